@@ -1,0 +1,1 @@
+"""Configuration: one frozen schema file per package. Imports no torch."""

@@ -1,0 +1,47 @@
+"""Schemas of algorithms."""
+
+from typing import Literal
+
+from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+
+from tailrace.config.base import Config
+
+LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+class KlConfig(Config):
+    """A penalty on the divergence from the frozen initial weights."""
+
+    coefficient: NonNegativeFloat = 0.0
+    """0 computes no reference log-probabilities at all."""
+    estimator: KlEstimator = "k3"
+    """k1 unbiased, k2 half the squared log-ratio, k3 unbiased and non-negative."""
+
+
+class GrpoConfig(Config):
+    """Group Relative Policy Optimization."""
+
+    type: Literal["grpo"] = "grpo"
+    group_size: PositiveInt = 8
+    """Samples of a prompt; at least 2."""
+    normalize_std: bool = True
+    """Divide a group's centred rewards by their standard deviation."""
+    advantage_eps: PositiveFloat = 1e-6
+    """Added to that standard deviation."""
+    clip_low: NonNegativeFloat = 0.2
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: NonNegativeFloat = 0.2
+    """The ratio is clipped above 1 + clip_high."""
+    loss_agg_mode: LossAggMode = "token-mean"
+    """How token losses become one number."""
+    kl: KlConfig = KlConfig()
+
+    @field_validator("group_size")
+    @classmethod
+    def _needs_a_group(cls, group_size: int) -> int:
+        if group_size < 2:
+            raise ValueError(
+                "is too small: GRPO compares the samples of a group, and a lone sample's advantage is 0; use 2 or more"
+            )
+        return group_size

@@ -1,0 +1,72 @@
+"""Schemas of the generation engine."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
+from tailrace.config.base import Config
+
+
+class SamplingConfig(Config):
+    """How a response is sampled. The order is temperature, top-k, top-p, min-p, as in transformers."""
+
+    max_new_tokens: PositiveInt = 256
+    """Tokens of a response at the most."""
+    temperature: NonNegativeFloat = 1.0
+    """Divides the logits; 0 is greedy."""
+    top_k: NonNegativeInt = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Drop tokens less likely than this times the most likely one."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """Tokens that end a response, beside the model's end-of-sequence tokens."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response; the response keeps the token that completed one."""
+    ignore_eos: bool = False
+    """Neither end-of-sequence nor stops end a response: it has exactly max_new_tokens (workload replay)."""
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in stop:
+            raise ValueError("an empty stop string would end every response at once; remove it")
+        return stop
+
+
+class NativeEngineConfig(Config):
+    """Tailrace's own engine: continuous batching over a block KV cache."""
+
+    type: Literal["native"] = "native"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of weights, activations and the KV cache."""
+    block_size: PositiveInt = 16
+    """Tokens in a KV cache block."""
+    kv_cache_gib: PositiveFloat = 1.0
+    """Memory of the KV cache, in GiB."""
+    max_batch_size: PositiveInt = 128
+    """Sequences that decode together at the most."""
+    prefill_tokens: PositiveInt = 4096
+    """Prompt tokens computed in one engine step at the most."""
+    max_model_len: PositiveInt | None = None
+    """Prompt and response tokens of a sequence at the most; the model's context by default."""
+
+
+class HfEngineConfig(Config):
+    """transformers `generate`, one group at a time: the oracle, and slow."""
+
+    type: Literal["hf"] = "hf"
+    dtype: Literal["bfloat16", "float32"] = "float32"
+    """Of the weights."""
+
+
+class FakeEngineConfig(Config):
+    """No model: seeded random tokens and lengths, at once. For trying a pipeline out."""
+
+    type: Literal["fake"] = "fake"
+    vocab_size: PositiveInt = 256
+    """Tokens are drawn from 0 … vocab_size - 1."""
+
+
+EngineConfig = Annotated[NativeEngineConfig | HfEngineConfig | FakeEngineConfig, Field(discriminator="type")]

@@ -1,0 +1,77 @@
+"""Schemas of rewards."""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+
+from tailrace.config.base import Config
+
+
+class ExactReward(Config):
+    """1 where the response, stripped of white space, equals the answer."""
+
+    type: Literal["exact"] = "exact"
+    ignore_case: bool = False
+
+
+class RegexReward(Config):
+    """1 where the chosen match of a pattern in the response equals the answer; group 1 counts where there is one."""
+
+    type: Literal["regex"] = "regex"
+    pattern: str
+    """A Python regular expression, such as -?\\d+"""
+    match: Literal["first", "last"] = "last"
+    """Which match is the response's answer."""
+
+    @field_validator("pattern")
+    @classmethod
+    def _compiles(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"is not a regular expression ({error})") from None
+        return pattern
+
+
+class MathReward(Config):
+    """math-verify: 1 where the response's final expression equals the answer mathematically."""
+
+    type: Literal["math"] = "math"
+
+
+class ReasoningGymReward(Config):
+    """The scorer of the reasoning-gym task that made the prompt, on the part of the response that `pattern` finds."""
+
+    type: Literal["reasoning_gym"] = "reasoning_gym"
+    pattern: str | None = None
+    """Its last match (group 1 where there is one) is scored; null scores the whole response."""
+
+
+class FunctionReward(Config):
+    """Any Python function `f(response: str, answer, prompt: str, metadata: dict, **arguments) -> float`."""
+
+    type: Literal["function"] = "function"
+    path: str
+    """Dotted path, such as my_package.rewards.score; the working directory is importable."""
+    arguments: dict[str, Any] = {}
+    """Passed on as keywords."""
+
+
+Grader = Annotated[
+    ExactReward | RegexReward | MathReward | ReasoningGymReward | FunctionReward, Field(discriminator="type")
+]
+
+
+class RewardsConfig(Config):
+    """The reward function and the processes that run it."""
+
+    grader: Grader
+    workers: PositiveInt = 2
+    """Processes that grade; each can be killed without harm."""
+    timeout_s: PositiveFloat = 10.0
+    """A grading that takes longer is killed and counts as failed."""
+    retries: NonNegativeInt = 0
+    """Further attempts at a response whose grading failed."""
+    failure_reward: float | None = None
+    """Reward of a response whose grading failed; null leaves the sample out of its group and of the update."""

@@ -1,0 +1,87 @@
+"""The whole configuration of a run, and the checks that span several parts of it."""
+
+from typing import Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.base import Config
+from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.model import ModelConfig
+from tailrace.config.pipeline import ObserveConfig, PipelineConfig
+from tailrace.config.prompts import PromptsConfig
+from tailrace.config.rewards import RewardsConfig
+from tailrace.config.trainer import CheckpointConfig, EvaluationConfig, TrainerConfig
+from tailrace.config.transfer import QueueConfig
+
+
+class RunConfig(Config):
+    """One training run."""
+
+    output_dir: str = Field(min_length=1)
+    """Directory of the run: events, checkpoints, report, exported model."""
+    seed: int = 0
+    """Fixes prompt order and every sample's random stream."""
+    device: str = "cpu"
+    """A torch device; only cpu has been tested."""
+    threads: PositiveInt | None = None
+    """Threads of torch; the machine's cores by default."""
+    model: ModelConfig = ModelConfig()
+    prompts: PromptsConfig
+    rewards: RewardsConfig
+    algorithm: GrpoConfig = GrpoConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    engine: EngineConfig = NativeEngineConfig()
+    queue: QueueConfig = QueueConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    observe: ObserveConfig = ObserveConfig()
+
+    @property
+    def groups_per_step(self) -> int:
+        """Prompts of a training step."""
+        return self.trainer.train_batch_size // self.algorithm.group_size
+
+    @property
+    def mini_batch_size(self) -> int:
+        """Samples of an optimizer step."""
+        return self.trainer.mini_batch_size or self.trainer.train_batch_size
+
+    @property
+    def mini_batches_per_step(self) -> int:
+        """Optimizer steps of a training step."""
+        return self.trainer.train_batch_size // self.mini_batch_size
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        batch, group, mini = self.trainer.train_batch_size, self.algorithm.group_size, self.mini_batch_size
+        if batch % group:
+            raise ValueError(
+                f"trainer.train_batch_size {batch} does not divide into groups of algorithm.group_size {group}; "
+                f"use {max(group, batch // group * group)} or {(batch // group + 1) * group}"
+            )
+        if mini % group or batch % mini:
+            raise ValueError(
+                f"trainer.mini_batch_size {mini} must be a multiple of algorithm.group_size {group} "
+                f"and divide trainer.train_batch_size {batch}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _queue_holds_a_step(self) -> Self:
+        if self.queue.max_rows < self.trainer.train_batch_size:
+            raise ValueError(
+                f"queue.max_rows {self.queue.max_rows} cannot hold the {self.trainer.train_batch_size} rows of a step; "
+                f"raise it to trainer.train_batch_size or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _in_order_streams(self) -> Self:
+        if self.pipeline.in_order and not self.pipeline.streaming:
+            raise ValueError(
+                "pipeline.in_order needs pipeline.streaming: true (synchronous is always in order)"
+            )
+        return self

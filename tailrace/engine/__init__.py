@@ -1,0 +1,1 @@
+"""Generation: requests in, finished samples out."""

@@ -1,0 +1,87 @@
+"""The generation engine's interface.
+
+Who waits on whom: `submit` returns at once; the engine works while it holds requests; its stream yields each sample
+when it finishes, in whatever order. `pause_generation` and `update_weights` take effect between two engine steps.
+All computation runs in the executor that the engine was made with, one call at a time: an engine and a trainer that
+share a single-threaded executor share its device in turns (colocated), ones that do not, overlap (separated).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tailrace.types import Request, Sample, WeightVersion
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """What an engine holds now and has done since it was made."""
+
+    running: int
+    """Sequences that decode."""
+    waiting: int
+    """Requests that have not started."""
+    generated_tokens: int
+    prefilled_tokens: int
+    """Prompt tokens computed; a prompt shared by a group counts once."""
+    steps: int
+    preemptions: int
+    used_blocks: int
+    total_blocks: int
+    version: WeightVersion
+
+
+class Engine(ABC):
+    """Generates responses with the weights that it was last given. Used from one asyncio event loop."""
+
+    @property
+    @abstractmethod
+    def max_model_len(self) -> int:
+        """Prompt and response tokens of a sequence at the most."""
+
+    @abstractmethod
+    def submit(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
+        """Accept `requests`, all or none, and stream their samples as they finish.
+
+        Closing the stream aborts what it has not yielded.
+
+        Raises:
+            RequestError: here, before any is accepted: a prompt is empty or leaves no room for one new token, its
+                blocks can never fit the cache, or a request id is in flight already.
+            EngineError: from the stream: the engine failed or was closed; no further sample will come.
+        """
+
+    @abstractmethod
+    async def abort(self, request_ids: Iterable[int]) -> None:
+        """Finish these requests now with what they have (`FinishReason.ABORT`). Unknown ids are ignored."""
+
+    @abstractmethod
+    async def pause_generation(self) -> None:
+        """Return once the step under way has ended; no step starts until `resume_generation`."""
+
+    @abstractmethod
+    async def resume_generation(self) -> None:
+        """Go on with every unfinished sequence where it stopped."""
+
+    @abstractmethod
+    async def update_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, "torch.Tensor"]]) -> None:
+        """Install new weights between two steps: HF parameter names, full tensors, any float dtype. All or nothing.
+
+        Tokens made from then on carry `version`. Unfinished sequences go on with their cache kept; no cached prefix
+        of an older version is used for requests submitted afterwards.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
+        """
+
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """Counts, at once, without waiting for the step under way."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop, and let open streams raise EngineError. Closing twice is harmless."""

@@ -1,0 +1,88 @@
+"""The exception tree.
+
+TailraceError
+├── UserError (ValueError)      bad input: one clear line, exit code 2, nothing half-written
+│   ├── ConfigError             a recipe or an override
+│   ├── ModelError              a model reference, its files or its family
+│   ├── PromptError             a prompt source, its columns, its split
+│   └── CheckpointError         a checkpoint that is missing, corrupt or cannot be written
+├── QueueError (RuntimeError)   the transfer queue
+│   ├── ColumnError             an unknown column, a wrong dtype or shape, a missing output
+│   ├── StaleRowError           a row id whose row is gone
+│   ├── LeaseError              an ack or nack without a live lease
+│   ├── QueueTimeout            a put or claim that waited its limit
+│   └── QueueClosed             the queue was closed while waiting or before the call
+├── EngineError (RuntimeError)  generation
+│   └── RequestError            a request that can never be served
+├── RewardError (RuntimeError)  a grader failed, timed out or died
+└── TrainingError (RuntimeError)
+    └── NonFiniteError          a loss or gradient that stayed non-finite
+"""
+
+
+class TailraceError(Exception):
+    """Base of every error that Tailrace raises on purpose."""
+
+
+class UserError(TailraceError, ValueError):
+    """Bad input. Its message is one line: the value, what was expected, the fix."""
+
+
+class ConfigError(UserError):
+    """A recipe or an override is not valid."""
+
+
+class ModelError(UserError):
+    """A model cannot be found, read or served."""
+
+
+class PromptError(UserError):
+    """A prompt source cannot be read or split as asked."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint is missing, corrupt, of another run, or cannot be written."""
+
+
+class QueueError(TailraceError, RuntimeError):
+    """A transfer queue call was refused."""
+
+
+class ColumnError(QueueError):
+    """A column is unknown, missing, or has the wrong dtype or shape."""
+
+
+class StaleRowError(QueueError):
+    """A row id names a row that is gone; its slot may hold another row by now."""
+
+
+class LeaseError(QueueError):
+    """An ack or nack names rows that the claim does not hold (any more)."""
+
+
+class QueueTimeout(QueueError):
+    """A put or a claim waited as long as it was allowed to."""
+
+
+class QueueClosed(QueueError):
+    """The queue is closed: no rows go in, and none will become ready."""
+
+
+class EngineError(TailraceError, RuntimeError):
+    """Generation failed."""
+
+
+class RequestError(EngineError):
+    """A request can never be served by this engine."""
+
+
+class RewardError(TailraceError, RuntimeError):
+    """A grader failed, timed out, or its process died."""
+
+
+class TrainingError(TailraceError, RuntimeError):
+    """Training cannot go on."""
+
+
+class NonFiniteError(TrainingError):
+    """Losses or gradients stayed non-finite for too many steps in a row."""

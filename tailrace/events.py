@@ -1,0 +1,101 @@
+"""One event record. The runtime and the simulator both emit it; the display, the report and the timeline read it.
+
+A span of work is one line of `events.jsonl`. Times are seconds since the run's start, so that a resumed run
+goes on where the interrupted one stopped.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.errors import UserError
+
+
+class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Who did what, from when to when, how much of it, with which weights."""
+
+    task: str
+    """rollout, sample, reward, advantage, actor, update_weights, evaluation, checkpoint, step, run …"""
+    actor: str
+    """The worker that did it: a row of the timeline."""
+    start: float
+    """Seconds since the start of the run."""
+    end: float
+    step: int | None = None
+    """Training step, from 0."""
+    samples: int | None = None
+    tokens: int | None = None
+    """Response tokens, or packed tokens for the actor."""
+    version: int | None = None
+    """Weight version used or, for update_weights, installed."""
+    metrics: dict[str, float] = {}
+    """Named figures; `step` events carry every figure of their training step."""
+    info: dict[str, Any] = {}
+    """What does not fit: a request id, a path, a reason."""
+
+
+Sink = Callable[[Event], None]
+
+
+class EventLog:
+    """Appends events to a file, a line at a time, and hands each to the sinks."""
+
+    def __init__(self, path: Path, *, sinks: tuple[Sink, ...] = (), offset: float = 0.0) -> None:
+        """`offset`: seconds that the run had taken before, when it is resumed."""
+        self.path = path
+        self._file = path.open("ab")
+        self._sinks = sinks
+        self._origin = time.perf_counter() - offset
+
+    def now(self) -> float:
+        """Seconds since the start of the run."""
+        return time.perf_counter() - self._origin
+
+    def emit(self, event: Event) -> None:
+        """Write `event` and tell the sinks."""
+        self._file.write(msgspec.json.encode(event) + b"\n")
+        self._file.flush()
+        for sink in self._sinks:
+            sink(event)
+
+    @contextmanager
+    def span(self, task: str, actor: str, **fields: Any) -> Iterator[Event]:
+        """Time a piece of work; the caller fills in the yielded event. Nothing is written if the work raises."""
+        event = Event(task=task, actor=actor, start=self.now(), end=0.0, **fields)
+        yield event
+        event.end = self.now()
+        self.emit(event)
+
+    def sync(self) -> int:
+        """Force the file to disk and return its length in bytes."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def read_events(path: Path) -> list[Event]:
+    """The events of a run. A last line cut short by a crash is left out; any other broken line is an error.
+
+    Raises:
+        UserError: no such file, or a line in the middle is not an event.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist; is {path.parent} the directory of a run?") from None
+    events = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            events.append(msgspec.json.decode(line, type=Event))
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{path}, line {number}, is not an event: {error}") from None
+    return events

@@ -1,0 +1,1 @@
+"""Decisions over plain numbers, without torch, processes or clocks."""

@@ -1,0 +1,1 @@
+"""Rollout: claims prompts, generates, acks each sample as it finishes."""

@@ -1,0 +1,1 @@
+"""The small worker loops between rollout and actor: claim, compute, ack."""

@@ -1,0 +1,1 @@
+"""The actor update: packing, forward, loss, optimizer, checkpoints."""

@@ -1,0 +1,93 @@
+"""The trainer's interface. Synchronous: the pipeline runs it in the executor of its device."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.types import FloatArray, IntArray
+
+Loss = Callable[[LossInputs], LossOutput]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainSample:
+    """One sample to train on. Samples with equal `group_id` have equal `prompt_ids`."""
+
+    group_id: int
+    prompt_ids: IntArray
+    """[P]"""
+    response_ids: IntArray
+    """[R]"""
+    response_mask: IntArray
+    """[R]"""
+    advantages: FloatArray
+    """[R]"""
+    old_log_probs: FloatArray | None = None
+    """[R]; None says that the weights have not changed since the step began, so they equal the current ones."""
+    ref_log_probs: FloatArray | None = None
+    """[R]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateResult:
+    """What one optimizer step did."""
+
+    applied: bool
+    """False: the loss or a gradient was not finite and the step was skipped."""
+    loss: float
+    grad_norm: float
+    """Before clipping."""
+    lr: float
+    metrics: dict[str, float]
+    """Means over the trained tokens of the loss's metrics."""
+
+
+class Trainer(ABC):
+    """Owns the master weights and the optimizer."""
+
+    @abstractmethod
+    def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
+        """[R] log-probabilities of each sample's response tokens, without gradients, at the sampling temperature.
+
+        `reference`: of the frozen initial weights.
+        """
+
+    @abstractmethod
+    def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
+        """Pack `samples` into micro-batches in the order given; add each one's gradient of its loss sum."""
+
+    @abstractmethod
+    def apply(self) -> UpdateResult:
+        """Divide by the accumulated denominator, clip, step the optimizer and the schedule, and zero the gradients.
+
+        Raises:
+            NonFiniteError: too many optimizer steps in a row were skipped for a non-finite loss or gradient.
+        """
+
+    @abstractmethod
+    def discard(self) -> None:
+        """Forget what was accumulated since the last `apply`."""
+
+    @abstractmethod
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The master weights under their HF names; tied weights once. Not copies: read them before the next `apply`."""
+
+    @abstractmethod
+    def save(self, directory: Path) -> None:
+        """Write weights, optimizer, schedule and random states into an existing empty directory."""
+
+    @abstractmethod
+    def load(self, directory: Path) -> None:
+        """Restore what `save` wrote, bit for bit.
+
+        Raises:
+            CheckpointError: a file is missing or does not belong to this model.
+        """
+
+    @abstractmethod
+    def export(self, directory: Path, *, dtype: torch.dtype) -> None:
+        """Write a Hugging Face directory that `AutoModelForCausalLM.from_pretrained` loads; atomic."""

@@ -1,0 +1,1 @@
+"""What moves between tasks: rows of the transfer queue."""

@@ -1,0 +1,157 @@
+"""The transfer queue's interface.
+
+A row is one sample; its cells fill up column by column. For every task of the table it is in one state:
+
+    WAITING ──inputs written──▶ READY ──claim──▶ LEASED ──ack──▶ CONSUMED
+                                  ▲                │
+                                  └──nack, expiry──┘
+
+A claim holds rows under a lease. An ack writes the task's output cells and marks the rows consumed in one step. A row
+consumed by every task leaves the queue and frees its memory.
+
+Who waits on whom: `put` waits while the queue is full; `claim` waits until its policy finds rows among those that are
+ready. Both are woken by events, never by polling, and raise QueueTimeout after a limit.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tailrace.types import Value
+
+
+class RowId(NamedTuple):
+    """A slot and the generation of the row in it: an id whose row has left is refused, never another row's."""
+
+    slot: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRow:
+    """A row to put."""
+
+    group_id: int
+    """Rows of one group are put together and have equal group_id."""
+    group_size: int
+    """Rows of the group."""
+    order: int
+    """Place among all rows of the run: training step, prompt, sample. Policies that keep an order keep this one."""
+    cells: Mapping[str, Value]
+    """Columns known from the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A claimed row with the columns that its task reads."""
+
+    id: RowId
+    group_id: int
+    order: int
+    cells: Mapping[str, Value]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Rows under a lease. Every row is acked or nacked, together or one by one, before the lease expires."""
+
+    lease_id: int
+    task: str
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStats:
+    """Rows of one task by state."""
+
+    waiting: int
+    ready: int
+    leased: int
+    consumed: int
+    """Since the queue was made."""
+    expired: int
+    """Rows that went back because a lease expired, since the queue was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStats:
+    """What a queue holds now."""
+
+    rows: int
+    bytes: int
+    blocked_puts: int
+    """Producers waiting for room."""
+    tasks: Mapping[str, TaskStats]
+
+
+class TransferQueue(ABC):
+    """The contract; every implementation keeps it for many producers and consumers at once."""
+
+    @abstractmethod
+    async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        """Store `rows`, all or none, when there is room; whole groups only.
+
+        Raises:
+            ColumnError: an unknown column, a wrong dtype or shape.
+            QueueError: a group that is incomplete or there already, or rows that never fit the capacity.
+            QueueTimeout, QueueClosed
+        """
+
+    @abstractmethod
+    async def claim(self, task: str, *, limit: int | None = None, timeout: float | None = None) -> Claim:
+        """Lease rows whose input columns are written, chosen by the task's policy; wait until there are some.
+
+        `limit`: rows at the most, the number that the caller still wants: a policy that gathers rows (a token budget,
+        a whole batch) hands out what it has when it holds that many. A group bigger than the limit is an error.
+
+        Raises:
+            QueueError: no such task.
+            QueueTimeout, QueueClosed
+        """
+
+    @abstractmethod
+    async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+        """Write the output cells of some or all rows of `claim` and mark them consumed, in one step, or fail whole.
+
+        Raises:
+            ColumnError: an output column of the task is missing or is not the task's; a wrong dtype or shape.
+            LeaseError: a row is not under this lease (expired, acked or nacked before).
+            StaleRowError: a row is gone.
+        """
+
+    @abstractmethod
+    async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
+        """Give rows back (all that are still leased by default): they are ready again at once.
+
+        Raises:
+            LeaseError, StaleRowError: as for `ack`.
+        """
+
+    @abstractmethod
+    async def renew(self, claim: Claim) -> None:
+        """Start the lease's time anew.
+
+        Raises:
+            LeaseError: it has expired.
+        """
+
+    @abstractmethod
+    def stats(self) -> QueueStats:
+        """Counts, at once."""
+
+    @abstractmethod
+    def snapshot(self) -> bytes:
+        """The rows, their cells and what was consumed, as msgpack; leased rows count as ready."""
+
+    @abstractmethod
+    def restore(self, snapshot: bytes) -> None:
+        """Fill an empty queue of the same table from a snapshot.
+
+        Raises:
+            QueueError: the queue is not empty, or the snapshot is of another table or not one at all.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Wake everyone who waits with QueueClosed. Rows stay readable through `snapshot`."""

@@ -1,0 +1,122 @@
+"""The shared nouns. Imports neither torch nor Ray.
+
+Shape legend, used in every docstring of the project:
+
+    P   tokens of a prompt              R   tokens of a response
+    G   samples of a group              B   sequences in a batch
+    T   tokens packed in a micro-batch  N   response tokens in a micro-batch
+    S   samples in a micro-batch        V   vocabulary        H   hidden size
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tailrace.config.engine import SamplingConfig
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+WeightVersion = int
+"""0 for the initial weights, +1 for each actor update."""
+
+Value = np.ndarray | float | int | str | Mapping[str, Any] | list[Any]
+"""One cell of the transfer queue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """One problem, tokenized. `answer` and `metadata` go to the reward function untouched."""
+
+    prompt_id: str
+    """Unique in its source and stable across runs."""
+    text: str
+    """What the model reads, after the chat template."""
+    prompt_ids: IntArray
+    """[P]"""
+    answer: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Request:
+    """One response to generate. Requests of one `group_id` have equal `prompt_ids` and share its cache."""
+
+    request_id: int
+    """Unique among the requests in flight of one engine."""
+    group_id: int
+    prompt_ids: IntArray
+    """[P]"""
+    sampling: SamplingConfig
+    seed: int
+    """Fixes the sample's random stream whatever else is in the batch."""
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    """An end-of-sequence token, a stop token or a stop string."""
+    LENGTH = "length"
+    """`max_new_tokens` or the end of the context."""
+    ABORT = "abort"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sample:
+    """One finished response."""
+
+    request_id: int
+    group_id: int
+    response_ids: IntArray
+    """[R], the end-of-sequence token included where it was produced."""
+    rollout_log_probs: FloatArray
+    """[R], of each token under the distribution that it was sampled from (greedy: the softmax at temperature 1)."""
+    weight_versions: IntArray
+    """[R], the version of the weights that made each token."""
+    finish_reason: FinishReason
+
+
+class ColumnKind(StrEnum):
+    """What a cell of a column holds."""
+
+    INTS = "int64 array"
+    FLOATS = "float32 array"
+    INT = "int"
+    FLOAT = "float"
+    TEXT = "str"
+    JSON = "JSON value"
+
+
+COLUMNS: Mapping[str, ColumnKind] = {
+    # written with the prompt
+    "prompt_ids": ColumnKind.INTS,
+    "prompt": ColumnKind.TEXT,
+    "answer": ColumnKind.JSON,
+    "metadata": ColumnKind.JSON,
+    "seed": ColumnKind.INT,
+    # rollout
+    "response_ids": ColumnKind.INTS,
+    "response_mask": ColumnKind.INTS,
+    "rollout_log_probs": ColumnKind.FLOATS,
+    "weight_versions": ColumnKind.INTS,
+    "response": ColumnKind.TEXT,
+    "finish_reason": ColumnKind.TEXT,
+    # reward; NaN says that the grader failed and the sample counts for nothing
+    "reward": ColumnKind.FLOAT,
+    # reference and advantage
+    "ref_log_probs": ColumnKind.FLOATS,
+    "advantages": ColumnKind.FLOATS,
+}
+"""The columns of a row and what their cells hold. A row is one sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpec:
+    """One line of an algorithm's table: a task with the columns that it reads and writes."""
+
+    name: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...] = ()
