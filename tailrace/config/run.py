@@ -81,7 +81,5 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _in_order_streams(self) -> Self:
         if self.pipeline.in_order and not self.pipeline.streaming:
-            raise ValueError(
-                "pipeline.in_order needs pipeline.streaming: true (synchronous is always in order)"
-            )
+            raise ValueError("pipeline.in_order needs pipeline.streaming: true (synchronous is always in order)")
         return self
