@@ -104,8 +104,9 @@ COLUMNS: Mapping[str, ColumnKind] = {
     "weight_versions": ColumnKind.INTS,
     "response": ColumnKind.TEXT,
     "finish_reason": ColumnKind.TEXT,
-    # reward; NaN says that the grader failed and the sample counts for nothing
+    # reward; NaN says that the grading failed and the sample counts for nothing
     "reward": ColumnKind.FLOAT,
+    "reward_error": ColumnKind.TEXT,  # why the grading failed, "" where it did not
     # reference and advantage
     "ref_log_probs": ColumnKind.FLOATS,
     "advantages": ColumnKind.FLOATS,

@@ -1,0 +1,175 @@
+"""From a recipe and `key=value` overrides to a configuration, or one clear line that says what is wrong."""
+
+import difflib
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tailrace.config.run import RunConfig
+from tailrace.errors import ConfigError
+
+
+def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a YAML recipe, apply `key=value` overrides and OmegaConf interpolations, and validate the whole.
+
+    Raises:
+        ConfigError: the file is missing or no YAML mapping, an override is malformed, a key is unknown (the message
+            names the nearest valid one), or a value is not valid.
+    """
+    merged = _read_recipe(recipe)
+    for override in overrides:
+        merged = _apply(merged, override)
+    try:
+        values = OmegaConf.to_container(merged, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{recipe}: {_first_line(error)}") from None
+    return parse_config(typing.cast("dict[str, Any]", values), source=str(recipe))
+
+
+def parse_config(values: Mapping[str, Any], *, source: str) -> RunConfig:
+    """Validate plain values.
+
+    Raises:
+        ConfigError: a key is unknown or a value is not valid; `source` says where the values came from.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = error.errors()
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise ConfigError(f"{source}: {_explain(problems[0])}{more}") from None
+
+
+def _read_recipe(recipe: Path) -> DictConfig:
+    try:
+        loaded = OmegaConf.load(recipe)
+    except FileNotFoundError:
+        raise ConfigError(f"the recipe {recipe} does not exist{_nearest_file(recipe)}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"the recipe {recipe} cannot be read: {' '.join(str(error).split())}") from None
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"the recipe {recipe} must be a YAML mapping of keys to values")
+    return loaded
+
+
+def _apply(config: DictConfig, override: str) -> DictConfig:
+    """Merge one `key=value`; a new `type` drops the keys of the old variant, which the new one does not know."""
+    key, separator, _ = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"the override {override!r} is not of the form key=value, such as trainer.lr=1e-5")
+    try:
+        change = OmegaConf.from_dotlist([override])
+        if key.endswith(".type"):
+            owner = key.removesuffix(".type")
+            if OmegaConf.select(config, key) != OmegaConf.select(change, key):
+                OmegaConf.update(config, owner, {}, merge=False)
+        return typing.cast(DictConfig, OmegaConf.merge(config, change))
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"the override {override!r} cannot be applied: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+def _nearest_file(recipe: Path) -> str:
+    names = [path.name for path in sorted(recipe.parent.glob("*.yaml"))]
+    close = difflib.get_close_matches(recipe.name, names, n=1)
+    return f"; did you mean {recipe.parent / close[0]}?" if close else ""
+
+
+def _explain(problem: ErrorDetails) -> str:
+    location, kind, message = problem["loc"], problem["type"], problem["msg"]
+    key = ".".join(_config_keys(location))
+    if kind == "extra_forbidden":
+        return f"unknown key {key}; {_nearest_key(location)}"
+    if kind == "missing":
+        return f"{key} is required and missing"
+    if kind == "union_tag_not_found":
+        return f"{key}.type is required: one of {problem['ctx']['expected_tags']}"  # type: ignore[typeddict-item]
+    if kind == "union_tag_invalid":
+        context = problem["ctx"]  # type: ignore[typeddict-item]
+        return f"{key}.type is {context['tag']!r}; expected one of {context['expected_tags']}"
+    message = message.removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{key} {message}" if key else message
+    return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _config_keys(location: tuple[int | str, ...]) -> Iterator[str]:
+    """The keys of a pydantic location, without the tags that it adds for unions."""
+    for key, tag in _walk(location):
+        if not tag:
+            yield key
+
+
+def _walk(location: tuple[int | str, ...]) -> Iterator[tuple[str, bool]]:
+    """Each part of a location, and whether it is a union's tag."""
+    variants: dict[str, type[BaseModel]] = {}
+    model: type[BaseModel] | None = RunConfig
+    for part in map(str, location):
+        if part in variants:
+            model, variants = variants[part], {}
+            yield part, True
+            continue
+        model, variants = _descend(model, part)
+        yield part, False
+
+
+def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] | None, dict[str, type[BaseModel]]]:
+    """The schema under `key`, or the variants by tag where it is a union."""
+    field = model.model_fields.get(key) if model else None
+    members = (
+        [t for t in _flatten(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)] if field else []
+    )
+    if field is not None and field.discriminator is not None:
+        return None, {member.model_fields["type"].default: member for member in members}
+    return (members[0] if members else None), {}
+
+
+def _flatten(annotation: Any) -> Iterator[Any]:
+    arguments = typing.get_args(annotation)
+    if not arguments:
+        yield annotation
+    for argument in arguments:
+        yield from _flatten(argument)
+
+
+def _nearest_key(location: tuple[int | str, ...]) -> str:
+    """The valid key that was probably meant: in the same place, else anywhere."""
+    unknown = str(location[-1])
+    place = ".".join(_config_keys(location[:-1]))
+    siblings = sorted(_schema_at(location[:-1]).model_fields)
+    close = difflib.get_close_matches(unknown, siblings, n=1)
+    if close:
+        return f"did you mean {place + '.' if place else ''}{close[0]}?"
+    everywhere = dict(_all_keys(RunConfig, ""))
+    close = difflib.get_close_matches(unknown, everywhere, n=1, cutoff=0.8)
+    if close:
+        return f"did you mean {everywhere[close[0]]}?"
+    return f"expected one of {', '.join(siblings)}"
+
+
+def _schema_at(location: tuple[int | str, ...]) -> type[BaseModel]:
+    model: type[BaseModel] | None = RunConfig
+    variants: dict[str, type[BaseModel]] = {}
+    for part in map(str, location):
+        model, variants = (variants[part], {}) if part in variants else _descend(model, part)
+    assert model is not None, location
+    return model
+
+
+def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    """(last part, dotted path) of every key below `model`."""
+    for name, field in model.model_fields.items():
+        yield name, prefix + name
+        for member in _flatten(field.annotation):
+            if isinstance(member, type) and issubclass(member, BaseModel):
+                yield from _all_keys(member, f"{prefix}{name}.")
