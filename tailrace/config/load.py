@@ -93,9 +93,9 @@ def _explain(problem: ErrorDetails) -> str:
     if kind == "missing":
         return f"{key} is required and missing"
     if kind == "union_tag_not_found":
-        return f"{key}.type is required: one of {problem['ctx']['expected_tags']}"  # type: ignore[typeddict-item]
+        return f"{key}.type is required: one of {problem['ctx']['expected_tags']}"
     if kind == "union_tag_invalid":
-        context = problem["ctx"]  # type: ignore[typeddict-item]
+        context = problem["ctx"]
         return f"{key}.type is {context['tag']!r}; expected one of {context['expected_tags']}"
     message = message.removeprefix("Value error, ")
     if kind == "value_error":
@@ -134,12 +134,11 @@ def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] |
     return (members[0] if members else None), {}
 
 
-def _flatten(annotation: Any) -> Iterator[Any]:
-    arguments = typing.get_args(annotation)
-    if not arguments:
-        yield annotation
-    for argument in arguments:
-        yield from _flatten(argument)
+def _schemas(annotation: Any) -> list[type[BaseModel]]:
+    """The schemas in an annotation, in order: one, or the members of a union."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [schema for argument in typing.get_args(annotation) for schema in _schemas(argument)]
 
 
 def _nearest_key(location: tuple[int | str, ...]) -> str:
@@ -170,6 +169,5 @@ def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     """(last part, dotted path) of every key below `model`."""
     for name, field in model.model_fields.items():
         yield name, prefix + name
-        for member in _flatten(field.annotation):
-            if isinstance(member, type) and issubclass(member, BaseModel):
-                yield from _all_keys(member, f"{prefix}{name}.")
+        for schema in _schemas(field.annotation):
+            yield from _all_keys(schema, f"{prefix}{name}.")
