@@ -126,10 +126,10 @@ def _walk(location: tuple[int | str, ...]) -> Iterator[tuple[str, bool]]:
 def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] | None, dict[str, type[BaseModel]]]:
     """The schema under `key`, or the variants by tag where it is a union."""
     field = model.model_fields.get(key) if model else None
-    members = (
-        [t for t in _flatten(field.annotation) if isinstance(t, type) and issubclass(t, BaseModel)] if field else []
-    )
-    if field is not None and field.discriminator is not None:
+    if field is None:
+        return None, {}
+    members = _schemas(field.annotation)
+    if field.discriminator is not None:
         return None, {member.model_fields["type"].default: member for member in members}
     return (members[0] if members else None), {}
 
