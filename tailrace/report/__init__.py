@@ -1,1 +1,1 @@
-"""What a run leaves to look at: live display, sinks, HTML page, trace."""
+"""What a run leaves to look at: live display, metric sinks, HTML page, timeline. All of it is read from events."""

@@ -1,0 +1,157 @@
+"""A run, read once from its events, without the work that a resume has superseded."""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tailrace.errors import UserError
+from tailrace.events import Event, read_events
+
+EVENTS_FILE = "events.jsonl"
+
+_AFTER_STEPS = frozenset({"evaluation", "checkpoint", "export"})
+"""Tasks whose step n means after n steps, where step n of the others is the one trained next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunData:
+    """What a run did. Of a step that was repeated after a resume only the newest attempt is here."""
+
+    name: str
+    events: Sequence[Event]
+    """All of them, in the order in which they were written."""
+    last_event_at: datetime
+    """When the newest event was written."""
+
+    @property
+    def steps(self) -> list[Event]:
+        """The finished training steps, by number."""
+        return _newest_by_step(self.of("step"))
+
+    @property
+    def evaluations(self) -> list[Event]:
+        """The evaluations, by number of steps before them."""
+        return _newest_by_step(self.of("evaluation"))
+
+    @property
+    def samples(self) -> list[Event]:
+        """Every finished response of a training step."""
+        return [event for event in self.of("sample") if event.step is not None]
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the newest `run` event says: version, machine, number of steps."""
+        return next((event.info for event in reversed(self.events) if event.task == "run"), {})
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration; empty where the run recorded none."""
+        return self.info.get("config") or {}
+
+    @property
+    def total_steps(self) -> int:
+        """Steps that the run is to make, or has made where it does not say."""
+        return int(self.info.get("total_steps") or len(self.steps))
+
+    @property
+    def resumes(self) -> int:
+        """How often the run was resumed."""
+        return sum(1 for event in self.of("run") if event.info.get("resumed_from"))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step was trained."""
+        steps = self.steps
+        return bool(steps) and step_of(steps[-1]) + 1 >= self.total_steps
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the run to the end of its newest event."""
+        return max(event.end for event in self.events)
+
+    def of(self, *tasks: str) -> Iterator[Event]:
+        """The events of some tasks."""
+        return (event for event in self.events if event.task in tasks)
+
+
+def load_run(run_dir: Path) -> RunData:
+    """Read the run in `run_dir`.
+
+    Raises:
+        UserError: `run_dir` is not the directory of a run, or the run recorded nothing.
+    """
+    path = run_dir / EVENTS_FILE
+    if not path.is_file():
+        raise UserError(f"{run_dir} is not the directory of a run: it has no {EVENTS_FILE}; give a run's output_dir")
+    events = read_events(path)
+    if not events:
+        raise UserError(f"{path} is empty: the run recorded nothing; start it again")
+    written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).astimezone()
+    return RunData(name=run_dir.resolve().name, events=drop_superseded(events), last_event_at=written)
+
+
+def drop_superseded(events: Iterable[Event]) -> list[Event]:
+    """Leave out what a resumed run did again.
+
+    Each `run` event begins an attempt. The attempt's first training step is where its checkpoint stood: whatever
+    earlier attempts did for that step or later ones was lost with them.
+    """
+    kept: list[Event] = []
+    for attempt in _attempts(events):
+        first = _first_step(attempt)
+        if first is not None:
+            kept = [event for event in kept if not _is_lost(event, first)]
+        kept.extend(attempt)
+    return kept
+
+
+def metric_series(events: Iterable[Event], name: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric, where an event has it and it is finite."""
+    points = [(step_of(event), event.metrics[name]) for event in events if name in event.metrics]
+    finite = [(step, value) for step, value in points if math.isfinite(value)]
+    return [step for step, _ in finite], [value for _, value in finite]
+
+
+def metric_names(events: Iterable[Event]) -> list[str]:
+    """Names of the metrics of some events, in the order in which they first appear."""
+    return list(dict.fromkeys(name for event in events for name in event.metrics))
+
+
+def step_of(event: Event) -> int:
+    """The step of an event that must have one."""
+    assert event.step is not None, event
+    return event.step
+
+
+def median_seconds(events: Sequence[Event]) -> float:
+    """Median length of some spans; 0 for none."""
+    return statistics.median([event.end - event.start for event in events]) if events else 0.0
+
+
+def _attempts(events: Iterable[Event]) -> list[list[Event]]:
+    attempts: list[list[Event]] = [[]]
+    for event in events:
+        if event.task == "run":
+            attempts.append([])
+        attempts[-1].append(event)
+    return attempts
+
+
+def _first_step(attempt: Iterable[Event]) -> int | None:
+    steps = [event.step for event in attempt if event.step is not None and event.task not in _AFTER_STEPS]
+    return min(steps, default=None)
+
+
+def _is_lost(event: Event, first: int) -> bool:
+    if event.step is None:
+        return event.task == "update_weights" and event.version is not None and event.version > first
+    return event.step > first if event.task in _AFTER_STEPS else event.step >= first
+
+
+def _newest_by_step(events: Iterable[Event]) -> list[Event]:
+    newest = {event.step: event for event in events if event.step is not None}
+    return sorted(newest.values(), key=step_of)

@@ -1,0 +1,140 @@
+"""Sinks that hand a run's metrics to other tools: TensorBoard and Weights & Biases."""
+
+import importlib
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent  # type: ignore[import-untyped]
+from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type: ignore[import-untyped]
+from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
+
+from tailrace.config.pipeline import ObserveConfig
+from tailrace.errors import UserError
+from tailrace.events import Event
+
+LENGTHS_TAG = "train/response_tokens"
+
+
+class ClosableSink(Protocol):
+    """A sink that holds something open."""
+
+    def __call__(self, event: Event) -> None:
+        """Take one event; events that say nothing to the sink are passed over."""
+
+    def close(self) -> None:
+        """Write what is left and let go of it."""
+
+
+def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any]) -> list[ClosableSink]:
+    """The sinks that `observe` asks for. `config` is the resolved configuration, to be shown with the metrics.
+
+    Raises:
+        UserError: Weights & Biases is asked for and not installed.
+    """
+    sinks: list[ClosableSink] = []
+    if observe.wandb_project is not None:
+        sinks.append(WandbSink(observe.wandb_project, run_dir, config))
+    if observe.tensorboard:
+        sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+    return sinks
+
+
+class TensorBoardSink:
+    """Scalars of every step and evaluation, and a histogram of each step's response lengths.
+
+    A resumed run adds a file. Where it repeats steps, TensorBoard shows the newest values.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._writer = EventFileWriter(str(directory))
+        self._lengths = StepLengths()
+
+    def __call__(self, event: Event) -> None:
+        """Write a `step` or `evaluation` event; remember the length of a `sample`."""
+        self._lengths.add(event)
+        scalars = tagged_scalars(event)
+        if event.step is None or not scalars:
+            return
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
+        lengths = self._lengths.pop(event.step) if event.task == "step" else []
+        if lengths:
+            values.append(Summary.Value(tag=LENGTHS_TAG, histo=_histogram(lengths)))
+        self._writer.add_event(TensorBoardEvent(wall_time=time.time(), step=event.step, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class WandbSink:
+    """The same metrics for Weights & Biases, with the run's step as their axis."""
+
+    def __init__(self, project: str, run_dir: Path, config: Mapping[str, Any]) -> None:
+        """Begin a run in `project`.
+
+        Raises:
+            UserError: the package is not installed.
+        """
+        try:
+            wandb = importlib.import_module("wandb")
+        except ModuleNotFoundError:
+            raise UserError(
+                f"observe.wandb_project is {project!r}, which needs wandb; pip install wandb, or set it to null"
+            ) from None
+        self._run = wandb.init(project=project, name=run_dir.name, config=dict(config), dir=str(run_dir))
+        self._run.define_metric("*", step_metric="step")
+
+    def __call__(self, event: Event) -> None:
+        """Log a `step` or `evaluation` event."""
+        scalars = tagged_scalars(event)
+        if event.step is not None and scalars:
+            self._run.log({"step": event.step, **scalars})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class StepLengths:
+    """Response lengths of the steps that are not finished yet."""
+
+    def __init__(self) -> None:
+        self._of_step: dict[int, list[int]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take a `sample` event; pass over any other."""
+        if event.task == "sample" and event.step is not None and event.tokens is not None:
+            self._of_step.setdefault(event.step, []).append(event.tokens)
+
+    def pop(self, step: int) -> list[int]:
+        """The lengths of `step`, which is finished."""
+        return self._of_step.pop(step, [])
+
+
+def tagged_scalars(event: Event) -> dict[str, float]:
+    """The finite metrics of a `step` (as train/…, or with the prefix they have) or an `evaluation` (as eval/…)."""
+    finite = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
+    if event.task == "step":
+        return {name if "/" in name else f"train/{name}": value for name, value in finite.items()}
+    if event.task == "evaluation":
+        return {f"eval/{name}": value for name, value in finite.items()}
+    return {}
+
+
+def _histogram(values: Sequence[int]) -> HistogramProto:
+    data = np.asarray(values, dtype=np.float64)
+    counts, edges = np.histogram(data, bins=min(30, len(values)))
+    return HistogramProto(
+        min=data.min(),
+        max=data.max(),
+        num=len(values),
+        sum=data.sum(),
+        sum_squares=np.square(data).sum(),
+        bucket_limit=edges[1:],
+        bucket=counts,
+    )

@@ -1,0 +1,82 @@
+"""How figures, durations and metric names are written for people; shared by the display and the page."""
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """How a metric is presented."""
+
+    title: str
+    unit: str = ""
+    percent: bool = False
+    """A fraction of 1 that is written in percent."""
+
+    def write(self, value: float) -> str:
+        """`value` with its unit."""
+        if self.percent:
+            return percent(value)
+        return f"{number(value)} {self.unit}".rstrip()
+
+    @property
+    def axis_title(self) -> str:
+        """Title of an axis that shows the metric, with the unit."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+_METRICS = {
+    "reward": Metric("Reward"),
+    "reward_std": Metric("Standard deviation of the reward"),
+    "accuracy": Metric("Accuracy", percent=True),
+    "reward_failures": Metric("Reward failures", "samples"),
+    "response_tokens": Metric("Response length", "tokens"),
+    "response_tokens_mean": Metric("Mean response length", "tokens"),
+    "response_tokens_max": Metric("Longest response", "tokens"),
+    "truncated_fraction": Metric("Truncated responses", percent=True),
+    "samples_per_s": Metric("Samples per second", "1/s"),
+    "tokens_per_s": Metric("Tokens per second", "1/s"),
+    "loss": Metric("Loss"),
+    "grad_norm": Metric("Gradient norm"),
+    "lr": Metric("Learning rate"),
+    "clip_fraction": Metric("Clipped tokens", percent=True),
+    "skipped_updates": Metric("Skipped updates", "updates"),
+    "flat_groups": Metric("Groups without signal", "groups"),
+    "rollout_mismatch": Metric("Mismatch of rollout and trainer", "nats"),
+    "kl": Metric("KL from the reference", "nats"),
+}
+
+
+def metric(name: str) -> Metric:
+    """The presentation of metric `name`; a metric that is not known is called by its name."""
+    return _METRICS.get(name) or Metric(name.replace("_", " ").capitalize())
+
+
+def number(value: float) -> str:
+    """Three significant digits: 1,234 · 12.3 · 0.00123 · 1.2e-06."""
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value)
+    if value == int(value) and size < 1e15:
+        return f"{int(value):,}"
+    if size >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def percent(fraction: float) -> str:
+    """0.125 as 12.5 %."""
+    return f"{100 * fraction:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """3725.4 as 1 h 02 min, 65 as 1 min 05 s, 1.25 as 1.2 s."""
+    if round(seconds, 1) < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,122 @@
+"""The timeline of a run in Chrome's trace-event format, for Perfetto and chrome://tracing.
+
+An actor is a process of the trace. Its spans lie on one thread, or on several where they overlap; a response has a
+thread of its own for as long as it is being generated. Counters show how many responses run and how fast they grow.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.events import Event
+from tailrace.report.lanes import assign_lanes
+from tailrace.report.run_data import load_run
+
+TraceEvent = dict[str, Any]
+
+_FIRST_THREAD, _FIRST_SAMPLE_THREAD = 1, 1001
+"""Thread numbers; a viewer sorts by them, so that responses come below the other work of their actor."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """An event in whole microseconds, so that rounding cannot make two spans of a thread overlap."""
+
+    start: int
+    end: int
+    event: Event
+
+
+def write_trace(run_dir: Path) -> Path:
+    """Write `trace.json` into the directory of a run and return its path.
+
+    Raises:
+        UserError: `run_dir` is not the directory of a run.
+    """
+    run = load_run(run_dir)
+    path = run_dir / "trace.json"
+    path.write_bytes(msgspec.json.encode({"traceEvents": trace_events(run.events), "displayTimeUnit": "ms"}))
+    return path
+
+
+def trace_events(events: Iterable[Event]) -> list[TraceEvent]:
+    """The trace events of a run: names, spans, instants and counters. Times are in microseconds."""
+    by_actor: dict[str, list[_Span]] = defaultdict(list)
+    for event in events:
+        by_actor[event.actor].append(_in_microseconds(event))
+    traced: list[TraceEvent] = []
+    for pid, (actor, spans) in enumerate(by_actor.items(), 1):
+        traced.append(_name("process_name", actor, pid))
+        traced.extend(_actor_events(pid, actor, spans))
+    return traced
+
+
+def _in_microseconds(event: Event) -> _Span:
+    start = round(event.start * 1e6)
+    return _Span(start, max(start, round(event.end * 1e6)), event)
+
+
+def _actor_events(pid: int, actor: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
+    yield from (_instant(pid, span) for span in spans if span.event.task == "run")
+    samples = [span for span in spans if span.event.task == "sample"]
+    others = [span for span in spans if span.event.task not in ("sample", "run")]
+    yield from _threads(pid, _FIRST_THREAD, actor, others)
+    yield from _threads(pid, _FIRST_SAMPLE_THREAD, "responses", samples)
+    yield from _counters(pid, samples)
+
+
+def _threads(pid: int, first: int, name: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
+    """Spans on as many threads as they need, numbered from `first`."""
+    lanes = assign_lanes(spans)
+    for lane in sorted(set(lanes)):
+        tid = first + lane
+        yield _name("thread_name", name if lane == 0 else f"{name} {lane + 1}", pid, tid)
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
+    for span, lane in zip(spans, lanes, strict=True):
+        yield _complete(pid, first + lane, span)
+
+
+def _name(kind: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _instant(pid: int, span: _Span) -> TraceEvent:
+    resumed = span.event.info.get("resumed_from")
+    name = f"resumed from {resumed}" if resumed else "start"
+    return {"ph": "i", "s": "g", "name": name, "pid": pid, "tid": _FIRST_THREAD, "ts": span.start}
+
+
+def _complete(pid: int, tid: int, span: _Span) -> TraceEvent:
+    event = span.event
+    name = event.task if event.step is None else f"{event.task} {event.step}"
+    timed = {"pid": pid, "tid": tid, "ts": span.start, "dur": span.end - span.start}
+    return {"ph": "X", "name": name, "cat": event.task, **timed, "args": _arguments(event)}
+
+
+def _arguments(event: Event) -> dict[str, Any]:
+    amounts = {name: getattr(event, name) for name in ("step", "version", "samples", "tokens")}
+    return {name: value for name, value in amounts.items() if value is not None} | event.metrics | event.info
+
+
+def _counters(pid: int, samples: Iterable[_Span]) -> Iterator[TraceEvent]:
+    """Responses in flight, and tokens per second if each response grows evenly."""
+    changes: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
+    for span in samples:
+        rate = (span.event.tokens or 0) / (span.end - span.start) * 1e6 if span.end > span.start else 0.0
+        for at, sign in ((span.start, 1), (span.end, -1)):
+            changes[at][0] += sign
+            changes[at][1] += sign * rate
+    running, tokens_per_s = 0.0, 0.0
+    for at in sorted(changes):
+        running += changes[at][0]
+        tokens_per_s = tokens_per_s + changes[at][1] if running else 0.0
+        yield _counter(pid, "running responses", at, running)
+        yield _counter(pid, "tokens per second", at, round(max(0.0, tokens_per_s), 1))
+
+
+def _counter(pid: int, name: str, at: int, value: float) -> TraceEvent:
+    return {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": at, "args": {"value": value}}
