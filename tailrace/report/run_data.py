@@ -121,6 +121,15 @@ def metric_names(events: Iterable[Event]) -> list[str]:
     return list(dict.fromkeys(name for event in events for name in event.metrics))
 
 
+def first_and_last(values: Sequence[float]) -> tuple[float, float]:
+    """Means of the first five and of the last five values; of fewer where there are not ten, so that none counts twice.
+
+    A lone value is both.
+    """
+    count = max(1, min(5, len(values) // 2))
+    return statistics.fmean(values[:count]), statistics.fmean(values[-count:])
+
+
 def step_of(event: Event) -> int:
     """The step of an event that must have one."""
     assert event.step is not None, event

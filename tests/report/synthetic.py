@@ -1,5 +1,6 @@
 """Events as a real run writes them, from a seeded generator: responses that shorten, rewards that rise."""
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ class SyntheticRun:
         return Event(task=task, actor=actor, start=start, end=self.clock, **fields)
 
     def _progress(self, step: int) -> float:
-        return 1 - np.exp(-3 * step / self.total_steps)
+        return 1 - math.exp(-3 * step / self.total_steps)
 
     def _evaluation(self, step: int) -> Event:
         accuracy = round(0.11 + 0.45 * self._progress(step), 3)
@@ -73,7 +74,7 @@ class SyntheticRun:
         yield from sorted(samples, key=lambda event: event.end)
         rollout_end = max(event.end for event in samples)
         tokens = int(lengths.sum())
-        same = {"step": step, "samples": self.samples}
+        same: dict[str, Any] = {"step": step, "samples": self.samples}
         yield Event(task="rollout", actor="rollout", start=start, end=rollout_end, tokens=tokens, version=step, **same)
         self.clock = rollout_end
         failures = {"timeout": 2, "error": 1} if step == self.total_steps // 3 else {}

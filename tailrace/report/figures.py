@@ -1,0 +1,301 @@
+"""The charts of a run, as plotly figures in plain dictionaries. Colours of text and grid are set by the page."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tailrace.events import Event
+from tailrace.report.run_data import RunData, metric_names, metric_series, step_of
+from tailrace.report.text import metric
+
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4285c9", "#d97f26", "#22997a", "#cf4f45", "#9069c6", "#84909c"
+
+TASK_COLOURS = {
+    "sample": "#7fb0de",
+    "rollout": BLUE,
+    "reward": ORANGE,
+    "reference": "#b59a2b",
+    "advantage": "#c978a6",
+    "actor": GREEN,
+    "optimizer": "#5fbf9f",
+    "update_weights": RED,
+    "evaluation": PURPLE,
+    "checkpoint": "#a4734b",
+    "export": "#b7a595",
+    "step": GREY,
+}
+"""Legible on white and on black, and told apart by people who confuse red and green."""
+
+_CHARTED = frozenset({"reward", "accuracy", "samples_per_s", "tokens_per_s", "reward_failures", "loss", "grad_norm"})
+_OPTIMIZATION = ("loss", "grad_norm", "lr", "clip_fraction", "kl", "rollout_mismatch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One chart with its words."""
+
+    id: str
+    title: str
+    caption: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+    wide: bool = False
+    """Takes the width of the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Charts that belong together."""
+
+    title: str
+    figures: list[Figure]
+
+
+def sections(run: RunData) -> list[Section]:
+    """Every chart that the run has data for; sections without one are left out."""
+    steps = run.steps
+    timing = [series_figure(steps, name) for name in ("samples_per_s", "tokens_per_s")]
+    made = [
+        Section("Learning", present(series_figure(steps, "reward"), accuracy_figure(run))),
+        Section("Responses", present(lengths_figure(run), early_late_figure(run))),
+        Section("Speed", present(*timing, task_time_figure(steps))),
+        Section("Optimization", present(*(series_figure(steps, name) for name in _OPTIMIZATION))),
+        Section("Reward failures", present(failures_figure(run))),
+        Section("Further metrics", present(*(series_figure(steps, name) for name in _other_metrics(steps)))),
+    ]
+    return [section for section in made if section.figures]
+
+
+def present(*figures: Figure | None) -> list[Figure]:
+    """Those that there is data for."""
+    return [figure for figure in figures if figure is not None]
+
+
+def series_figure(events: Sequence[Event], name: str) -> Figure | None:
+    """A metric of each step, and its moving mean."""
+    steps, values = metric_series(events, name)
+    if not steps:
+        return None
+    shown = metric(name)
+    return Figure(
+        id=f"metric-{name.replace('/', '-')}",
+        title=shown.title,
+        caption=f"{shown.title} of each training step{_mean_caption(values)}.",
+        data=list(_series(steps, values, shown.title, BLUE, percent=shown.percent)),
+        layout=_layout("Training step", shown.axis_title, percent=shown.percent),
+    )
+
+
+def accuracy_figure(run: RunData) -> Figure | None:
+    """Accuracy on the training samples of each step, and greedy accuracy on the held-out prompts."""
+    steps, values = metric_series(run.steps, "accuracy")
+    evaluated, held_out = metric_series(run.evaluations, "accuracy")
+    if not steps and not evaluated:
+        return None
+    data = list(_series(steps, values, "training samples", BLUE, percent=True)) if steps else []
+    if evaluated:
+        data.append(
+            {
+                "type": "scatter",
+                "name": "held-out prompts, greedy",
+                "x": evaluated,
+                "y": held_out,
+                "mode": "lines+markers",
+                "line": {"color": ORANGE, "width": 1.5, "dash": "dot"},
+                "marker": {"color": ORANGE, "size": 10, "symbol": "diamond"},
+                "hovertemplate": "after %{x} steps: %{y:.1%}<extra>held-out</extra>",
+            }
+        )
+    caption = (
+        f"Fraction of right answers among the samples of each step{_mean_caption(values)}, and on held-out prompts."
+    )
+    layout = _layout("Training step", "Accuracy", percent=True)
+    return Figure(id="accuracy", title="Accuracy", caption=caption, data=data, layout=layout)
+
+
+def lengths_figure(run: RunData) -> Figure | None:
+    """Percentile bands of the response lengths of each step."""
+    by_step = _lengths_by_step(run.samples)
+    if not by_step:
+        return None
+    steps = sorted(by_step)
+    low, median, high = np.array([np.percentile(by_step[step], (10, 50, 90)) for step in steps]).T.tolist()
+    longest = [max(by_step[step]) for step in steps]
+    data = [
+        _line(steps, low, "10th percentile", BLUE, width=0.8, legend=False),
+        _line(steps, high, "10th to 90th percentile", BLUE, width=0.8)
+        | {"fill": "tonexty", "fillcolor": "rgba(66,133,201,0.22)", "hovertemplate": "%{y:.0f}<extra>90th</extra>"},
+        _line(steps, median, "median", BLUE, width=2.4),
+        _line(steps, longest, "longest", ORANGE, width=1.2, dash="dot"),
+    ]
+    return Figure(
+        id="lengths",
+        title="Response length",
+        caption="Tokens of the responses of each step: median, the middle 80 %, and the longest.",
+        data=data,
+        layout=_layout("Training step", "Response length (tokens)", from_zero=True),
+    )
+
+
+def early_late_figure(run: RunData) -> Figure | None:
+    """Histograms of the response lengths in the first and in the last fifth of the steps."""
+    by_step = _lengths_by_step(run.samples)
+    if len(by_step) < 2:
+        return None
+    steps = sorted(by_step)
+    count = max(1, len(steps) // 5)
+    early, late = ([length for step in part for length in by_step[step]] for part in (steps[:count], steps[-count:]))
+    edges = np.histogram_bin_edges([*early, *late], bins=30)
+    parts = ((early, steps[:count], GREY), (late, steps[-count:], BLUE))
+    return Figure(
+        id="lengths-early-late",
+        title="Response lengths, early and late",
+        caption=f"Distribution in the first and in the last {count} of {len(steps)} steps.",
+        data=[_histogram(lengths, edges, _span_of(part), colour) for lengths, part, colour in parts],
+        layout=_layout("Response length (tokens)", "Responses", percent=True) | {"barmode": "overlay", "bargap": 0.03},
+    )
+
+
+def task_time_figure(events: Sequence[Event]) -> Figure | None:
+    """Seconds of each step that each task took, stacked."""
+    names = [name for name in metric_names(events) if name.startswith("time/")]
+    if not names:
+        return None
+    data = []
+    for name, colour in zip(names, task_colours([name.removeprefix("time/") for name in names]), strict=True):
+        steps, seconds = metric_series(events, name)
+        task = name.removeprefix("time/").replace("_", " ")
+        hover = "step %{x}: %{y:.2f} s"
+        data.append(
+            {"type": "bar", "name": task, "x": steps, "y": seconds, "marker": {"color": colour}, "hovertemplate": hover}
+        )
+    return Figure(
+        id="task-time",
+        title="Time of each step by task",
+        caption="Seconds that each task took. Tasks that overlap add up to more than the step.",
+        data=data,
+        layout=_layout("Training step", "Time (s)") | {"barmode": "stack", "bargap": 0},
+        wide=True,
+    )
+
+
+def failures_figure(run: RunData) -> Figure | None:
+    """Gradings that failed, by kind; nothing where none did."""
+    kinds: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    for event in run.of("reward"):
+        for kind, count in (event.info.get("failures") or {}).items():
+            kinds[kind][event.step if event.step is not None else 0] += count
+    if not kinds:
+        return None
+    data = [
+        {"type": "bar", "name": kind, "x": list(counts), "y": list(counts.values()), "marker": {"color": colour}}
+        for (kind, counts), colour in zip(kinds.items(), task_colours(kinds), strict=True)
+    ]
+    layout = _layout("Training step", "Failed gradings", from_zero=True) | {"barmode": "stack", "showlegend": True}
+    caption = "Samples whose grading failed, by kind of failure."
+    return Figure(id="failures", title="Reward failures", caption=caption, data=data, layout=layout)
+
+
+def task_colours(tasks: Iterable[str]) -> list[str]:
+    """A colour for each task: its own, or one of those that are left."""
+    spare = (RED, PURPLE, ORANGE, GREEN, BLUE, GREY)
+    return [TASK_COLOURS.get(task) or spare[index % len(spare)] for index, task in enumerate(tasks)]
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """The mean of each value and of the `window` - 1 before it, or of as many as there are."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(0, ends - window)
+    return [float(mean) for mean in (sums[ends] - sums[starts]) / (ends - starts)]
+
+
+def _window(values: Sequence[float]) -> int:
+    return min(20, max(5, len(values) // 10))
+
+
+def _mean_caption(values: Sequence[float]) -> str:
+    return f", and the mean of the last {_window(values)}" if len(values) > 2 else ""
+
+
+def _series(
+    steps: Sequence[int], values: Sequence[float], name: str, colour: str, *, percent: bool
+) -> Iterator[dict[str, Any]]:
+    hover = "step %{x}: %{y:" + (".1%" if percent else ".4~g") + "}<extra></extra>"
+    many = len(values) > 2
+    yield {
+        "type": "scatter",
+        "name": f"{name}, each step",
+        "x": list(steps),
+        "y": list(values),
+        "mode": "markers" if many else "lines+markers",
+        "marker": {"color": colour, "size": 5, "opacity": 0.4 if many else 1.0},
+        "hovertemplate": hover,
+    }
+    if many:
+        window = _window(values)
+        mean = _line(steps, moving_mean(values, window), f"{name}, mean of {window}", colour, width=2.4)
+        yield mean | {"hovertemplate": hover.replace("<extra></extra>", "<extra>mean</extra>")}
+
+
+def _line(
+    x: Sequence[int],
+    y: Sequence[float],
+    name: str,
+    colour: str,
+    *,
+    width: float,
+    dash: str = "solid",
+    legend: bool = True,
+) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "mode": "lines",
+        "line": {"color": colour, "width": width, "dash": dash},
+        "showlegend": legend,
+        "hovertemplate": "step %{x}: %{y:.4~g}<extra>" + name + "</extra>",
+    }
+
+
+def _histogram(values: Sequence[int], edges: Any, name: str, colour: str) -> dict[str, Any]:
+    counts, _ = np.histogram(values, bins=edges)
+    return {
+        "type": "bar",
+        "name": name,
+        "x": ((edges[:-1] + edges[1:]) / 2).tolist(),
+        "y": (counts / counts.sum()).tolist(),
+        "marker": {"color": colour, "opacity": 0.65},
+        "hovertemplate": "about %{x:.0f} tokens: %{y:.1%}<extra>" + name + "</extra>",
+    }
+
+
+def _layout(x: str, y: str, *, percent: bool = False, from_zero: bool = False) -> dict[str, Any]:
+    yaxis: dict[str, Any] = {"title": {"text": y}, "rangemode": "tozero" if from_zero or percent else "normal"}
+    if percent:
+        yaxis["tickformat"] = ".0%"
+    return {"xaxis": {"title": {"text": x}}, "yaxis": yaxis}
+
+
+def _lengths_by_step(samples: Iterable[Event]) -> dict[int, list[int]]:
+    by_step: dict[int, list[int]] = defaultdict(list)
+    for event in samples:
+        if event.tokens is not None:
+            by_step[step_of(event)].append(event.tokens)
+    return by_step
+
+
+def _span_of(steps: Sequence[int]) -> str:
+    return f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+
+
+def _other_metrics(events: Sequence[Event]) -> list[str]:
+    """Metrics that no other chart shows and that ever change from zero."""
+    names = [name for name in metric_names(events) if not name.startswith("time/")]
+    shown = _CHARTED.union(_OPTIMIZATION)
+    return [name for name in names if name not in shown and any(metric_series(events, name)[1])]

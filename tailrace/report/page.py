@@ -1,0 +1,178 @@
+"""The report of a run: one HTML page that needs no network."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+from tailrace.report.figures import sections
+from tailrace.report.run_data import RunData, first_and_last, load_run, median_seconds, metric_series, step_of
+from tailrace.report.text import duration, metric, number, percent
+from tailrace.report.timeline import timeline
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One headline figure."""
+
+    title: str
+    value: str
+    detail: str = ""
+    warning: bool = False
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `report.html` into the directory of a run, finished or not, and return its path.
+
+    Raises:
+        UserError: `run_dir` is not the directory of a run.
+    """
+    page = render(load_run(run_dir))
+    path = run_dir / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+def render(run: RunData) -> str:
+    """The page of `run`."""
+    environment = Environment(
+        loader=PackageLoader("tailrace.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    charts = sections(run)
+    figures = [figure for section in charts for figure in section.figures]
+    return environment.get_template("report.html.j2").render(
+        run=run,
+        facts=_facts(run),
+        state=_state(run),
+        cards=list(_cards(run)),
+        sections=charts,
+        figures=_json({figure.id: {"data": figure.data, "layout": figure.layout} for figure in figures}),
+        timeline=_json(timeline(run)),
+        evaluations=_evaluations(run),
+        config=sorted(_flatten(run.config)),
+        plotly_js=Markup(get_plotlyjs()),
+    )
+
+
+def _json(value: Any) -> Markup:
+    """JSON that can stand inside a script element."""
+    text = msgspec.json.encode(value).decode()
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _facts(run: RunData) -> dict[str, str]:
+    """What the run was, for the head of the page; what is not known is left out."""
+    config = run.config
+    facts = {
+        "Model": _text(config.get("model"), "path"),
+        "Algorithm": _text(config.get("algorithm"), "type"),
+        "Prompts": _text(config.get("prompts"), "source", "task") or _text(config.get("prompts"), "source", "type"),
+        "Machine": str(run.info.get("machine") or ""),
+        "Tailrace": str(run.info.get("tailrace") or ""),
+        "Last event": run.last_event_at.strftime("%Y-%m-%d %H:%M %Z"),
+    }
+    return {name: value for name, value in facts.items() if value}
+
+
+def _text(value: Any, *keys: str) -> str:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return "" if value is None else str(value)
+
+
+def _state(run: RunData) -> str:
+    """Why the page does not show a whole run; empty where it does."""
+    made = len(run.steps)
+    resumed = f" Resumed {run.resumes} times." if run.resumes > 1 else " Resumed once." if run.resumes else ""
+    if not made:
+        return f"No training step has finished yet, of {run.total_steps or 'those planned'}.{resumed}"
+    if not run.is_finished:
+        return f"Unfinished: {step_of(run.steps[-1]) + 1} of {run.total_steps} steps.{resumed}"
+    return resumed.strip()
+
+
+def _cards(run: RunData) -> Iterator[Card]:
+    steps = run.steps
+    yield from _change_card(run, "reward", "Training reward")
+    yield from _held_out_card(run)
+    if steps:
+        yield from _speed_cards(run)
+    yield from _change_card(run, "response_tokens_mean", "Response length")
+    yield _time_card(run)
+    for name in ("reward_failures", "skipped_updates"):
+        total = sum(metric_series(steps, name)[1])
+        if total:
+            yield Card(metric(name).title, number(total), f"in {len(steps)} steps", warning=True)
+
+
+def _change_card(run: RunData, name: str, title: str) -> Iterator[Card]:
+    _, values = metric_series(run.steps, name)
+    if not values:
+        return
+    first, last = first_and_last(values)
+    if len(values) == 1:
+        yield Card(title, number(first), "after one step")
+        return
+    count = max(1, min(5, len(values) // 2))
+    ratio = f"× {last / first:.2f}, " if first > 0 and last > 0 else ""
+    part = f"mean of the first and the last {count} steps" if count > 1 else "first and last step"
+    yield Card(title, f"{number(first)} → {number(last)}", ratio + part)
+
+
+def _held_out_card(run: RunData) -> Iterator[Card]:
+    steps, values = metric_series(run.evaluations, "accuracy")
+    if len(values) == 1:
+        yield Card("Held-out accuracy", percent(values[0]), f"after {steps[0]} steps")
+    elif values:
+        points = 100 * (values[-1] - values[0])
+        detail = f"{points:+.1f} points, after {steps[0]} and {steps[-1]} steps"
+        yield Card("Held-out accuracy", f"{percent(values[0])} → {percent(values[-1])}", detail)
+
+
+def _speed_cards(run: RunData) -> Iterator[Card]:
+    steps = run.steps
+    busy = sum(event.end - event.start for event in steps)
+    samples, tokens = (sum(getattr(event, name) or 0 for event in steps) for name in ("samples", "tokens"))
+    if busy > 0:
+        detail = f"{number(tokens / busy)} tokens per second"
+        yield Card("Samples per second", number(samples / busy), detail)
+    yield Card("Time of a step", duration(median_seconds(steps)), f"median of {len(steps)}")
+
+
+def _time_card(run: RunData) -> Card:
+    made = sum(event.samples or 0 for event in run.steps)
+    return Card("Total time", duration(run.seconds), f"{len(run.steps)} steps, {made:,} samples")
+
+
+def _evaluations(run: RunData) -> list[dict[str, str]]:
+    """The rows of the table of evaluations: a column for each metric that all of them share."""
+    rows = []
+    for event in run.evaluations:
+        figures = {metric(name).axis_title: _cell(name, value) for name, value in event.metrics.items()}
+        rows.append({"After steps": str(event.step), "Prompts": number(event.samples or 0), **figures})
+    shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
+    return [{name: row[name] for name in shared} for row in rows]
+
+
+def _cell(name: str, value: float) -> str:
+    shown = metric(name)
+    return percent(value) if shown.percent else number(value)
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and JSON values."""
+    for key, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,159 @@
+"""The timeline of the page: a row for each actor.
+
+A few steps show at a time, so that a long run does not freeze a browser.
+"""
+
+import math
+import statistics
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.events import Event
+from tailrace.report.figures import task_colours
+from tailrace.report.lanes import assign_lanes
+from tailrace.report.run_data import RunData, step_of
+from tailrace.report.text import duration
+
+STEPS_SHOWN = 3
+"""Steps in one window of the timeline."""
+MAX_SPANS = 20_000
+"""Spans that the page holds at the most; the windows of a longer run are thinned out."""
+
+_ROW, _LANE = 1.0, 0.2
+"""Heights of a row and, within it, of the lane of one response."""
+_PIXELS, _MARGIN = 30, 110
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of the run that the timeline shows at once, in seconds."""
+
+    label: str
+    start: float
+    end: float
+
+
+def timeline(run: RunData) -> dict[str, Any] | None:
+    """What the page's script draws: rows, the spans of each task, and the windows to choose from.
+
+    Nothing where the run has no spans.
+    """
+    events = [event for event in run.events if event.task != "run"]
+    if not events:
+        return None
+    windows = thin_out(make_windows(run), len(events))
+    shown = [event for event in events if _is_in(event, windows)]
+    rows, places = _rows(shown)
+    return {
+        "rows": rows,
+        "tracks": _tracks(shown, places),
+        "windows": [{"label": window.label, "start": window.start, "end": window.end} for window in windows],
+        "selected": _representative(windows),
+        "height": round(_MARGIN + _PIXELS * sum(row["height"] for row in rows)),
+    }
+
+
+def make_windows(run: RunData) -> list[Window]:
+    """What came before the first step, then every few steps with what followed them."""
+    blocks = _blocks(run)
+    if not blocks:
+        return [Window("the run so far", 0.0, run.seconds)]
+    starts = [block[0].start for block in blocks]
+    ends = _last_ends(run.events, starts)
+    windows = [Window(_label(block), start, end) for block, start, end in zip(blocks, starts, ends[1:], strict=True)]
+    before = [Window("before training", 0.0, starts[0])] if ends[0] > 0 else []
+    return before + windows
+
+
+def thin_out(windows: Sequence[Window], spans: int) -> list[Window]:
+    """Every so many windows, so that about MAX_SPANS of `spans` remain."""
+    return list(windows[:: math.ceil(spans / MAX_SPANS)])
+
+
+def _blocks(run: RunData) -> list[list[Event]]:
+    """The steps, a few at a time; a resume begins a new block, for the time of the lost work lies before it."""
+    resumes = [event.start for event in run.of("run")]
+    blocks: list[list[Event]] = []
+    for step in run.steps:
+        together = blocks and len(blocks[-1]) < STEPS_SHOWN
+        if together and not any(blocks[-1][-1].end <= at <= step.start for at in resumes):
+            blocks[-1].append(step)
+        else:
+            blocks.append([step])
+    return blocks
+
+
+def _last_ends(events: Iterable[Event], starts: Sequence[float]) -> list[float]:
+    """When the last event ended that began before the first start, then between each start and the next."""
+    ends = [0.0] * (len(starts) + 1)
+    for event in events:
+        part = bisect_right(starts, event.start)
+        ends[part] = max(ends[part], event.end)
+    return ends
+
+
+def _label(block: Sequence[Event]) -> str:
+    first, last = step_of(block[0]), step_of(block[-1])
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _representative(windows: Sequence[Window]) -> int:
+    """The window whose length is nearest to the median: neither the fastest steps nor an evaluation."""
+    median = statistics.median_low(window.end - window.start for window in windows)
+    return next(index for index, window in enumerate(windows) if window.end - window.start == median)
+
+
+def _is_in(event: Event, windows: Iterable[Window]) -> bool:
+    return any(event.start < window.end and event.end > window.start for window in windows)
+
+
+def _rows(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
+    """A row for each actor, and one for its responses; and for each event the middle and the height of its bar."""
+    members: dict[tuple[str, bool], list[int]] = defaultdict(list)
+    for index, event in enumerate(events):
+        members[event.actor, event.task == "sample"].append(index)
+    rows: list[dict[str, Any]] = []
+    places = [(0.0, 0.0)] * len(events)
+    top = 0.0
+    for (actor, is_samples), indexes in sorted(members.items(), key=_row_order):
+        unit = _LANE if is_samples else _ROW
+        lanes = assign_lanes([events[index] for index in indexes])
+        height = max(_ROW, unit * (max(lanes) + 1))
+        name = f"{actor}: responses" if is_samples else actor
+        rows.append({"name": name, "middle": round(top + height / 2, 3), "height": round(height, 3)})
+        for index, lane in zip(indexes, lanes, strict=True):
+            places[index] = (round(top + unit * (lane + 0.5), 3), round(unit * 0.8, 3))
+        top += height
+    return rows, places
+
+
+def _row_order(item: tuple[tuple[str, bool], list[int]]) -> tuple[int, str, bool]:
+    (actor, is_samples), _ = item
+    known = ("driver", "rollout", "engine", "reward", "trainer")
+    return known.index(actor) if actor in known else len(known), actor, is_samples
+
+
+def _tracks(events: Sequence[Event], places: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+    """The spans of each task, a column for each property."""
+    tasks = list(dict.fromkeys(event.task for event in events))
+    tracks: dict[str, dict[str, Any]] = {
+        task: {"task": task, "colour": colour, "start": [], "seconds": [], "y": [], "height": [], "text": []}
+        for task, colour in zip(tasks, task_colours(tasks), strict=True)
+    }
+    for event, (middle, height) in zip(events, places, strict=True):
+        track = tracks[event.task]
+        track["start"].append(round(event.start, 4))
+        track["seconds"].append(round(event.end - event.start, 4))
+        track["y"].append(middle)
+        track["height"].append(height)
+        track["text"].append(_hover(event))
+    return list(tracks.values())
+
+
+def _hover(event: Event) -> str:
+    amounts = (("step", event.step), ("samples", event.samples), ("tokens", event.tokens), ("version", event.version))
+    words = [f"{name} {value:,}" for name, value in amounts if value is not None]
+    return " · ".join([duration(event.end - event.start), *words])
