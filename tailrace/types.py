@@ -24,8 +24,8 @@ FloatArray = npt.NDArray[np.float32]
 WeightVersion = int
 """0 for the initial weights, +1 for each actor update."""
 
-Value = np.ndarray | float | int | str | Mapping[str, Any] | list[Any]
-"""One cell of the transfer queue."""
+Value = np.ndarray | float | int | str | Mapping[str, Any] | list[Any] | None
+"""One cell of the transfer queue; None only where a JSON value is allowed, such as a prompt without an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
