@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,5 +90,15 @@ class Trainer(ABC):
         """
 
     @abstractmethod
-    def export(self, directory: Path, *, dtype: torch.dtype) -> None:
-        """Write a Hugging Face directory that `AutoModelForCausalLM.from_pretrained` loads; atomic."""
+    def export(self, directory: Path, *, dtype: torch.dtype | None = None) -> None:
+        """Write a Hugging Face directory that `AutoModelForCausalLM.from_pretrained` loads; atomic.
+
+        `dtype`: of the weights; None takes that of the initial checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+
+    @abstractmethod
+    def evidence(self) -> dict[str, Any]:
+        """JSON values that tell what the last skipped optimizer step saw; empty if none was skipped."""
