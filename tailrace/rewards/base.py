@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from tailrace.errors import RewardError
+
 
 class GradingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A response to score. Everything in it can be written as JSON."""
@@ -30,3 +32,14 @@ class Grader(ABC):
     @abstractmethod
     def grade(self, request: GradingRequest) -> float:
         """The reward of `request.response`, a finite number."""
+
+
+def expected_text(request: GradingRequest) -> str:
+    """The answer as stripped text; a number in the source counts as its text.
+
+    Raises:
+        RewardError: the prompt came without an answer.
+    """
+    if request.answer is None:
+        raise RewardError("the prompt has no answer to compare with; set answer_column of prompts.source")
+    return str(request.answer).strip()

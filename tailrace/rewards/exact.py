@@ -1,0 +1,17 @@
+"""Rewards a response that is the answer."""
+
+from tailrace.config.rewards import ExactReward
+from tailrace.rewards.base import Grader, GradingRequest, expected_text
+
+
+class ExactGrader(Grader):
+    """1 where the response, stripped of white space, equals the answer."""
+
+    def __init__(self, config: ExactReward) -> None:
+        self._ignore_case = config.ignore_case
+
+    def grade(self, request: GradingRequest) -> float:
+        return float(self._normal(request.response) == self._normal(expected_text(request)))
+
+    def _normal(self, text: str) -> str:
+        return text.strip().casefold() if self._ignore_case else text.strip()

@@ -1,0 +1,34 @@
+"""Makes the grader that a configuration names."""
+
+from tailrace.config.rewards import ExactReward, FunctionReward, MathReward, ReasoningGymReward, RegexReward
+from tailrace.config.rewards import Grader as GraderConfig
+from tailrace.rewards.base import Grader
+
+
+def make_grader(config: GraderConfig) -> Grader:
+    """The grader of `config.type`. Each imports its libraries only when it is asked for.
+
+    Raises:
+        UserError: the grader cannot be made, such as for a dotted path that leads nowhere.
+    """
+    match config:
+        case ExactReward():
+            from tailrace.rewards.exact import ExactGrader
+
+            return ExactGrader(config)
+        case RegexReward():
+            from tailrace.rewards.regex import RegexGrader
+
+            return RegexGrader(config)
+        case MathReward():
+            from tailrace.rewards.math import MathGrader
+
+            return MathGrader(config)
+        case ReasoningGymReward():
+            from tailrace.rewards.reasoning_gym import ReasoningGymGrader
+
+            return ReasoningGymGrader(config)
+        case FunctionReward():
+            from tailrace.rewards.function import FunctionGrader
+
+            return FunctionGrader(config)

@@ -1,0 +1,122 @@
+"""The pool's end of one worker process."""
+
+import asyncio
+import os
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from typing import TypeVar
+
+import msgspec
+
+from tailrace.config.rewards import Grader as GraderConfig
+from tailrace.errors import RewardError, UserError
+from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.wire import LENGTH, Ready, frame
+
+Message = TypeVar("Message")
+
+START_LIMIT_S = 120.0
+"""Importing a grader's libraries on a busy machine takes seconds; a module that takes longer hangs."""
+_REAP_LIMIT_S = 5.0
+"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+_TAIL_BYTES = 2000
+
+
+class WorkerDied(RewardError):
+    """The process ended, or broke the protocol, in the middle of a conversation."""
+
+
+class WorkerProcess:
+    """One running worker. An error or the cancellation of a call kills it: make another."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._killed = False
+        self._tail = bytearray()
+        self._drain = asyncio.create_task(self._keep_tail())
+
+    @classmethod
+    async def spawn(cls) -> "WorkerProcess":
+        """Start a process, which waits for `prepare`."""
+        command = (sys.executable, "-m", "tailrace.rewards.worker")
+        return cls(
+            await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return not self._killed and self._process.returncode is None
+
+    async def prepare(self, config: GraderConfig) -> None:
+        """Wait until the grader is made.
+
+        Raises:
+            UserError: it cannot be made.
+            WorkerDied: the process died on the way, or was killed after START_LIMIT_S.
+        """
+        try:
+            ready = await self._ask(config.model_dump_json().encode(), Ready, START_LIMIT_S)
+        except TimeoutError:
+            raise WorkerDied(f"died (killed: its grader was not made within {START_LIMIT_S:g} s)") from None
+        if ready.error is not None:
+            await self.kill()
+            raise UserError(ready.error)
+
+    async def grade(self, request: GradingRequest, limit_s: float) -> Grade:
+        """What the worker says of `request`.
+
+        Raises:
+            WorkerDied: the process died.
+            TimeoutError: it took longer than `limit_s`, and was killed.
+        """
+        return await self._ask(request, Grade, limit_s)
+
+    async def kill(self) -> None:
+        """Kill the whole process group and reap it. Killing twice is harmless."""
+        self._killed = True
+        # The group outlives its leader while a program that the grader started runs, and is gone without one.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REAP_LIMIT_S):
+                await self._process.wait()
+                await self._drain
+
+    async def _ask(self, message: bytes | GradingRequest, kind: type[Message], limit_s: float) -> Message:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._exchange(message, kind)
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
+            await self.kill()
+            raise WorkerDied(self._obituary()) from None
+        except BaseException:  # too late, or cancelled: its reply would be taken for the next one's
+            await self.kill()
+            raise
+
+    async def _exchange(self, message: bytes | GradingRequest, kind: type[Message]) -> Message:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(frame(message))
+        await stdin.drain()
+        (length,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
+        return msgspec.msgpack.decode(await stdout.readexactly(length), type=kind)
+
+    async def _keep_tail(self) -> None:
+        stderr = self._process.stderr
+        assert stderr is not None
+        while chunk := await stderr.read(65536):
+            self._tail += chunk
+            del self._tail[:-_TAIL_BYTES]
+
+    def _obituary(self) -> str:
+        code = self._process.returncode
+        if code is None or code >= 0:
+            how = f"exit code {code}"
+        else:
+            how = signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
+        last = " ".join(self._tail.decode(errors="replace").split())
+        return f"died ({how}); its last output: {last}" if last else f"died ({how})"

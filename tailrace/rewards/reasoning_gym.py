@@ -1,0 +1,57 @@
+"""Rewards with the scorer of the reasoning-gym task that made the prompt; scores may be partial."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import reasoning_gym  # type: ignore[import-untyped]
+from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
+
+from tailrace.config.rewards import ReasoningGymReward
+from tailrace.errors import RewardError
+from tailrace.rewards.base import Grader, GradingRequest
+from tailrace.rewards.regex import find
+
+
+class ReasoningGymGrader(Grader):
+    """Finds the task by `metadata["source_dataset"]`, with `metadata["parameters"]` where the prompt source kept them.
+
+    Scorers compare tuples and integer keys, which JSON has not: the metadata writes a tuple as {"$tuple": [...]} and
+    a mapping with keys other than strings as {"$map": [[key, value], ...]}.
+    """
+
+    def __init__(self, config: ReasoningGymReward) -> None:
+        self._pattern = re.compile(config.pattern) if config.pattern is not None else None
+        self._tasks: dict[bytes, ProceduralDataset] = {}
+
+    def grade(self, request: GradingRequest) -> float:
+        task = self._task(request.metadata)
+        answer = find(self._pattern, request.response, "last") if self._pattern else request.response
+        if answer is None:
+            return 0.0
+        metadata = restore(request.metadata)
+        entry = {"question": request.prompt, "answer": request.answer, "metadata": metadata}
+        return float(task.score_answer(answer.strip(), entry))
+
+    def _task(self, metadata: Mapping[str, Any]) -> ProceduralDataset:
+        name, parameters = metadata.get("source_dataset"), metadata.get("parameters", {})
+        if not isinstance(name, str):
+            raise RewardError('metadata has no "source_dataset"; this reward needs prompts of reasoning-gym')
+        key = msgspec.json.encode((name, parameters))
+        if key not in self._tasks:
+            self._tasks[key] = reasoning_gym.create_dataset(name, **parameters)
+        return self._tasks[key]
+
+
+def restore(value: Any) -> Any:
+    """The Python value that was written as JSON with the marks `$tuple` and `$map`."""
+    if isinstance(value, list):
+        return [restore(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if value.keys() == {"$tuple"}:
+        return tuple(restore(item) for item in value["$tuple"])
+    if value.keys() == {"$map"}:
+        return {restore(key): restore(item) for key, item in value["$map"]}
+    return {key: restore(item) for key, item in value.items()}
