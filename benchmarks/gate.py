@@ -1,0 +1,65 @@
+"""Two programs take turns: each does one step when it is told to, and says how long it took.
+
+A program under test calls `wait()` before every step and `done(...)` after it; the benchmark holds a `Contestant` each.
+The program that waits is blocked in a read, so the other has the machine to itself.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+
+def wait() -> None:
+    """Block until the benchmark asks for a step; exit when it is gone."""
+    if not sys.stdin.readline():
+        os._exit(0)
+
+
+def done(**figures: Any) -> None:
+    """Tell the benchmark what the step took."""
+    sys.stderr.flush()
+    print("STEP " + json.dumps(figures), flush=True)
+
+
+class Contestant:
+    """A program under test, in a process of its own."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        self._log = log.open("wb")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True
+        )
+
+    def step(self, timeout_s: float = 600.0) -> dict[str, Any]:
+        """Let it do one step; what it said of it.
+
+        Raises:
+            RuntimeError: it ended, or the step took longer than `timeout_s` and it was killed.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        alarm = threading.Timer(timeout_s, self._process.kill)
+        alarm.start()
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            for line in self._process.stdout:
+                if line.startswith("STEP "):
+                    figures: dict[str, Any] = json.loads(line.removeprefix("STEP "))
+                    return figures
+        except BrokenPipeError:
+            pass
+        finally:
+            alarm.cancel()
+        raise RuntimeError(f"{self._process.args} ended before its step was done; see {self._log.name}")
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.kill()
+        self._process.wait(timeout=30)
+        self._log.close()

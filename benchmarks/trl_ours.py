@@ -1,0 +1,61 @@
+"""Tailrace's side of `make bench-trl`: MODEL_DIR STEPS. The quickstart's workload without evaluation."""
+
+import asyncio
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import gate
+
+from tailrace.assembly import build_pipeline, load_inputs, open_parts
+from tailrace.config.load import load_config
+from tailrace.config.run import RunConfig
+from tailrace.events import Event, EventLog
+from tailrace.metrics import TaskTimes
+from tailrace.trainer.checkpoint import CheckpointStore
+
+RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
+
+
+def take_turns(event: Event) -> None:
+    """A sink: after each step, report it and wait for the next turn."""
+    if event.task == "step":
+        gate.done(
+            seconds=event.end - event.start,
+            reward=event.metrics["reward"],
+            response_tokens=event.metrics["response_tokens_mean"],
+            times={name: value for name, value in event.metrics.items() if name.startswith("time/")},
+        )
+        gate.wait()
+
+
+async def run(config: RunConfig, directory: Path) -> None:
+    """Train, each step when asked to, until the benchmark is done."""
+    inputs = load_inputs(config)
+    async with AsyncExitStack() as stack:
+        parts = await open_parts(config, inputs, stack)
+        times = TaskTimes()
+        log = EventLog(directory / "events.jsonl", sinks=(times, take_turns))
+        stack.callback(log.close)
+        store = CheckpointStore(directory / "checkpoints", keep=1)
+        pipeline, _, _ = build_pipeline(config, inputs, parts, store, log, times)
+        gate.wait()
+        await pipeline.run()
+
+
+def main(model: str, steps: int) -> None:
+    """One step more than asked for: the benchmark stops this process while it waits for its turn."""
+    with tempfile.TemporaryDirectory() as directory:
+        overrides = [
+            f"output_dir={directory}",
+            f"model.path={model}",
+            f"trainer.steps={steps + 1}",
+            f"checkpoint.every={steps + 1}",
+            "prompts.held_out=0",
+        ]
+        asyncio.run(run(load_config(RECIPE, overrides), Path(directory)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,236 @@
+"""From a configuration to the parts of a run, and from the parts to the pipeline. Nothing here writes a file.
+
+Colocated: engine and trainer share one single-threaded executor, and with it the device, in turns.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from tailrace.algorithms.base import Algorithm
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.checkpointing import Checkpointer
+from tailrace.config.run import RunConfig
+from tailrace.engine.base import Engine
+from tailrace.engine.factory import make_engine
+from tailrace.errors import ConfigError
+from tailrace.evaluation import Evaluator
+from tailrace.events import EventLog
+from tailrace.metrics import TaskTimes
+from tailrace.models.describe import describe_model
+from tailrace.models.resolve import load_tokenizer, resolve_model
+from tailrace.pipeline import Pipeline, Service
+from tailrace.prompts.load import PromptSet, load_prompts
+from tailrace.rewards.pool import GraderPool
+from tailrace.rollout.feeder import PromptFeeder
+from tailrace.rollout.worker import RolloutWorker
+from tailrace.tasks.advantage import AdvantageTask
+from tailrace.tasks.reference import LogProbs, ReferenceTask
+from tailrace.tasks.reward import RewardTask
+from tailrace.trainer.actor import Actor, train_sample
+from tailrace.trainer.base import Trainer
+from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.trainer.factory import make_trainer
+from tailrace.transfer.queue.base import Claim, TransferQueue
+from tailrace.transfer.queue.local import LocalQueue, QueueTask
+from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget, WholeGroups
+from tailrace.types import FloatArray
+
+GRADE_AT_ONCE = 64
+"""Rows of one reward claim at the most: enough to keep every grading process busy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a run reads."""
+
+    model_dir: Path
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSet
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Text without special tokens."""
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+
+def load_inputs(config: RunConfig) -> Inputs:
+    """Find the model and load the prompts.
+
+    Raises:
+        UserError: the model, the prompts or their lengths do not fit what was asked for.
+    """
+    model_dir = resolve_model(config.model)
+    tokenizer = load_tokenizer(model_dir)
+    prompts = load_prompts(
+        config.prompts, tokenizer, seed=config.seed, max_tokens=_max_prompt_tokens(config, model_dir)
+    )
+    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
+
+
+def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
+    context = describe_model(model_dir).context
+    if config.engine.type == "native" and config.engine.max_model_len is not None:
+        context = min(context, config.engine.max_model_len)
+    room = context - config.sampling.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"sampling.max_new_tokens {config.sampling.max_new_tokens} leaves no room for a prompt "
+            f"in the context of {context} tokens; lower it"
+        )
+    asked = config.prompts.max_prompt_tokens
+    if asked is not None and asked > room:
+        raise ConfigError(
+            f"prompts.max_prompt_tokens {asked} and sampling.max_new_tokens {config.sampling.max_new_tokens} "
+            f"exceed the context of {context} tokens together; lower one of them"
+        )
+    return asked or room
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The long-lived objects of a run."""
+
+    executor: Executor
+    algorithm: Algorithm
+    pool: GraderPool
+    engine: Engine
+    trainer: Trainer
+    queue: TransferQueue
+
+
+async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -> Parts:
+    """Start grading processes, engine, trainer and queue; `stack` closes them.
+
+    Raises:
+        UserError: a part cannot be made as configured.
+    """
+    algorithm = make_algorithm(config.algorithm)
+    pool = await stack.enter_async_context(GraderPool(config.rewards))
+    executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
+    loop = asyncio.get_running_loop()
+    engine = await loop.run_in_executor(executor, lambda: _engine(config, inputs, executor))
+    stack.push_async_callback(engine.close)
+    trainer = await loop.run_in_executor(executor, lambda: _trainer(config, inputs, algorithm))
+    queue = LocalQueue(_queue_tasks(config, algorithm), config.queue)
+    stack.callback(queue.close)
+    return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer, queue=queue)
+
+
+def _engine(config: RunConfig, inputs: Inputs, executor: Executor) -> Engine:
+    return make_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
+
+
+def _trainer(config: RunConfig, inputs: Inputs, algorithm: Algorithm) -> Trainer:
+    return make_trainer(
+        config.trainer,
+        inputs.model_dir,
+        temperature=config.sampling.temperature,
+        total_updates=config.trainer.steps * config.mini_batches_per_step,
+        device=config.device,
+        reference=algorithm.needs_reference,
+    )
+
+
+def _queue_tasks(config: RunConfig, algorithm: Algorithm) -> list[QueueTask]:
+    """The algorithm's table with a policy for each task."""
+    streaming = config.pipeline.streaming
+    budget = TokenBudget(
+        config.trainer.micro_batch_tokens if streaming else None, in_order=config.pipeline.in_order or not streaming
+    )
+    policies: dict[str, Policy] = {
+        "rollout": WholeGroups(),
+        "reward": FirstIn(GRADE_AT_ONCE),
+        "reference": WholeGroups(),
+        "advantage": WholeGroups(),
+        "actor": budget,
+    }
+    return [QueueTask(spec, policies[spec.name]) for spec in algorithm.tasks]
+
+
+def build_pipeline(
+    config: RunConfig, inputs: Inputs, parts: Parts, store: CheckpointStore, log: EventLog, times: TaskTimes
+) -> tuple[Pipeline, PromptFeeder, Checkpointer]:
+    """Connect the parts into the main loop."""
+    feeder = PromptFeeder(
+        parts.queue,
+        inputs.prompts.train,
+        seed=config.seed,
+        shuffle=config.prompts.shuffle,
+        group_size=config.algorithm.group_size,
+        groups_per_step=config.groups_per_step,
+    )
+    checkpointer = Checkpointer(store, config.checkpoint, parts.trainer, parts.queue, parts.executor, log)
+    pipeline = Pipeline(
+        steps=config.trainer.steps,
+        evaluate_every=config.evaluation.every,
+        queue=parts.queue,
+        services=_services(config, inputs, parts, log),
+        feeder=feeder,
+        actor=_actor(config, parts, log),
+        trainer=parts.trainer,
+        engine=parts.engine,
+        evaluator=_evaluator(config, inputs, parts, log),
+        checkpointer=checkpointer,
+        times=times,
+        log=log,
+    )
+    return pipeline, feeder, checkpointer
+
+
+def _services(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -> list[Service]:
+    """A worker for each task of the table but the actor, which the loop itself drives."""
+    queue, lease_s, samples = parts.queue, config.queue.lease_s, config.trainer.train_batch_size
+    makers: dict[str, Callable[[], Service]] = {
+        "rollout": lambda: RolloutWorker(
+            queue, parts.engine, config.sampling, inputs.decode, log, lease_s=lease_s, samples_per_step=samples
+        ),
+        "reward": lambda: RewardTask(queue, log, parts.pool, config.rewards, lease_s=lease_s, samples_per_step=samples),
+        "reference": lambda: ReferenceTask(
+            queue, log, _reference_log_probs(parts), lease_s=lease_s, samples_per_step=samples
+        ),
+        "advantage": lambda: AdvantageTask(queue, log, parts.algorithm, lease_s=lease_s, samples_per_step=samples),
+    }
+    return [makers[spec.name]() for spec in parts.algorithm.tasks if spec.name != "actor"]
+
+
+def _reference_log_probs(parts: Parts) -> LogProbs:
+    async def log_probs(claim: Claim) -> list[FloatArray]:
+        samples = [train_sample(row) for row in claim.rows]
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(parts.executor, lambda: parts.trainer.log_probs(samples, reference=True))
+
+    return log_probs
+
+
+def _actor(config: RunConfig, parts: Parts, log: EventLog) -> Actor:
+    return Actor(
+        parts.queue,
+        parts.trainer,
+        parts.algorithm,
+        parts.executor,
+        log,
+        batch_size=config.trainer.train_batch_size,
+        mini_batch_size=config.mini_batch_size,
+        lease_s=config.queue.lease_s,
+    )
+
+
+def _evaluator(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -> Evaluator | None:
+    prompts = inputs.prompts.held_out[: config.evaluation.max_prompts]
+    if not prompts:
+        return None
+    return Evaluator(parts.engine, parts.pool, prompts, config.sampling, inputs.decode, log)
+
+
+def set_threads(config: RunConfig) -> None:
+    """Torch's threads, of every operation in this process."""
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)

@@ -1,0 +1,104 @@
+"""What a checkpoint of a whole run holds, and when one is due.
+
+step_000012/
+  weights, optimizer, schedule, random states     written by the trainer
+  queue.msgpack                                   rows with their cells, and what was consumed
+  run.json                                        trained steps, data position, seconds so far
+  manifest.json                                   sizes and checksums of all of these
+"""
+
+import asyncio
+from concurrent.futures import Executor
+from pathlib import Path
+
+import msgspec
+
+from tailrace.config.trainer import CheckpointConfig
+from tailrace.errors import CheckpointError, QueueError
+from tailrace.events import EventLog
+from tailrace.trainer.base import Trainer
+from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.transfer.queue.base import TransferQueue
+
+RUN_FILE = "run.json"
+QUEUE_FILE = "queue.msgpack"
+
+
+class RunState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run stands."""
+
+    trained_steps: int
+    """Steps whose update is in the weights."""
+    next_step: int
+    """First step whose prompts have not entered the queue."""
+    elapsed_s: float
+    """Seconds that the run has taken."""
+
+
+def read_run_state(checkpoint: Path) -> RunState:
+    """Where the run stood when `checkpoint`, which has been verified, was written.
+
+    Raises:
+        CheckpointError: it holds no such record.
+    """
+    path = checkpoint / RUN_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); is {checkpoint} a checkpoint of a run?") from None
+
+
+class Checkpointer:
+    """Saves and restores trainer and queue together."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        config: CheckpointConfig,
+        trainer: Trainer,
+        queue: TransferQueue,
+        executor: Executor,
+        log: EventLog,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._trainer = trainer
+        self._queue = queue
+        self._executor = executor
+        self._log = log
+
+    def due(self, trained_steps: int, steps: int) -> bool:
+        """Whether a checkpoint follows this step: every so often, and after the last."""
+        return trained_steps % self._config.every == 0 or trained_steps == steps
+
+    async def save(self, trained_steps: int, next_step: int) -> None:
+        """Write a checkpoint; the one before survives whatever goes wrong.
+
+        Raises:
+            CheckpointError: it cannot be written, a full disk for one.
+        """
+        snapshot = self._queue.snapshot()
+        state = RunState(trained_steps=trained_steps, next_step=next_step, elapsed_s=self._log.now())
+
+        def write(directory: Path) -> None:
+            self._trainer.save(directory)
+            (directory / QUEUE_FILE).write_bytes(snapshot)
+            (directory / RUN_FILE).write_bytes(msgspec.json.encode(state))
+
+        with self._log.span("checkpoint", "trainer", step=trained_steps) as span:
+            loop = asyncio.get_running_loop()
+            path = await loop.run_in_executor(self._executor, lambda: self._store.save(trained_steps, write))
+            span.info = {"path": str(path)}
+
+    async def load(self, checkpoint: Path) -> None:
+        """Restore trainer and queue from a verified checkpoint.
+
+        Raises:
+            CheckpointError: it does not belong to this model or this table of tasks.
+        """
+        try:
+            self._queue.restore((checkpoint / QUEUE_FILE).read_bytes())
+        except (OSError, QueueError) as error:
+            raise CheckpointError(f"{checkpoint / QUEUE_FILE} cannot be restored: {error}") from None
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._executor, lambda: self._trainer.load(checkpoint))

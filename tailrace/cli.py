@@ -1,0 +1,75 @@
+"""The command line. Heavy imports happen inside the commands, so that --help answers at once."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tailrace.errors import TailraceError, UserError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Reinforcement-learning post-training of language models.",
+)
+
+
+@app.callback()
+def _program() -> None:
+    """Keep subcommands even while there is only one."""
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to the recipe, such as trainer.lr=1e-5.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the whole configuration with an estimate; start nothing.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run.")] = False,
+    resume_from: Annotated[
+        Path | None, typer.Option("--resume-from", help="Go on from this checkpoint.", metavar="CHECKPOINT")
+    ] = None,
+) -> None:
+    """Train a model with a recipe. Ctrl-C saves and exits; a second one exits at once."""
+    from tailrace.config.load import load_config
+
+    config = load_config(recipe, overrides or ())
+    if dry_run:
+        from tailrace.dry_run import print_plan
+
+        print_plan(config)
+        return
+    from tailrace.run import train as run_training
+
+    raise typer.Exit(run_training(config, resume=resume or resume_from is not None, checkpoint=resume_from))
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN")]) -> None:
+    """Write RUN/report.html, one page with every plot, and RUN/trace.json for Perfetto."""
+    from tailrace.report.page import write_report
+    from tailrace.report.trace import write_trace
+
+    for path in (write_report(run), write_trace(run)):
+        typer.echo(path)
+
+
+def main() -> None:
+    """Entry point: what goes wrong on purpose is one line on stderr; exit code 2 for bad input, 1 for the rest."""
+    try:
+        app()
+    except UserError as error:
+        sys.exit(_fail(error, 2))
+    except TailraceError as error:
+        sys.exit(_fail(error, 1))
+
+
+def _fail(error: TailraceError, code: int) -> int:
+    print(f"tailrace: {error}", file=sys.stderr)
+    return code

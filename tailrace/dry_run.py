@@ -1,0 +1,75 @@
+"""`tailrace train --dry-run`: the resolved configuration and what the run would take. Starts and writes nothing."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import yaml
+
+from tailrace.assembly import load_inputs, set_threads
+from tailrace.config.run import RunConfig
+from tailrace.models.describe import describe_model
+from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
+
+PROBE = 1536
+"""Rows and columns of the matrices that the machine is measured with."""
+
+
+def print_plan(config: RunConfig) -> None:
+    """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
+
+    Raises:
+        UserError: the model or the prompts do not fit what was asked for.
+    """
+    set_threads(config)
+    inputs = load_inputs(config)
+    info = describe_model(inputs.model_dir)
+    size = ModelSize(
+        parameters=info.parameters,
+        layers=info.layers,
+        hidden=info.hidden,
+        intermediate=info.intermediate,
+        vocab=info.vocab,
+    )
+    prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
+    plan = estimate(config, size, prompt_tokens, measure_machine(config))
+    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+    print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context}")
+    print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
+    print(f"{len(inputs.prompts.held_out)} held out")
+    for line in _lines(config, plan):
+        print(f"# {line}")
+
+
+def _lines(config: RunConfig, plan: Estimate) -> list[str]:
+    memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.memory.items())
+    return [
+        f"memory: about {plan.total_memory / GIB:.1f} GiB ({memory})",
+        f"disk: {plan.checkpoint_bytes / GIB:.1f} GiB a checkpoint, {config.checkpoint.keep} kept, one more on saving",
+        f"time: at most about {plan.step_s:.1f} s a step (rollout {plan.rollout_s:.1f}, actor {plan.actor_s:.1f}) "
+        f"if every response is {config.sampling.max_new_tokens} tokens long",
+        f"time: {config.trainer.steps} steps in about {config.trainer.steps * plan.step_s / 60:.0f} min, "
+        f"evaluations not counted",
+    ]
+
+
+def measure_machine(config: RunConfig) -> MachineSpeed:
+    """Time a matrix product and a matrix-vector product in the trainer's precision, half a second in all."""
+    dtype = torch.bfloat16 if config.trainer.precision == "bf16" else torch.float32
+    matrix = torch.randn(PROBE, PROBE, device=config.device).to(dtype)
+    large = torch.randn(16 * PROBE, PROBE, device=config.device).to(dtype)
+    vector = torch.randn(PROBE, 1, device=config.device).to(dtype)
+    product_s = _median_seconds(lambda: matrix @ matrix)
+    read_s = _median_seconds(lambda: large @ vector)
+    return MachineSpeed(flops=2 * PROBE**3 / product_s, bytes_per_s=large.numel() * large.element_size() / read_s)
+
+
+def _median_seconds(work: Callable[[], object], repeats: int = 7) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    once()
+    return statistics.median(once() for _ in range(repeats))

@@ -1,0 +1,71 @@
+"""Greedy accuracy on the held-out prompts."""
+
+import asyncio
+import math
+import statistics
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.engine.base import Engine
+from tailrace.events import EventLog
+from tailrace.metrics import reward_metrics
+from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.pool import GraderPool
+from tailrace.rollout.worker import Decode
+from tailrace.types import Prompt, Request, Sample
+
+
+class Evaluator:
+    """Answers every held-out prompt greedily and grades the answers."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        pool: GraderPool,
+        prompts: tuple[Prompt, ...],
+        sampling: SamplingConfig,
+        decode: Decode,
+        log: EventLog,
+    ) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._prompts = prompts
+        self._sampling = sampling.model_copy(update={"temperature": 0.0})
+        self._decode = decode
+        self._log = log
+
+    async def run(self, step: int) -> dict[str, float]:
+        """Evaluate the engine's weights, after `step` training steps; accuracy, reward, failures and mean length."""
+        with self._log.span("evaluation", "engine", step=step, samples=len(self._prompts)) as span:
+            span.version = self._engine.stats().version
+            async with asyncio.TaskGroup() as grading:
+                graded = []
+                lengths = []
+                async for sample in self._engine.submit(self._requests()):
+                    lengths.append(len(sample.response_ids))
+                    graded.append(grading.create_task(self._grade(sample)))
+            span.tokens = sum(lengths)
+            span.metrics = _summary([task.result() for task in graded], lengths)
+        return span.metrics
+
+    def _requests(self) -> list[Request]:
+        """Negative ids, which no training row has."""
+        return [
+            Request(request_id=-1 - k, group_id=-1 - k, prompt_ids=prompt.prompt_ids, sampling=self._sampling, seed=0)
+            for k, prompt in enumerate(self._prompts)
+        ]
+
+    async def _grade(self, sample: Sample) -> Grade:
+        prompt = self._prompts[-1 - sample.request_id]
+        response = self._decode(sample.response_ids.tolist())
+        return await self._pool.grade(
+            GradingRequest(prompt=prompt.text, response=response, answer=prompt.answer, metadata=prompt.metadata)
+        )
+
+
+def _summary(grades: list[Grade], lengths: list[int]) -> dict[str, float]:
+    rewards = [math.nan if grade.reward is None else grade.reward for grade in grades]
+    return {
+        **reward_metrics(rewards),
+        "reward_failures": float(sum(grade.reward is None for grade in grades)),
+        "response_tokens": statistics.fmean(lengths),
+    }

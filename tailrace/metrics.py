@@ -1,0 +1,90 @@
+"""The figures of one training step, from its rows and its updates."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tailrace.events import Event
+from tailrace.trainer.actor import StepResult
+from tailrace.trainer.base import UpdateResult
+from tailrace.transfer.queue.base import Row
+from tailrace.types import FinishReason
+
+CORRECT = 1.0
+"""A response with at least this reward counts as correct in an accuracy."""
+
+
+class TaskTimes:
+    """A sink that adds up the seconds of each task since it was last read."""
+
+    TASKS = ("rollout", "reward", "reference", "advantage", "actor", "optimizer", "update_weights")
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Count one span."""
+        if event.task in self.TASKS:
+            self._seconds[event.task] = self._seconds.get(event.task, 0.0) + event.end - event.start
+
+    def take(self) -> dict[str, float]:
+        """`time/<task>`: seconds of each task since the last call; tasks overlap, so they may exceed the wall clock."""
+        taken = {f"time/{task}": seconds for task, seconds in self._seconds.items()}
+        self._seconds = {}
+        return taken
+
+
+def step_metrics(result: StepResult, seconds: float) -> dict[str, float]:
+    """Every figure of a step that took `seconds`."""
+    lengths = [response_tokens(row) for row in result.rows]
+    return {
+        **reward_metrics([cast(float, row.cells["reward"]) for row in result.rows]),
+        "reward_failures": float(sum(row.cells["reward_error"] != "" for row in result.rows)),
+        "flat_groups": float(_flat_groups(result.rows)),
+        "response_tokens_mean": statistics.fmean(lengths),
+        "response_tokens_max": float(max(lengths)),
+        "truncated_fraction": statistics.fmean(
+            row.cells["finish_reason"] == FinishReason.LENGTH for row in result.rows
+        ),
+        "samples_per_s": len(lengths) / seconds,
+        "tokens_per_s": sum(lengths) / seconds,
+        **_update_metrics(result.updates),
+    }
+
+
+def reward_metrics(rewards: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation and accuracy over the rewards that were graded; none of them where none was."""
+    graded = [reward for reward in rewards if not np.isnan(reward)]
+    if not graded:
+        return {}
+    return {
+        "reward": statistics.fmean(graded),
+        "reward_std": statistics.pstdev(graded),
+        "accuracy": statistics.fmean(reward >= CORRECT for reward in graded),
+    }
+
+
+def response_tokens(row: Row) -> int:
+    """R of a row."""
+    return len(cast("np.ndarray[Any, Any]", row.cells["response_ids"]))
+
+
+def _flat_groups(rows: Sequence[Row]) -> int:
+    """Groups whose rewards are all equal: they teach nothing."""
+    rewards: dict[int, set[object]] = {}
+    for row in rows:
+        rewards.setdefault(row.group_id, set()).add(row.cells["reward"])
+    return sum(len(values) == 1 for values in rewards.values())
+
+
+def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
+    """Means over the optimizer steps that were applied."""
+    applied = [
+        {"loss": update.loss, "grad_norm": update.grad_norm, "lr": update.lr, **update.metrics}
+        for update in updates
+        if update.applied
+    ]
+    means = {name: statistics.fmean(update[name] for update in applied) for name in (applied[0] if applied else ())}
+    return {**means, "skipped_updates": float(len(updates) - len(applied))}

@@ -1,0 +1,115 @@
+"""The main loop of a run.
+
+    prompts ─▶ rollout ─▶ reward ─▶ (reference) ─▶ advantage ─▶ actor ─▶ weights ─▶ engine
+       ▲                                                                              │
+       └────────────── the next step's prompts, once its weights are there ◀──────────┘
+
+Every arrow but the last is the transfer queue. The tasks between prompts and actor run all the time, each taking what
+is ready; the loop below only admits prompts, updates the actor and hands its weights on.
+
+    who         waits for
+    prompts     the previous step's weights in the engine; room in the queue
+    rollout     prompts; blocks of the KV cache (inside the engine)
+    reward      responses; a free grading process
+    advantage   the rewards of a whole group
+    actor       synchronous: the whole batch; streaming: a micro-batch's worth of whole groups
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from tailrace.checkpointing import Checkpointer
+from tailrace.engine.base import Engine
+from tailrace.evaluation import Evaluator
+from tailrace.events import EventLog
+from tailrace.metrics import TaskTimes, step_metrics
+from tailrace.rollout.feeder import PromptFeeder
+from tailrace.trainer.actor import Actor
+from tailrace.trainer.base import Trainer
+from tailrace.transfer.queue.base import TransferQueue
+
+
+class Service(Protocol):
+    """A task that serves until the queue is closed."""
+
+    async def run(self) -> None:
+        """Serve until the queue is closed."""
+
+
+class Pipeline:
+    """Trains from `trained_steps` to `steps`."""
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        evaluate_every: int,
+        queue: TransferQueue,
+        services: Sequence[Service],
+        feeder: PromptFeeder,
+        actor: Actor,
+        trainer: Trainer,
+        engine: Engine,
+        evaluator: Evaluator | None,
+        checkpointer: Checkpointer,
+        times: TaskTimes,
+        log: EventLog,
+    ) -> None:
+        self.trained_steps = 0
+        """Steps whose update is in the weights; also the version of the weights."""
+        self._steps = steps
+        self._evaluate_every = evaluate_every
+        self._queue = queue
+        self._services = services
+        self._feeder = feeder
+        self._actor = actor
+        self._trainer = trainer
+        self._engine = engine
+        self._evaluator = evaluator
+        self._checkpointer = checkpointer
+        self._times = times
+        self._log = log
+
+    async def run(self) -> None:
+        """Train to the end. An error of any task stops all of them and is raised (in an ExceptionGroup)."""
+        async with asyncio.TaskGroup() as tasks:
+            for service in self._services:
+                tasks.create_task(service.run())
+            while self.trained_steps < self._steps:
+                await self._evaluate_if(self.trained_steps % self._evaluate_every == 0)
+                await self._train_step(self.trained_steps)
+                await self._save_if(self._checkpointer.due(self.trained_steps, self._steps))
+            await self._evaluate_if(True)
+            self._queue.close()
+
+    async def _train_step(self, step: int) -> None:
+        self._times.take()
+        with self._log.span("step", "driver", step=step, version=step) as span:
+            await self._feeder.put(step)
+            result = await self._actor.update(step, on_commit=self._count_step)
+            await self.update_weights()
+            span.samples = len(result.rows)
+            metrics = step_metrics(result, self._log.now() - span.start)
+            span.metrics = {**metrics, **self._times.take()}
+            span.tokens = round(metrics["response_tokens_mean"] * len(result.rows))
+
+    def _count_step(self) -> None:
+        self.trained_steps += 1
+
+    async def update_weights(self) -> None:
+        """Give the engine the trainer's weights."""
+        with self._log.span("update_weights", "engine", version=self.trained_steps):
+            await self._engine.update_weights(self.trained_steps, self._trainer.weights())
+
+    async def _evaluate_if(self, due: bool) -> None:
+        if due and self._evaluator is not None:
+            await self._evaluator.run(self.trained_steps)
+
+    async def _save_if(self, due: bool) -> None:
+        if due:
+            await self.save()
+
+    async def save(self) -> None:
+        """Write a checkpoint of this moment."""
+        await self._checkpointer.save(self.trained_steps, self._feeder.next_step)

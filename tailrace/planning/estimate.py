@@ -1,0 +1,109 @@
+"""Memory and time of a colocated run, from plain numbers. Upper bounds: every response is taken at its longest."""
+
+from dataclasses import dataclass
+
+from tailrace.config.run import RunConfig
+
+GIB = 2**30
+BYTES = {"bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """What an estimate needs to know of a model."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    intermediate: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineSpeed:
+    """Measured rates of this machine."""
+
+    flops: float
+    """Floating-point operations a second, of a large matrix product in the trainer's precision."""
+    bytes_per_s: float
+    """Memory read by a matrix-vector product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Bytes by purpose, and seconds."""
+
+    memory: dict[str, float]
+    checkpoint_bytes: float
+    """On disk, of one checkpoint."""
+    rollout_s: float
+    """Of one step."""
+    actor_s: float
+    """Of one step."""
+
+    @property
+    def total_memory(self) -> float:
+        """Bytes."""
+        return sum(self.memory.values())
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a training step."""
+        return self.rollout_s + self.actor_s
+
+
+def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: MachineSpeed) -> Estimate:
+    """What a step takes on a machine of `speed`.
+
+    Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence; training
+    computes 6 for each parameter and packed token, a group's prompt counted once.
+    """
+    samples = config.trainer.train_batch_size
+    prefilled = config.groups_per_step * prompt_tokens
+    trained = prefilled + samples * config.sampling.max_new_tokens
+    return Estimate(
+        memory=_memory(config, model),
+        checkpoint_bytes=12.0 * model.parameters,
+        rollout_s=_decode_s(config, model, speed) + 2 * model.parameters * prefilled / speed.flops,
+        actor_s=6 * model.parameters * trained / speed.flops + 28 * model.parameters / speed.bytes_per_s,
+    )
+
+
+def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed) -> float:
+    samples = config.trainer.train_batch_size
+    together = min(samples, config.engine.max_batch_size) if config.engine.type == "native" else 1
+    read = _engine_bytes(config) * model.parameters / speed.bytes_per_s
+    compute = 2 * model.parameters * together / speed.flops
+    return samples / together * config.sampling.max_new_tokens * (read + compute)
+
+
+def _memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
+    """Master weights, gradients and both AdamW moments are fp32."""
+    memory = {
+        "master weights": 4.0 * model.parameters,
+        "gradients": 4.0 * model.parameters,
+        "AdamW moments": 8.0 * model.parameters,
+        "activations of a micro-batch": _activation_bytes(config, model),
+        "engine weights": float(_engine_bytes(config) * model.parameters),
+    }
+    if config.engine.type == "native":
+        memory["KV cache"] = config.engine.kv_cache_gib * GIB
+    if config.algorithm.kl.coefficient > 0:
+        memory["reference weights"] = float(_trainer_bytes(config) * model.parameters)
+    return memory
+
+
+def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
+    """About 14 hidden and 4 intermediate vectors a layer and token are kept; one layer's with recomputation."""
+    kept_layers = 1 if config.trainer.gradient_checkpointing else model.layers
+    per_layer = 14 * model.hidden + 4 * model.intermediate
+    inputs = model.layers * model.hidden if config.trainer.gradient_checkpointing else 0
+    return config.trainer.micro_batch_tokens * _trainer_bytes(config) * (kept_layers * per_layer + inputs)
+
+
+def _engine_bytes(config: RunConfig) -> int:
+    return 0 if config.engine.type == "fake" else BYTES[config.engine.dtype]
+
+
+def _trainer_bytes(config: RunConfig) -> int:
+    return 2 if config.trainer.precision == "bf16" else 4

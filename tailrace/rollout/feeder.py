@@ -1,0 +1,59 @@
+"""Admission of prompts: the rows of a training step enter the queue when its weights are there."""
+
+import numpy as np
+
+from tailrace.prompts.order import PromptOrder, sample_seed
+from tailrace.transfer.queue.base import NewRow, TransferQueue
+from tailrace.types import Prompt
+
+
+class PromptFeeder:
+    """Puts the prompts of each step, `group_size` rows a prompt, in a seeded order.
+
+    The prompt at position k of the run is group k; its sample j is row k * group_size + j of the run.
+    """
+
+    def __init__(
+        self,
+        queue: TransferQueue,
+        prompts: tuple[Prompt, ...],
+        *,
+        seed: int,
+        shuffle: bool,
+        group_size: int,
+        groups_per_step: int,
+    ) -> None:
+        self.next_step = 0
+        """First step whose prompts have not been put; the data position that a checkpoint keeps."""
+        self._queue = queue
+        self._prompts = prompts
+        self._order = PromptOrder(len(prompts), seed=seed, shuffle=shuffle)
+        self._seed = seed
+        self._group_size = group_size
+        self._groups_per_step = groups_per_step
+
+    async def put(self, step: int) -> None:
+        """Put the rows of `step`, unless a resumed run has them already. Waits while the queue is full."""
+        if step < self.next_step:
+            return
+        first = step * self._groups_per_step
+        await self._queue.put([row for k in range(first, first + self._groups_per_step) for row in self._group(k)])
+        self.next_step = step + 1
+
+    def _group(self, position: int) -> list[NewRow]:
+        prompt = self._prompts[self._order[position]]
+        return [
+            NewRow(
+                group_id=position,
+                group_size=self._group_size,
+                order=position * self._group_size + sample,
+                cells={
+                    "prompt_ids": prompt.prompt_ids.astype(np.int64, copy=False),
+                    "prompt": prompt.text,
+                    "answer": prompt.answer,
+                    "metadata": prompt.metadata,
+                    "seed": sample_seed(self._seed, position, sample),
+                },
+            )
+            for sample in range(self._group_size)
+        ]

@@ -1,0 +1,104 @@
+"""The rollout task.
+
+    queue ──claim prompts──▶ engine.submit ──each sample as it finishes──▶ ack ──▶ reward …
+
+Claims never wait for one another: new prompts join the engine's batch while older ones are still generating; what the
+engine cannot run yet waits inside it, bounded by the queue's capacity.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.engine.base import Engine
+from tailrace.errors import QueueClosed
+from tailrace.events import Event, EventLog
+from tailrace.transfer.queue.base import Claim, Row, TransferQueue
+from tailrace.transfer.queue.lease import held
+from tailrace.types import Request, Sample, Value
+
+Decode = Callable[[list[int]], str]
+"""Token ids to text, without special tokens."""
+
+
+class RolloutWorker:
+    """Generates a response for every row, with the engine's weights of the moment."""
+
+    def __init__(
+        self,
+        queue: TransferQueue,
+        engine: Engine,
+        sampling: SamplingConfig,
+        decode: Decode,
+        log: EventLog,
+        *,
+        lease_s: float,
+        samples_per_step: int,
+    ) -> None:
+        self._queue = queue
+        self._engine = engine
+        self._sampling = sampling
+        self._decode = decode
+        self._log = log
+        self._lease_s = lease_s
+        self._samples_per_step = samples_per_step
+
+    async def run(self) -> None:
+        """Serve until the queue is closed."""
+        async with asyncio.TaskGroup() as generations:
+            while True:
+                try:
+                    claim = await self._queue.claim("rollout")
+                except QueueClosed:
+                    return
+                generations.create_task(self._generate(claim))
+
+    async def _generate(self, claim: Claim) -> None:
+        step = claim.rows[0].order // self._samples_per_step
+        with self._log.span("rollout", "rollout", step=step, samples=len(claim.rows)) as span:
+            span.version = self._engine.stats().version
+            async with held(self._queue, claim, lease_s=self._lease_s):
+                span.tokens = await self._stream(claim, step)
+
+    async def _stream(self, claim: Claim, step: int) -> int:
+        """Ack each sample as it finishes; the number of tokens made."""
+        rows = {row.order: row for row in claim.rows}
+        start = self._log.now()
+        tokens = 0
+        async for sample in self._engine.submit([self._request(row) for row in claim.rows]):
+            tokens += len(sample.response_ids)
+            await self._queue.ack(claim, {rows[sample.request_id].id: self._outputs(sample)})
+            self._log.emit(self._sample_event(sample, start, step))
+        return tokens
+
+    def _request(self, row: Row) -> Request:
+        prompt_ids, seed = row.cells["prompt_ids"], row.cells["seed"]
+        assert isinstance(prompt_ids, np.ndarray)
+        assert isinstance(seed, int)
+        return Request(
+            request_id=row.order, group_id=row.group_id, prompt_ids=prompt_ids, sampling=self._sampling, seed=seed
+        )
+
+    def _outputs(self, sample: Sample) -> dict[str, Value]:
+        return {
+            "response_ids": sample.response_ids,
+            "response_mask": np.ones(len(sample.response_ids), np.int64),
+            "rollout_log_probs": sample.rollout_log_probs,
+            "weight_versions": sample.weight_versions,
+            "response": self._decode(sample.response_ids.tolist()),
+            "finish_reason": sample.finish_reason.value,
+        }
+
+    def _sample_event(self, sample: Sample, start: float, step: int) -> Event:
+        return Event(
+            task="sample",
+            actor="engine",
+            start=start,
+            end=self._log.now(),
+            step=step,
+            tokens=len(sample.response_ids),
+            version=int(sample.weight_versions[0]),
+            info={"group": sample.group_id, "finish_reason": sample.finish_reason.value},
+        )

@@ -1,0 +1,46 @@
+"""The loop that every small task shares: claim, compute, ack, until the queue is closed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from tailrace.errors import QueueClosed
+from tailrace.events import Event, EventLog
+from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
+from tailrace.transfer.queue.lease import held
+from tailrace.types import Value
+
+Outputs = Mapping[RowId, Mapping[str, Value]]
+
+
+class Task(ABC):
+    """One line of an algorithm's table, at work."""
+
+    name: str
+    """The task's name in the table."""
+    actor: str
+    """Its row in the timeline."""
+
+    def __init__(self, queue: TransferQueue, log: EventLog, *, lease_s: float, samples_per_step: int) -> None:
+        self._queue = queue
+        self._log = log
+        self._lease_s = lease_s
+        self._samples_per_step = samples_per_step
+
+    async def run(self) -> None:
+        """Serve until the queue is closed."""
+        while True:
+            try:
+                claim = await self._queue.claim(self.name)
+            except QueueClosed:
+                return
+            await self._serve(claim)
+
+    async def _serve(self, claim: Claim) -> None:
+        step = claim.rows[0].order // self._samples_per_step
+        with self._log.span(self.name, self.actor, step=step, samples=len(claim.rows)) as span:
+            async with held(self._queue, claim, lease_s=self._lease_s):
+                await self._queue.ack(claim, await self.compute(claim, span))
+
+    @abstractmethod
+    async def compute(self, claim: Claim, span: Event) -> Outputs:
+        """The output cells of every row of `claim`; may add to the event of this span."""

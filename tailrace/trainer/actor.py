@@ -1,0 +1,162 @@
+"""The actor task: rows with advantages become an update of the weights.
+
+    queue ──claim whole groups──▶ accumulate … accumulate ──▶ apply ──▶ ack
+
+Who waits on whom: synchronous, the first claim waits for the whole batch; streaming, each claim is a micro-batch that
+has filled up while the rest still generates. Rows are acked together with the optimizer step that used them and not
+before, so an update that is interrupted leaves them in the queue, and no row is trained on twice or not at all.
+
+With several mini-batches a step, the ratio of the loss needs the log-probabilities of the weights at the start of the
+step: they are computed for each claim as it comes, and the optimizer steps follow when the whole batch is there.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from tailrace.algorithms.base import Algorithm
+from tailrace.events import EventLog
+from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
+from tailrace.transfer.queue.base import Claim, Row, TransferQueue
+from tailrace.transfer.queue.dataloader import StreamingLoader
+from tailrace.transfer.queue.lease import held
+from tailrace.types import FloatArray
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one training step saw and did."""
+
+    rows: tuple[Row, ...]
+    """In the order of their prompts."""
+    updates: tuple[UpdateResult, ...]
+
+
+class Actor:
+    """Trains on each row of a step exactly once."""
+
+    def __init__(
+        self,
+        queue: TransferQueue,
+        trainer: Trainer,
+        algorithm: Algorithm,
+        executor: Executor,
+        log: EventLog,
+        *,
+        batch_size: int,
+        mini_batch_size: int,
+        lease_s: float,
+    ) -> None:
+        self._queue = queue
+        self._trainer = trainer
+        self._algorithm = algorithm
+        self._executor = executor
+        self._log = log
+        self._batch_size = batch_size
+        self._mini_batch_size = mini_batch_size
+        self._lease_s = lease_s
+
+    async def update(self, step: int, *, on_commit: Callable[[], None]) -> StepResult:
+        """Train on the rows of one step.
+
+        `on_commit` is called when the last optimizer step is done and its rows are acked, which no cancellation
+        comes between.
+        """
+        async with AsyncExitStack() as leases:
+            try:
+                if self._mini_batch_size == self._batch_size:
+                    claims = await self._accumulate_as_they_come(step, leases)
+                    return await uninterrupted(self._commit(step, claims, (), on_commit))
+                return await self._mini_batches(step, leases, on_commit)
+            except BaseException:
+                await self._compute(self._trainer.discard)
+                raise
+
+    async def _accumulate_as_they_come(self, step: int, leases: AsyncExitStack) -> list[Claim]:
+        claims = []
+        async for claim in self._claims(leases):
+            await self._accumulate(step, [train_sample(row) for row in claim.rows])
+            claims.append(claim)
+        return claims
+
+    async def _mini_batches(self, step: int, leases: AsyncExitStack, on_commit: Callable[[], None]) -> StepResult:
+        claims, samples = [], []
+        async for claim in self._claims(leases):
+            samples += await self._with_old_log_probs(claim)
+            claims.append(claim)
+        return await uninterrupted(self._optimize(step, claims, samples, on_commit))
+
+    async def _optimize(
+        self, step: int, claims: list[Claim], samples: list[TrainSample], on_commit: Callable[[], None]
+    ) -> StepResult:
+        updates: list[UpdateResult] = []
+        starts = range(0, len(samples), self._mini_batch_size)
+        for start in starts:
+            await self._accumulate(step, samples[start : start + self._mini_batch_size])
+            if start != starts[-1]:
+                updates.append(await self._apply(step))
+        return await self._commit(step, claims, updates, on_commit)
+
+    async def _claims(self, leases: AsyncExitStack) -> Any:
+        async for claim in StreamingLoader(self._queue, "actor", rows=self._batch_size):
+            yield await leases.enter_async_context(held(self._queue, claim, lease_s=self._lease_s))
+
+    async def _with_old_log_probs(self, claim: Claim) -> list[TrainSample]:
+        samples = [train_sample(row) for row in claim.rows]
+        values = await self._compute(lambda: self._trainer.log_probs(samples))
+        return [replace(sample, old_log_probs=old) for sample, old in zip(samples, values, strict=True)]
+
+    async def _accumulate(self, step: int, samples: Sequence[TrainSample]) -> None:
+        tokens = sum(len(sample.response_ids) for sample in samples)
+        with self._log.span("actor", "trainer", step=step, samples=len(samples), tokens=tokens):
+            await self._compute(lambda: self._trainer.accumulate(samples, self._algorithm.loss))
+
+    async def _apply(self, step: int) -> UpdateResult:
+        with self._log.span("optimizer", "trainer", step=step) as span:
+            result = await self._compute(self._trainer.apply)
+            span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
+        return result
+
+    async def _commit(
+        self, step: int, claims: Sequence[Claim], updates: Sequence[UpdateResult], on_commit: Callable[[], None]
+    ) -> StepResult:
+        result = await self._apply(step)
+        for claim in claims:
+            await self._queue.ack(claim, {row.id: {} for row in claim.rows})
+        on_commit()
+        rows = sorted((row for claim in claims for row in claim.rows), key=lambda row: row.order)
+        return StepResult(rows=tuple(rows), updates=(*updates, result))
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+
+async def uninterrupted(work: Awaitable[T]) -> T:
+    """Await `work` to its end even when cancelled meanwhile, then let the cancellation go on."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
+
+
+def train_sample(row: Row) -> TrainSample:
+    """The trainer's view of a row: of the actor task, or of the reference task, which has no advantages yet."""
+    cells = cast("dict[str, np.ndarray[Any, Any]]", row.cells)
+    response_ids = cells["response_ids"]
+    return TrainSample(
+        group_id=row.group_id,
+        prompt_ids=cells["prompt_ids"],
+        response_ids=response_ids,
+        response_mask=cells.get("response_mask", np.ones_like(response_ids)),
+        advantages=cells.get("advantages", np.zeros(len(response_ids), np.float32)),
+        ref_log_probs=cast("FloatArray | None", cells.get("ref_log_probs")),
+    )

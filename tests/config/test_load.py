@@ -1,0 +1,104 @@
+"""A recipe becomes a configuration, or one line that names the mistake and the fix."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tailrace.config.load import load_config, parse_config
+from tailrace.errors import ConfigError
+
+QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
+
+
+def message(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(QUICKSTART, overrides)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_overrides_replace_values_of_the_recipe() -> None:
+    config = load_config(QUICKSTART, ["trainer.lr=1e-5", "sampling.stop=[a,b]", "trainer.mini_batch_size=16"])
+    assert config.trainer.lr == 1e-5
+    assert config.sampling.stop == ("a", "b")
+    assert config.mini_batches_per_step == 2
+    assert config.trainer.train_batch_size == 32
+
+
+def test_interpolations_are_resolved() -> None:
+    assert load_config(QUICKSTART, ["output_dir=runs/${seed}"]).output_dir == "runs/0"
+
+
+def test_a_resolved_configuration_loads_back_unchanged() -> None:
+    config = load_config(QUICKSTART)
+    assert parse_config(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"))), source="dump") == config
+
+
+def test_a_new_type_drops_the_keys_of_the_old_variant() -> None:
+    assert load_config(QUICKSTART, ["engine.type=hf"]).engine.type == "hf"
+
+
+def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
+    config = load_config(QUICKSTART, ["prompts.source.type=reasoning_gym", "prompts.source.size=100"])
+    assert config.prompts.source.type == "reasoning_gym"
+    assert config.prompts.source.parameters["max_terms"] == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("trainer.lrr=3", "unknown key trainer.lrr; did you mean trainer.lr?"),
+        ("lr=3", "unknown key lr; did you mean trainer.lr?"),
+        ("engine.dtypee=bfloat16", "unknown key engine.dtypee; did you mean engine.dtype?"),
+        ("engine.type=foo", "engine.type is 'foo'; expected one of 'native', 'hf', 'fake'"),
+        ("zzz=1", "unknown key zzz; expected one of algorithm, checkpoint"),
+        ("trainer.steps=abc", "trainer.steps is 'abc': input should be a valid integer"),
+        ("trainer.steps=0", "trainer.steps is 0: input should be greater than 0"),
+        ("trainer.lr=.nan", "trainer.lr is nan: input should be a finite number"),
+        ("algorithm.group_size=1", "algorithm.group_size is too small: GRPO compares the samples of a group"),
+        ("trainer.train_batch_size=30", "does not divide into groups of algorithm.group_size 8; use 24 or 32"),
+        ("trainer.mini_batch_size=12", "trainer.mini_batch_size 12 must be a multiple of algorithm.group_size 8"),
+        ("queue.max_rows=16", "queue.max_rows 16 cannot hold the 32 rows of a step"),
+        ("pipeline.in_order=true", "pipeline.in_order needs pipeline.streaming: true"),
+        ("rewards.grader.pattern='('", "rewards.grader.pattern is not a regular expression"),
+        ("sampling.stop=['']", "an empty stop string would end every response at once"),
+        ("prompts.source.type=jsonl", "prompts.source.path is required and missing"),
+        ("output_dir=${nope}", "Interpolation key 'nope' not found"),
+        ("foo", "'foo' is not of the form key=value"),
+        ("=3", "'=3' is not of the form key=value"),
+        ("trainer=3", "trainer is 3: input should be a valid dictionary"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(override: str, expected: str) -> None:
+    assert expected in message(override)
+
+
+def test_several_mistakes_name_the_first_and_count_the_rest() -> None:
+    assert message("trainer.lrr=3", "seeed=1").endswith("(and 1 more)")
+
+
+def test_a_missing_recipe_names_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"does not exist; did you mean .*quickstart\.yaml\?"):
+        load_config(QUICKSTART.with_name("quikstart.yaml"))
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [1\n", "just words", ""])
+def test_a_recipe_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    recipe = tmp_path / "bad.yaml"
+    recipe.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(recipe)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_field_has_a_description_or_a_telling_type() -> None:
+    from tailrace.config.trainer import TrainerConfig
+
+    assert all(field.description for field in TrainerConfig.model_fields.values())
+
+
+@pytest.mark.parametrize("recipe", sorted(QUICKSTART.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_recipe_that_ships_is_valid(recipe: Path) -> None:
+    load_config(recipe)

@@ -1,0 +1,87 @@
+"""Imports point one way, and what must start fast imports nothing heavy."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "tailrace"
+
+ALLOWED = {
+    "types": {"config"},
+    "events": {"errors"},
+    "errors": set(),
+    "config": {"errors"},
+    "algorithms": set(),
+    "rewards": set(),
+    "prompts": set(),
+    "models": set(),
+    "planning": set(),
+    "transfer": set(),
+    "engine": {"planning"},
+    "rollout": {"engine", "transfer", "planning", "prompts"},
+    "trainer": {"transfer", "algorithms"},
+    "tasks": {"transfer", "algorithms", "rewards"},
+    "report": set(),
+}
+"""What each package may import beside itself and, above L0, the L0 modules types, events, errors and config."""
+L0 = {"types", "events", "errors", "config"}
+NO_TORCH = {"types", "events", "errors", "config", "rewards", "prompts", "planning", "report"}
+
+
+def package_of(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Dotted names that a file imports anywhere but under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text())
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (
+                [f"tailrace.{a.name}" for a in node.names] if node.module == "tailrace" else [node.module or ""]
+            )
+
+
+FILES = sorted(path for path in ROOT.rglob("*.py") if package_of(path) in ALLOWED)
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    allowed = ALLOWED[package] | {package} | (set() if package in L0 else L0)
+    for path in FILES:
+        if package_of(path) == package:
+            internal = {name.split(".")[1] for name in imports(path) if name.startswith("tailrace.")}
+            assert internal <= allowed, f"{path.relative_to(ROOT)} imports {internal - allowed}"
+
+
+@pytest.mark.parametrize("package", sorted(NO_TORCH))
+def test_a_torchless_package_never_imports_torch(package: str) -> None:
+    for path in FILES:
+        if package_of(path) == package:
+            assert "torch" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_every_package_has_a_rule() -> None:
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
+    assert packages <= set(ALLOWED)
+
+
+@pytest.mark.parametrize("module", ["tailrace.cli", "tailrace.config.load", "tailrace.types", "tailrace.events"])
+def test_configuration_and_command_line_load_without_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers', 'polars', 'plotly'}} & set(sys.modules)))"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
