@@ -1,7 +1,7 @@
 """The charts of a run, as plotly figures in plain dictionaries. Colours of text and grid are set by the page."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,24 +54,28 @@ class Section:
     figures: list[Figure]
 
 
-def sections(run: RunData) -> list[Section]:
-    """Every chart that the run has data for; sections without one are left out."""
+def progress_sections(run: RunData) -> list[Section]:
+    """The charts that say whether training works and how fast. Charts and sections without data are left out."""
     steps = run.steps
-    timing = [series_figure(steps, name) for name in ("samples_per_s", "tokens_per_s")]
-    made = [
-        Section("Learning", present(series_figure(steps, "reward"), accuracy_figure(run))),
-        Section("Responses", present(lengths_figure(run), early_late_figure(run))),
-        Section("Speed", present(*timing, task_time_figure(steps))),
-        Section("Optimization", present(*(series_figure(steps, name) for name in _OPTIMIZATION))),
-        Section("Reward failures", present(failures_figure(run))),
-        Section("Further metrics", present(*(series_figure(steps, name) for name in _other_metrics(steps)))),
-    ]
-    return [section for section in made if section.figures]
+    return _sections(
+        {
+            "Learning": [series_figure(steps, "reward"), accuracy_figure(run)],
+            "Responses": [lengths_figure(run), early_late_figure(run)],
+            "Speed": [*_series_figures(steps, ("samples_per_s", "tokens_per_s")), task_time_figure(steps)],
+        }
+    )
 
 
-def present(*figures: Figure | None) -> list[Figure]:
-    """Those that there is data for."""
-    return [figure for figure in figures if figure is not None]
+def detail_sections(run: RunData) -> list[Section]:
+    """The charts to look into when something is odd, among them every metric that has no other chart."""
+    steps = run.steps
+    return _sections(
+        {
+            "Optimization": _series_figures(steps, _OPTIMIZATION),
+            "Reward failures": [failures_figure(run)],
+            "Further metrics": _series_figures(steps, _other_metrics(steps)),
+        }
+    )
 
 
 def series_figure(events: Sequence[Event], name: str) -> Figure | None:
@@ -80,12 +84,17 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
     if not steps:
         return None
     shown = metric(name)
+    if name == "lr":  # set by a schedule: it has no noise to average out
+        caption, data = "As its schedule sets it.", [_line(steps, values, shown.title, BLUE, width=2.4)]
+    else:
+        caption = f"Each training step, and the mean of the last {_window(values)}."
+        data = _series(steps, values, shown.title, percent=shown.percent)
     return Figure(
         id=f"metric-{name.replace('/', '-')}",
         title=shown.title,
-        caption=f"{shown.title} of each training step{_mean_caption(values)}.",
-        data=list(_series(steps, values, shown.title, BLUE, percent=shown.percent)),
-        layout=_layout("Training step", shown.axis_title, percent=shown.percent),
+        caption=caption,
+        data=data,
+        layout=_layout("Training step", shown.axis_title, percent=shown.percent) | {"showlegend": False},
     )
 
 
@@ -95,12 +104,12 @@ def accuracy_figure(run: RunData) -> Figure | None:
     evaluated, held_out = metric_series(run.evaluations, "accuracy")
     if not steps and not evaluated:
         return None
-    data = list(_series(steps, values, "training samples", BLUE, percent=True)) if steps else []
+    data = _series(steps, values, "training", percent=True)
     if evaluated:
         data.append(
             {
                 "type": "scatter",
-                "name": "held-out prompts, greedy",
+                "name": "held-out, greedy",
                 "x": evaluated,
                 "y": held_out,
                 "mode": "lines+markers",
@@ -109,9 +118,7 @@ def accuracy_figure(run: RunData) -> Figure | None:
                 "hovertemplate": "after %{x} steps: %{y:.1%}<extra>held-out</extra>",
             }
         )
-    caption = (
-        f"Fraction of right answers among the samples of each step{_mean_caption(values)}, and on held-out prompts."
-    )
+    caption = "Right answers among the samples of each step, and to held-out prompts."
     layout = _layout("Training step", "Accuracy", percent=True)
     return Figure(id="accuracy", title="Accuracy", caption=caption, data=data, layout=layout)
 
@@ -191,10 +198,19 @@ def failures_figure(run: RunData) -> Figure | None:
     if not kinds:
         return None
     data = [
-        {"type": "bar", "name": kind, "x": list(counts), "y": list(counts.values()), "marker": {"color": colour}}
+        {
+            "type": "bar",
+            "name": kind,
+            "x": list(counts),
+            "y": list(counts.values()),
+            "marker": {"color": colour},
+            "width": 1,
+        }
         for (kind, counts), colour in zip(kinds.items(), task_colours(kinds), strict=True)
     ]
     layout = _layout("Training step", "Failed gradings", from_zero=True) | {"barmode": "stack", "showlegend": True}
+    layout["xaxis"]["range"] = [-0.5, run.total_steps - 0.5]
+    layout["yaxis"]["tickformat"] = "~d"
     caption = "Samples whose grading failed, by kind of failure."
     return Figure(id="failures", title="Reward failures", caption=caption, data=data, layout=layout)
 
@@ -213,32 +229,38 @@ def moving_mean(values: Sequence[float], window: int) -> list[float]:
     return [float(mean) for mean in (sums[ends] - sums[starts]) / (ends - starts)]
 
 
+def _sections(figures: Mapping[str, Sequence[Figure | None]]) -> list[Section]:
+    made = {title: [figure for figure in group if figure is not None] for title, group in figures.items()}
+    return [Section(title, group) for title, group in made.items() if group]
+
+
+def _series_figures(events: Sequence[Event], names: Iterable[str]) -> list[Figure | None]:
+    return [series_figure(events, name) for name in names]
+
+
 def _window(values: Sequence[float]) -> int:
     return min(20, max(5, len(values) // 10))
 
 
-def _mean_caption(values: Sequence[float]) -> str:
-    return f", and the mean of the last {_window(values)}" if len(values) > 2 else ""
-
-
-def _series(
-    steps: Sequence[int], values: Sequence[float], name: str, colour: str, *, percent: bool
-) -> Iterator[dict[str, Any]]:
-    hover = "step %{x}: %{y:" + (".1%" if percent else ".4~g") + "}<extra></extra>"
-    many = len(values) > 2
-    yield {
+def _series(steps: Sequence[int], values: Sequence[float], name: str, *, percent: bool) -> list[dict[str, Any]]:
+    """A point for each value and, where there is more than one, a line for their moving mean."""
+    if not values:
+        return []
+    hover = "step %{x}: %{y:" + (".1%" if percent else ".4~g") + "}<extra>"
+    points = {
         "type": "scatter",
-        "name": f"{name}, each step",
+        "name": name,
         "x": list(steps),
         "y": list(values),
-        "mode": "markers" if many else "lines+markers",
-        "marker": {"color": colour, "size": 5, "opacity": 0.4 if many else 1.0},
-        "hovertemplate": hover,
+        "mode": "markers",
+        "marker": {"color": BLUE, "size": 5, "opacity": 0.55},
+        "hovertemplate": hover + "</extra>",
     }
-    if many:
-        window = _window(values)
-        mean = _line(steps, moving_mean(values, window), f"{name}, mean of {window}", colour, width=2.4)
-        yield mean | {"hovertemplate": hover.replace("<extra></extra>", "<extra>mean</extra>")}
+    if len(values) == 1:
+        return [points]
+    window = _window(values)
+    mean = _line(steps, moving_mean(values, window), f"mean of {window} steps", BLUE, width=2.4)
+    return [points, mean | {"hovertemplate": hover + "mean</extra>"}]
 
 
 def _line(
@@ -278,7 +300,7 @@ def _histogram(values: Sequence[int], edges: Any, name: str, colour: str) -> dic
 def _layout(x: str, y: str, *, percent: bool = False, from_zero: bool = False) -> dict[str, Any]:
     yaxis: dict[str, Any] = {"title": {"text": y}, "rangemode": "tozero" if from_zero or percent else "normal"}
     if percent:
-        yaxis["tickformat"] = ".0%"
+        yaxis["tickformat"] = ".2~%"
     return {"xaxis": {"title": {"text": x}}, "yaxis": yaxis}
 
 

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from tailrace.report.figures import sections
+from tailrace.report.figures import detail_sections, progress_sections
 from tailrace.report.run_data import RunData, first_and_last, load_run, median_seconds, metric_series, step_of
 from tailrace.report.text import duration, metric, number, percent
 from tailrace.report.timeline import timeline
@@ -48,14 +48,15 @@ def render(run: RunData) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    charts = sections(run)
-    figures = [figure for section in charts for figure in section.figures]
+    progress, details = progress_sections(run), detail_sections(run)
+    figures = [figure for section in (*progress, *details) for figure in section.figures]
     return environment.get_template("report.html.j2").render(
         run=run,
         facts=_facts(run),
         state=_state(run),
         cards=list(_cards(run)),
-        sections=charts,
+        progress=progress,
+        details=details,
         figures=_json({figure.id: {"data": figure.data, "layout": figure.layout} for figure in figures}),
         timeline=_json(timeline(run)),
         evaluations=_evaluations(run),
@@ -136,7 +137,7 @@ def _held_out_card(run: RunData) -> Iterator[Card]:
     elif values:
         points = 100 * (values[-1] - values[0])
         detail = f"{points:+.1f} points, after {steps[0]} and {steps[-1]} steps"
-        yield Card("Held-out accuracy", f"{percent(values[0])} → {percent(values[-1])}", detail)
+        yield Card("Held-out accuracy", f"{100 * values[0]:.1f} → {percent(values[-1])}", detail)
 
 
 def _speed_cards(run: RunData) -> Iterator[Card]:

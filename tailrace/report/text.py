@@ -27,23 +27,23 @@ class Metric:
 
 _METRICS = {
     "reward": Metric("Reward"),
-    "reward_std": Metric("Standard deviation of the reward"),
+    "reward_std": Metric("Reward deviation"),
     "accuracy": Metric("Accuracy", percent=True),
     "reward_failures": Metric("Reward failures", "samples"),
     "response_tokens": Metric("Response length", "tokens"),
     "response_tokens_mean": Metric("Mean response length", "tokens"),
     "response_tokens_max": Metric("Longest response", "tokens"),
     "truncated_fraction": Metric("Truncated responses", percent=True),
-    "samples_per_s": Metric("Samples per second", "1/s"),
-    "tokens_per_s": Metric("Tokens per second", "1/s"),
+    "samples_per_s": Metric("Samples per second"),
+    "tokens_per_s": Metric("Tokens per second"),
     "loss": Metric("Loss"),
     "grad_norm": Metric("Gradient norm"),
     "lr": Metric("Learning rate"),
     "clip_fraction": Metric("Clipped tokens", percent=True),
     "skipped_updates": Metric("Skipped updates", "updates"),
     "flat_groups": Metric("Groups without signal", "groups"),
-    "rollout_mismatch": Metric("Mismatch of rollout and trainer", "nats"),
-    "kl": Metric("KL from the reference", "nats"),
+    "rollout_mismatch": Metric("Rollout mismatch", "nats"),
+    "kl": Metric("KL divergence", "nats"),
 }
 
 
