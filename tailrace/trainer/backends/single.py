@@ -1,0 +1,235 @@
+"""The trainer of one process and one device.
+
+    samples ──plan──▶ micro-batches ──forward──▶ log-probabilities ──loss──▶ sums ──backward──▶ .grad += …
+    apply: .grad / denominator, clip, AdamW, schedule
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tailrace.algorithms.base import LossInputs
+from tailrace.config.trainer import TrainerConfig
+from tailrace.errors import ModelError, NonFiniteError
+from tailrace.trainer import state
+from tailrace.trainer.attention import PROMPT_SHARED, make_layout
+from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
+from tailrace.trainer.export import export_model
+from tailrace.trainer.log_probs import token_log_probs
+from tailrace.trainer.optimizer import learning_rate, make_optimizer
+from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
+from tailrace.types import FloatArray
+
+
+@dataclass(slots=True)
+class _Sums:
+    """What was accumulated since the last optimizer step, beside the gradients."""
+
+    losses: list[float] = field(default_factory=list)
+    """The loss sum of each micro-batch."""
+    denominator: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def add(self, loss: float, denominator: float, metrics: dict[str, float]) -> None:
+        self.losses.append(loss)
+        self.denominator += denominator
+        for name, value in metrics.items():
+            self.metrics[name] = self.metrics.get(name, 0.0) + value
+
+    def means(self) -> dict[str, float]:
+        """Over the trained tokens."""
+        tokens = self.metrics["tokens"]
+        return {name: value / tokens for name, value in self.metrics.items() if name != "tokens"} | {"tokens": tokens}
+
+
+class SingleTrainer(Trainer):
+    """Master weights and optimizer in fp32 on one device; bf16 autocast on request."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        config: TrainerConfig,
+        *,
+        temperature: float,
+        total_updates: int,
+        device: str,
+        reference: bool,
+    ) -> None:
+        """Load the weights.
+
+        Args:
+            model_dir: a Hugging Face directory.
+            config: of the trainer.
+            temperature: of sampling; log-probabilities are taken at it. 0, greedy, counts as 1.
+            total_updates: optimizer steps of the whole run, for the schedule.
+            device: a torch device.
+            reference: keep a frozen copy of the initial weights, which `log_probs(reference=True)` needs.
+
+        Raises:
+            ModelError: the model has layers that packed training does not compute.
+        """
+        self._config = config
+        self._model_dir = model_dir
+        self._device = torch.device(device)
+        self._temperature = temperature or 1.0
+        self._total_updates = total_updates
+        self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        self._model = _load(model_dir, torch.float32, self._device).train()
+        if config.gradient_checkpointing:
+            self._model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._reference = _load(model_dir, self._dtype, self._device).requires_grad_(False) if reference else None
+        self._optimizer = make_optimizer(self._model, config)
+        self._counters = state.Counters()
+        self._sums = _Sums()
+        self._evidence: dict[str, Any] = {}
+
+    def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
+        model = self._reference if reference else self._model
+        if model is None:
+            raise ValueError("this trainer keeps no reference weights; make it with reference=True")
+        results = [np.zeros(0, np.float32)] * len(samples)
+        with torch.no_grad():
+            for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
+                values = self._log_probs(model, pack(parts)).cpu().numpy()
+                for index, row in zip(_indices(parts), np.split(values, _ends(parts)), strict=True):
+                    results[index] = row
+        return results
+
+    def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
+        for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
+            batch = pack(parts)
+            output = loss(self._loss_inputs(batch, self._log_probs(self._model, batch)))
+            output.loss_sum.backward()  # type: ignore[no-untyped-call]
+            self._sums.add(output.loss_sum.item(), output.denominator, output.metrics)
+
+    def apply(self) -> UpdateResult:
+        sums, self._sums = self._sums, _Sums()
+        rate = learning_rate(self._config, self._counters.updates, self._total_updates)
+        self._counters.updates += 1
+        if not sums.denominator:
+            return self._skipped(sums, 0.0, 0.0, rate)
+        loss = math.fsum(sums.losses) / sums.denominator
+        norm = self._gradient_norm() / sums.denominator
+        if not math.isfinite(loss) or not math.isfinite(norm):
+            return self._refuse(sums, loss, norm, rate)
+        self._step(min(1.0, self._config.max_grad_norm / max(norm, 1e-12)) / sums.denominator, rate)
+        self._counters.skipped_in_a_row = 0
+        return UpdateResult(applied=True, loss=loss, grad_norm=norm, lr=rate, metrics=sums.means())
+
+    def discard(self) -> None:
+        self._sums = _Sums()
+        self._optimizer.zero_grad()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, parameter.detach()) for name, parameter in self._model.named_parameters())
+
+    def save(self, directory: Path) -> None:
+        state.save(directory, self._model, self._optimizer, self._counters)
+
+    def load(self, directory: Path) -> None:
+        self._counters = state.load(directory, self._model, self._optimizer)
+        self.discard()
+
+    def export(self, directory: Path, *, dtype: torch.dtype | None = None) -> None:
+        export_model(self._model_dir, directory, self.weights(), dtype)
+
+    def evidence(self) -> dict[str, Any]:
+        return self._evidence
+
+    def _log_probs(self, model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+        """[N] of the response tokens of a micro-batch."""
+        ids, positions, predictor, target = (
+            self._tensor(array)
+            for array in (batch.input_ids_T, batch.position_ids_T, batch.predictor_N, batch.target_N)
+        )
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+            # Residuals are fp32 for the reference's bf16 weights too, as they are under autocast of fp32 weights.
+            embeddings = model.get_input_embeddings()(ids[None]).float()
+            hidden_TH = model.base_model(
+                inputs_embeds=embeddings,
+                position_ids=positions[None],
+                use_cache=False,
+                layout=make_layout(batch.spans, self._device),
+            ).last_hidden_state[0]
+        head = model.get_output_embeddings().weight
+        return token_log_probs(
+            hidden_TH.index_select(0, predictor), head, target, temperature=self._temperature, dtype=self._dtype
+        )
+
+    def _loss_inputs(self, batch: PackedBatch, log_probs_N: torch.Tensor) -> LossInputs:
+        old, reference = batch.old_log_probs_N, batch.ref_log_probs_N
+        return LossInputs(
+            log_probs_N=log_probs_N,
+            old_log_probs_N=log_probs_N.detach() if old is None else self._tensor(old),
+            advantages_N=self._tensor(batch.advantages_N),
+            mask_N=self._tensor(batch.mask_N),
+            sample_N=self._tensor(batch.sample_N),
+            samples=batch.samples,
+            ref_log_probs_N=None if reference is None else self._tensor(reference),
+        )
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    def _gradient_norm(self) -> float:
+        gradients = [p.grad for p in self._model.parameters() if p.grad is not None]
+        return float(torch.nn.utils.get_total_norm(gradients))
+
+    def _step(self, scale: float, rate: float) -> None:
+        for parameter in self._model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(scale)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _refuse(self, sums: _Sums, loss: float, norm: float, rate: float) -> UpdateResult:
+        """Skip a step whose loss or gradient is not finite, and keep what it saw."""
+        self._evidence = {
+            "update": self._counters.updates - 1,
+            "loss_sums": sums.losses,
+            "denominator": sums.denominator,
+            "gradient_norms": {
+                name: float(parameter.grad.norm())
+                for name, parameter in self._model.named_parameters()
+                if parameter.grad is not None
+            },
+        }
+        self._counters.skipped_in_a_row += 1
+        if self._counters.skipped_in_a_row >= self._config.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"{self._counters.skipped_in_a_row} optimizer steps in a row had a non-finite loss or gradient "
+                f"(the last: loss {loss}, gradient norm {norm}); lower trainer.lr, or raise "
+                f"trainer.max_nonfinite_steps if such steps are expected"
+            )
+        return self._skipped(sums, loss, norm, rate)
+
+    def _skipped(self, sums: _Sums, loss: float, norm: float, rate: float) -> UpdateResult:
+        self._optimizer.zero_grad()
+        metrics = sums.means() if sums.metrics.get("tokens") else {}
+        return UpdateResult(applied=False, loss=loss, grad_norm=norm, lr=rate, metrics=metrics)
+
+
+def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED
+    )
+    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
+        raise ModelError(f"{model_dir} has sliding-window layers, which training does not compute; use full attention")
+    return model.to(device)  # type: ignore[arg-type, return-value]
+
+
+def _indices(parts: Sequence[GroupPart]) -> list[int]:
+    return [index for part in parts for index in part.indices]
+
+
+def _ends(parts: Sequence[GroupPart]) -> np.ndarray[Any, Any]:
+    """Where one sample's response tokens end and the next one's begin among the N."""
+    return np.cumsum([len(sample.response_ids) for part in parts for sample in part.samples])[:-1]

@@ -1,0 +1,210 @@
+"""Checkpoints that are complete or not there at all.
+
+A checkpoint is a directory `step_000012`. It is written beside its final place under a temporary name, described by
+`manifest.json`, forced to disk and then renamed, which is one step for the file system. Whatever interrupts a save
+leaves the checkpoint before it untouched, and a hidden directory that the next save removes.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tailrace.errors import CheckpointError
+
+MANIFEST = "manifest.json"
+READ_BYTES = 2**22
+_NAME = re.compile(r"step_(\d{6,})")
+_TEMPORARY = ".partial-"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class _Entry(msgspec.Struct, frozen=True):
+    size: int
+    crc32: int
+
+
+class CheckpointStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, directory: Path, keep: int) -> None:
+        """`keep`: checkpoints that survive a save, the new one included."""
+        self.directory = directory
+        self.keep = keep
+
+    def list(self) -> list[Path]:
+        """The complete checkpoints, oldest first."""
+        if not self.directory.is_dir():
+            return []
+        found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+        return sorted(found, key=_step)
+
+    def latest(self) -> Path | None:
+        """The newest complete checkpoint."""
+        return next(reversed(self.list()), None)
+
+    def save(self, step: int, write: Callable[[Path], None]) -> Path:
+        """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete the oldest ones.
+
+        Raises:
+            CheckpointError: it could not be written, or `step` has a checkpoint already. Those before it are intact.
+        """
+        path = self.directory / f"step_{step:06d}"
+        if path.exists():
+            raise CheckpointError(f"{path} exists already; move it away or resume from it")
+        with new_directory(path, otherwise=self._otherwise()) as partial:
+            write(partial)
+            _write_manifest(partial)
+        for old in self.list()[: -self.keep]:
+            shutil.rmtree(old)
+        return path
+
+    def verify(self, path: Path) -> None:
+        """Check every file of a checkpoint against its manifest.
+
+        Raises:
+            CheckpointError: it is not a checkpoint, or a file is missing, short or altered. The message names the
+                newest checkpoint before it that is intact.
+        """
+        if not path.is_dir():
+            raise CheckpointError(f"{path} is not a directory; {self._otherwise()}")
+        if problem := _problem(path):
+            raise CheckpointError(f"checkpoint {path} is damaged: {problem}; {self._fallback(path)}")
+
+    def _otherwise(self) -> str:
+        latest = self.latest()
+        return f"the newest checkpoint is {latest}" if latest else f"there is no checkpoint in {self.directory}"
+
+    def _fallback(self, damaged: Path) -> str:
+        others = [path for path in self.list() if path.name != damaged.name]
+        intact = next((path for path in reversed(others) if not _problem(path)), None)
+        if intact is None:
+            return f"{self.directory} holds no intact one, so the run must start again"
+        return f"resume from {intact}"
+
+
+@contextlib.contextmanager
+def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iterator[Path]:
+    """Yield an empty directory that becomes `path`, on disk and complete, when the block ends without an error.
+
+    An existing `path` is replaced. Leftovers of blocks that a crash ended are removed first.
+
+    Args:
+        path: of the directory to make.
+        otherwise: what the user still has, for the error message.
+
+    Raises:
+        CheckpointError: the operating system refused to write, a full disk for one.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in path.parent.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(leftover)
+        partial = path.parent / f"{_TEMPORARY}{path.name}"
+        partial.mkdir()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error}; {otherwise}") from error
+    try:
+        yield partial
+        _force_to_disk(partial)
+        _replace(partial, path)
+    except OSError as error:
+        written = sum(file.stat().st_size for file in _files(partial))
+        shutil.rmtree(partial)
+        raise CheckpointError(f"{path} cannot be written: {_why(error, path, written)}; {otherwise}") from error
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
+
+
+def _why(error: OSError, path: Path, written: int) -> str:
+    if error.errno not in _DISK_FULL:
+        return str(error)
+    free = shutil.disk_usage(path.parent).free
+    return (
+        f"{os.strerror(error.errno or errno.ENOSPC)} after {_mib(written)} (now {_mib(free)} are free "
+        f"on the disk of {path.parent}); free some space"
+    )
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
+
+
+def _replace(partial: Path, path: Path) -> None:
+    replaced = path.parent / f"{_TEMPORARY}replaced-{path.name}"
+    if path.exists():
+        path.rename(replaced)
+    partial.rename(path)
+    _sync(path.parent)
+    if replaced.exists():
+        shutil.rmtree(replaced)
+
+
+def _force_to_disk(directory: Path) -> None:
+    for file in _files(directory):
+        _sync(file)
+    for folder, _, _ in os.walk(directory):
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _step(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.rglob("*") if path.is_file())
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
+
+
+def _write_manifest(directory: Path) -> None:
+    entries = {
+        path.relative_to(directory).as_posix(): _Entry(path.stat().st_size, _checksum(path))
+        for path in _files(directory)
+    }
+    (directory / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(entries)))
+
+
+def _problem(directory: Path) -> str | None:
+    """What is wrong with a checkpoint's files."""
+    try:
+        entries = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=dict[str, _Entry])
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except msgspec.MsgspecError as error:
+        return f"{MANIFEST} is not readable ({error})"
+    return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
+
+
+def _file_problem(path: Path, entry: _Entry) -> str | None:
+    if not path.is_file():
+        return f"{path.name} ({entry.size} bytes) is missing"
+    size = path.stat().st_size
+    if size != entry.size:
+        return f"{path.name} has {size} bytes, expected {entry.size}"
+    if _checksum(path) != entry.crc32:
+        return f"{path.name} has been altered: its checksum differs from that in {MANIFEST}"
+    return None

@@ -1,0 +1,177 @@
+"""Samples to micro-batches: which go together, and how their tokens lie in one row.
+
+    [prompt a][response a0][response a1][response a2][prompt b][response b0] …      T tokens, no padding
+
+A prompt is computed once for all responses of its group that are in the same micro-batch. Every response continues
+at its prompt's position; `attention.py` keeps responses from seeing each other. Plain numpy: no tensors here.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+
+from tailrace.trainer.base import TrainSample
+from tailrace.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupPart:
+    """Samples of one group that share one copy of their prompt."""
+
+    indices: tuple[int, ...]
+    """Where the samples stand in the list that was planned."""
+    samples: tuple[TrainSample, ...]
+
+    @property
+    def tokens(self) -> int:
+        """The prompt once, and every response."""
+        return len(self.samples[0].prompt_ids) + sum(len(sample.response_ids) for sample in self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartSpan:
+    """Where a group part lies in the packed row."""
+
+    start: int
+    """Index of the prompt's first token."""
+    prompt_tokens: int
+    response_tokens: tuple[int, ...]
+    """Of each response; the first one begins right after the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedBatch:
+    """A micro-batch: T tokens to compute, and the N response tokens among them to score."""
+
+    spans: tuple[PartSpan, ...]
+    input_ids_T: IntArray
+    position_ids_T: IntArray
+    predictor_N: IntArray
+    """Index in 0 … T - 1 of the hidden state that predicts each response token."""
+    target_N: IntArray
+    sample_N: IntArray
+    """Index in 0 … S - 1 of the sample of each response token."""
+    mask_N: FloatArray
+    advantages_N: FloatArray
+    old_log_probs_N: FloatArray | None
+    ref_log_probs_N: FloatArray | None
+    samples: int
+    """S"""
+
+
+def plan_micro_batches(samples: Sequence[TrainSample], budget: int) -> list[list[GroupPart]]:
+    """Cut samples into micro-batches of at most `budget` tokens, in the order given, by next-fit.
+
+    Neighbours of equal `group_id` form a group. A group stays whole if it fits into a micro-batch of its own; a larger
+    one is split, each part repeating the prompt. A sample that exceeds the budget stands alone. Samples without any
+    response token have nothing to score and are left out.
+
+    Next-fit never looks back at a closed micro-batch, so planning a prefix that ends where a micro-batch ends, and then
+    the rest, gives the same micro-batches as planning everything at once.
+    """
+    batches: list[list[GroupPart]] = []
+    room = 0
+    for part in _parts(samples, budget):
+        if not batches or part.tokens > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(part)
+        room -= part.tokens
+    return batches
+
+
+def _parts(samples: Sequence[TrainSample], budget: int) -> Iterator[GroupPart]:
+    scored = [index for index, sample in enumerate(samples) if len(sample.response_ids)]
+    for _, group in groupby(scored, key=lambda index: samples[index].group_id):
+        yield from _split(samples, list(group), budget)
+
+
+def _split(samples: Sequence[TrainSample], group: Sequence[int], budget: int) -> Iterator[GroupPart]:
+    prompt = len(samples[group[0]].prompt_ids)
+    taken: list[int] = []
+    tokens = prompt
+    for index in group:
+        response = len(samples[index].response_ids)
+        if taken and tokens + response > budget:
+            yield _part(samples, taken)
+            taken, tokens = [], prompt
+        taken.append(index)
+        tokens += response
+    yield _part(samples, taken)
+
+
+def _part(samples: Sequence[TrainSample], indices: Sequence[int]) -> GroupPart:
+    return GroupPart(indices=tuple(indices), samples=tuple(samples[index] for index in indices))
+
+
+def pack(parts: Sequence[GroupPart]) -> PackedBatch:
+    """Lay the parts out in one row.
+
+    Raises:
+        ValueError: only some of the samples carry `old_log_probs` or `ref_log_probs`.
+    """
+    spans: list[PartSpan] = []
+    for part in parts:
+        start = spans[-1].start + _tokens(spans[-1]) if spans else 0
+        spans.append(_span(part, start))
+    samples = [sample for part in parts for sample in part.samples]
+    lengths = [len(sample.response_ids) for sample in samples]
+    return PackedBatch(
+        spans=tuple(spans),
+        input_ids_T=np.concatenate([ids for part in parts for ids in _token_ids(part)]),
+        position_ids_T=np.concatenate([positions for span in spans for positions in _positions(span)]),
+        predictor_N=np.concatenate([indices for span in spans for indices in _predictors(span)]),
+        target_N=np.concatenate([sample.response_ids for sample in samples]),
+        sample_N=np.repeat(np.arange(len(samples)), lengths),
+        mask_N=np.concatenate([sample.response_mask for sample in samples]).astype(np.float32),
+        advantages_N=np.concatenate([sample.advantages for sample in samples]),
+        old_log_probs_N=_all_or_none(samples, "old_log_probs", lambda sample: sample.old_log_probs),
+        ref_log_probs_N=_all_or_none(samples, "ref_log_probs", lambda sample: sample.ref_log_probs),
+        samples=len(samples),
+    )
+
+
+def _span(part: GroupPart, start: int) -> PartSpan:
+    return PartSpan(
+        start=start,
+        prompt_tokens=len(part.samples[0].prompt_ids),
+        response_tokens=tuple(len(sample.response_ids) for sample in part.samples),
+    )
+
+
+def _tokens(span: PartSpan) -> int:
+    return span.prompt_tokens + sum(span.response_tokens)
+
+
+def _token_ids(part: GroupPart) -> Iterator[IntArray]:
+    yield part.samples[0].prompt_ids
+    yield from (sample.response_ids for sample in part.samples)
+
+
+def _positions(span: PartSpan) -> Iterator[IntArray]:
+    yield np.arange(span.prompt_tokens)
+    yield from (np.arange(span.prompt_tokens, span.prompt_tokens + tokens) for tokens in span.response_tokens)
+
+
+def _predictors(span: PartSpan) -> Iterator[IntArray]:
+    """The prompt's last token predicts every response's first one; from there each token predicts the next."""
+    prompt_end = span.start + span.prompt_tokens
+    begin = prompt_end
+    for tokens in span.response_tokens:
+        indices = np.arange(begin - 1, begin - 1 + tokens)
+        indices[0] = prompt_end - 1
+        yield indices
+        begin += tokens
+
+
+def _all_or_none(
+    samples: Sequence[TrainSample], name: str, column: Callable[[TrainSample], FloatArray | None]
+) -> FloatArray | None:
+    given = [values for sample in samples if (values := column(sample)) is not None]
+    if len(given) not in (0, len(samples)):
+        raise ValueError(
+            f"{len(given)} of the {len(samples)} samples of a micro-batch carry {name}; give it for all of them or none"
+        )
+    return np.concatenate(given) if given else None

@@ -1,0 +1,134 @@
+"""A trainer's state as files: weights and optimizer in safetensors, counters and random states in JSON. No pickle."""
+
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from tailrace.errors import CheckpointError
+
+WEIGHTS = "weights.safetensors"
+OPTIMIZER = "optimizer.safetensors"
+RANDOM = "random.safetensors"
+COUNTERS = "trainer.json"
+
+
+class Counters(msgspec.Struct, kw_only=True):
+    """What a trainer counts over a run."""
+
+    updates: int = 0
+    """Optimizer steps tried, which is where the schedule stands."""
+    skipped_in_a_row: int = 0
+    """The latest of them that were skipped for a non-finite loss or gradient."""
+
+
+class _Numbers(msgspec.Struct, kw_only=True):
+    """`trainer.json`."""
+
+    counters: Counters
+    python_random: tuple[int, tuple[int, ...], float | None]
+    numpy_random: tuple[str, list[int], int, int, float]
+
+
+def save(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, counters: Counters) -> None:
+    """Write everything that the next optimizer step depends on into an existing directory."""
+    parameters = dict(model.named_parameters())
+    save_file({name: parameter.detach() for name, parameter in parameters.items()}, directory / WEIGHTS)
+    save_file(_optimizer_tensors(parameters, optimizer), directory / OPTIMIZER)
+    save_file(_torch_random(), directory / RANDOM)
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    numbers = _Numbers(
+        counters=counters, python_random=random.getstate(), numpy_random=(kind, keys.tolist(), *rest)
+    )
+    (directory / COUNTERS).write_bytes(msgspec.json.encode(numbers))
+
+
+def load(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Counters:
+    """Restore what `save` wrote, bit for bit.
+
+    Raises:
+        CheckpointError: a file is missing, cannot be read, or is of another model. Nothing is restored then.
+    """
+    parameters = dict(model.named_parameters())
+    shapes = {name: parameter.shape for name, parameter in parameters.items()}
+    weights = _read(directory / WEIGHTS, shapes)
+    moments = _read(directory / OPTIMIZER, None)
+    generators = _read(directory / RANDOM, None)
+    numbers = _read_numbers(directory / COUNTERS)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(weights[name])
+    _restore_optimizer(parameters, optimizer, moments)
+    _restore_random(generators, numbers)
+    return numbers.counters
+
+
+def _optimizer_tensors(
+    parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
+) -> dict[str, torch.Tensor]:
+    """The optimizer's tensors under `field/parameter`."""
+    return {
+        f"{key}/{name}": tensor
+        for name, parameter in parameters.items()
+        for key, tensor in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def _restore_optimizer(
+    parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    optimizer.state.clear()
+    for name, tensor in tensors.items():
+        key, _, parameter = name.partition("/")
+        owner = parameters[parameter]
+        optimizer.state[owner][key] = tensor.to(owner.device)
+
+
+def _torch_random() -> dict[str, torch.Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states |= {f"cuda:{index}": tensor for index, tensor in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
+def _restore_random(generators: Mapping[str, torch.Tensor], numbers: _Numbers) -> None:
+    for device, tensor in generators.items():
+        if device == "cpu":
+            torch.set_rng_state(tensor)
+        else:
+            torch.cuda.set_rng_state(tensor, device)
+    random.setstate(numbers.python_random)
+    kind, keys, *rest = numbers.numpy_random
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+
+
+def _read(path: Path, shapes: Mapping[str, torch.Size] | None) -> dict[str, torch.Tensor]:
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from None
+    for name, shape in (shapes or {}).items():
+        found = tensors.get(name)
+        if found is None or found.shape != shape:
+            raise CheckpointError(
+                f"{path} is of another model: {name} is {_shape(found)}, expected {list(shape)}; "
+                f"resume with the model that made the checkpoint"
+            )
+    return tensors
+
+
+def _shape(tensor: torch.Tensor | None) -> Any:
+    return "missing" if tensor is None else list(tensor.shape)
+
+
+def _read_numbers(path: Path) -> _Numbers:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Numbers)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from None
