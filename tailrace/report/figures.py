@@ -94,7 +94,7 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
         title=shown.title,
         caption=caption,
         data=data,
-        layout=_layout("Training step", shown.axis_title, percent=shown.percent) | {"showlegend": False},
+        layout=_layout("Training step", shown.full_title, percent=shown.percent) | {"showlegend": False},
     )
 
 

@@ -159,15 +159,10 @@ def _evaluations(run: RunData) -> list[dict[str, str]]:
     """The rows of the table of evaluations: a column for each metric that all of them share."""
     rows = []
     for event in run.evaluations:
-        figures = {metric(name).axis_title: _cell(name, value) for name, value in event.metrics.items()}
+        figures = {metric(name).full_title: metric(name).write(value) for name, value in event.metrics.items()}
         rows.append({"After steps": str(event.step), "Prompts": number(event.samples or 0), **figures})
     shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
     return [{name: row[name] for name in shared} for row in rows]
-
-
-def _cell(name: str, value: float) -> str:
-    shown = metric(name)
-    return percent(value) if shown.percent else number(value)
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

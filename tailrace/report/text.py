@@ -14,14 +14,12 @@ class Metric:
     """A fraction of 1 that is written in percent."""
 
     def write(self, value: float) -> str:
-        """`value` with its unit."""
-        if self.percent:
-            return percent(value)
-        return f"{number(value)} {self.unit}".rstrip()
+        """`value` without its unit."""
+        return percent(value) if self.percent else number(value)
 
     @property
-    def axis_title(self) -> str:
-        """Title of an axis that shows the metric, with the unit."""
+    def full_title(self) -> str:
+        """The title with the unit."""
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
 
@@ -31,7 +29,7 @@ _METRICS = {
     "accuracy": Metric("Accuracy", percent=True),
     "reward_failures": Metric("Reward failures", "samples"),
     "response_tokens": Metric("Response length", "tokens"),
-    "response_tokens_mean": Metric("Mean response length", "tokens"),
+    "response_tokens_mean": Metric("Mean response", "tokens"),
     "response_tokens_max": Metric("Longest response", "tokens"),
     "truncated_fraction": Metric("Truncated responses", percent=True),
     "samples_per_s": Metric("Samples per second"),

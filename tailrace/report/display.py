@@ -1,0 +1,169 @@
+"""The live display of a run: a sink that draws in a terminal, or writes plain lines where there is none.
+
+    worker threads ──emit──▶ Display ──▶ Progress (what has happened so far) ◀── the terminal's refresh thread
+
+Neither waits on the other for longer than one redraw; a lock keeps the drawing from seeing half an event.
+"""
+
+import threading
+import time
+from collections.abc import Iterator
+from itertools import cycle, pairwise
+from types import TracebackType
+from typing import Self
+
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tailrace.events import Event
+from tailrace.report.progress import Progress
+from tailrace.report.run_data import first_and_last
+from tailrace.report.text import duration, metric, percent
+
+_TABLE = (
+    "reward",
+    "accuracy",
+    "response_tokens_mean",
+    "response_tokens_max",
+    "samples_per_s",
+    "tokens_per_s",
+    "loss",
+    "grad_norm",
+    "lr",
+)
+_LINE = ("reward", "accuracy", "response_tokens_mean", "loss", "grad_norm", "samples_per_s")
+_WARNINGS = ("reward_failures", "skipped_updates")
+_COLOURS = ("blue", "yellow", "magenta", "green", "cyan", "red", "white")
+_WIDTH, _BAR_WIDTH = 84, 76
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class Display:
+    """Shows a run while it goes on; use it as a context manager, and as a sink within."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        """`console`: where to draw; standard output by default."""
+        self._console = console or Console(highlight=False)
+        self._progress = Progress()
+        self._lock = threading.Lock()
+        self._live: Live | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_interactive:
+            self._live = Live(console=self._console, get_renderable=self._draw, refresh_per_second=2)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, event: Event) -> None:
+        """Take one event; one that says nothing to the display is passed over."""
+        with self._lock:
+            self._progress.add(event, at=time.monotonic())
+            if not self._console.is_interactive:
+                for line in plain_lines(event, self._progress):
+                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self) -> RenderableType:
+        with self._lock:
+            return draw(self._progress, now=time.monotonic())
+
+
+def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
+    """What a log file says of an event: a line for a start, a step, an evaluation or something written."""
+    if event.task == "run":
+        yield progress.headline
+    elif event.task == "step" and event.step is not None:
+        figures = [f"{name} {metric(name).write(event.metrics[name])}" for name in _LINE if name in event.metrics]
+        warnings = [f"{name} {event.metrics[name]:.0f}" for name in _WARNINGS if event.metrics.get(name)]
+        left = f"{duration(progress.remaining)} left" if progress.remaining else "done"
+        took = duration(event.end - event.start)
+        yield " · ".join([f"step {event.step + 1}/{progress.total_steps}", *figures, *warnings, took, left])
+    elif event.task == "evaluation" and event.step is not None:
+        figures = [f"{name} {metric(name).write(value)}" for name, value in event.metrics.items()]
+        yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
+    elif event.task in ("checkpoint", "export") and "path" in event.info:
+        yield f"{event.task} · {event.info['path']}"
+
+
+def draw(progress: Progress, *, now: float) -> RenderableType:
+    """The display at the monotonic time `now`."""
+    parts: list[RenderableType] = [_bar(progress, now)]
+    if progress.held_out:
+        parts.append(_held_out(progress.held_out))
+    if progress.done:
+        parts.extend([Text(), _metrics(progress), Text(), _time_split(progress.task_seconds)])
+    parts.extend(_warnings(progress))
+    parts.append(Text(progress.phase, style="dim"))
+    return Panel(Group(*parts), title=Text(progress.headline), title_align="left", border_style="dim", width=_WIDTH)
+
+
+def _bar(progress: Progress, now: float) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    times = f"{duration(progress.elapsed(now))} elapsed"
+    if progress.remaining:
+        times += f", about {duration(progress.remaining)} left"
+    bar = ProgressBar(total=max(1, progress.total_steps), completed=progress.done, width=24)
+    table.add_row(Text(f"step {progress.done}/{progress.total_steps}", style="bold"), bar, Text(times))
+    return table
+
+
+def _held_out(accuracies: list[float]) -> Text:
+    text = Text(f"held-out accuracy  {percent(accuracies[0])}")
+    if len(accuracies) > 1:
+        change = 100 * (accuracies[-1] - accuracies[0])
+        text.append(f" → {percent(accuracies[-1])}", style="bold")
+        text.append(f"  ({change:+.1f} points)", style="green" if change > 0 else "")
+    return text
+
+
+def _metrics(progress: Progress) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column()
+    for heading in ("now", "first steps", "last steps"):
+        table.add_column(heading, justify="right", min_width=10)
+    table.add_column("trend", style="cyan")
+    for name in _TABLE:
+        values = progress.metrics.get(name)
+        if values:
+            shown = metric(name)
+            first, last = (shown.write(value) for value in first_and_last(values))
+            table.add_row(shown.full_title, Text(shown.write(values[-1]), style="bold"), first, last, sparkline(values))
+    return table
+
+
+def _time_split(seconds: dict[str, float]) -> RenderableType:
+    """A bar divided among the tasks by the time that they took so far, and its legend."""
+    total = sum(seconds.values())
+    bar, legend = Text(), []
+    for (task, spent), colour in zip(seconds.items(), cycle(_COLOURS), strict=False):
+        if spent > 0:
+            bar.append("█" * round(_BAR_WIDTH * spent / total), style=colour)
+            legend.append(Text.assemble(("■ ", colour), f"{task.replace('_', ' ')} {100 * spent / total:.0f} %"))
+    return Group(bar, Columns(legend, padding=(0, 2)))
+
+
+def _warnings(progress: Progress) -> Iterator[Text]:
+    counts = {name: sum(progress.metrics.get(name, ())) for name in _WARNINGS}
+    words = [f"{metric(name).title.lower()}: {count:.0f}" for name, count in counts.items() if count > 0]
+    if words:
+        yield Text("! " + ", ".join(words), style="bold yellow")
+
+
+def sparkline(values: list[float], width: int = 16) -> str:
+    """Bars of `values`, the means of as many equal parts as there is room for."""
+    count = min(width, len(values))
+    parts = pairwise(index * len(values) // count for index in range(count + 1))
+    means = [sum(values[begin:end]) / (end - begin) for begin, end in parts]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

@@ -1,0 +1,114 @@
+"""How far a run has come, from its events as they arrive."""
+
+import math
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.events import Event
+
+_NEXT = {
+    "run": "starting",
+    "rollout": "grading",
+    "reward": "training",
+    "reference": "training",
+    "advantage": "training",
+    "actor": "training",
+    "optimizer": "training",
+    "update_weights": "generating",
+    "step": "generating",
+    "evaluation": "generating",
+    "checkpoint": "generating",
+    "export": "finished",
+}
+"""What usually follows the end of a task."""
+
+
+class Progress:
+    """Counts and figures of a run so far. A step that is repeated after a resume counts anew."""
+
+    def __init__(self) -> None:
+        self.headline = "run"
+        self.total_steps = 0
+        self.done = 0
+        """Steps finished since the start of the run, earlier attempts included."""
+        self.metrics: dict[str, list[float]] = {}
+        """The finite values of each step metric, in the order of the steps seen here."""
+        self.task_seconds: dict[str, float] = {}
+        """Seconds that each task took, over all steps seen here."""
+        self.held_out: list[float] = []
+        """Accuracies of the evaluations seen here."""
+        self.phase = "starting"
+        self._step_seconds: list[float] = []
+        self._between_steps = 0.0
+        self._first_start = 0.0
+        self._last_end = 0.0
+        self._seen_at: float | None = None
+        self._responses = 0
+
+    def add(self, event: Event, *, at: float) -> None:
+        """Take an event that arrived at the monotonic time `at`; pass over what is not known."""
+        self._last_end = max(self._last_end, event.end)
+        self._seen_at = at
+        if event.task == "run":
+            self._add_run(event)
+        elif event.task == "step":
+            self._add_step(event)
+        elif event.task == "evaluation" and math.isfinite(event.metrics.get("accuracy", math.nan)):
+            self.held_out.append(event.metrics["accuracy"])
+        self._follow(event)
+
+    def elapsed(self, now: float) -> float:
+        """Seconds of the run at the monotonic time `now`."""
+        return self._last_end + (now - self._seen_at if self._seen_at is not None else 0.0)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds to go: the median step, plus what lay between the steps so far (evaluations, checkpoints)."""
+        if not self._step_seconds:
+            return 0.0
+        mean_between = self._between_steps / len(self._step_seconds)
+        return (statistics.median(self._step_seconds) + mean_between) * max(0, self.total_steps - self.done)
+
+    def _add_run(self, event: Event) -> None:
+        total = event.info.get("total_steps")
+        self.total_steps = total if isinstance(total, int) else self.total_steps
+        resumed = event.info.get("resumed_from")
+        words = [_setting(event.info, "algorithm", "type"), _setting(event.info, "model", "path")]
+        words.append(f"{self.total_steps} steps")
+        words.append(f"resumed from {resumed}" if resumed else "")
+        self.headline = " · ".join(word for word in words if word)
+
+    def _add_step(self, event: Event) -> None:
+        if not self._step_seconds:
+            self._first_start = event.start
+        self._between_steps = max(0.0, event.start - self._first_start - sum(self._step_seconds))
+        self._step_seconds.append(event.end - event.start)
+        self.done = self.done + 1 if event.step is None else event.step + 1
+        self.total_steps = max(self.total_steps, self.done)
+        for name, value in event.metrics.items():
+            if not math.isfinite(value):
+                continue
+            if name.startswith("time/"):
+                task = name.removeprefix("time/")
+                self.task_seconds[task] = self.task_seconds.get(task, 0.0) + value
+            else:
+                self.metrics.setdefault(name, []).append(value)
+
+    def _follow(self, event: Event) -> None:
+        """Guess what is going on from what has just ended."""
+        if event.task == "sample":
+            self._responses += 1
+            self.phase = f"generating: {self._responses} responses finished"
+            return
+        if event.task == "step":
+            self._responses = 0
+        self.phase = _NEXT.get(event.task, self.phase)
+
+
+def _setting(info: Mapping[str, Any], *keys: str) -> str:
+    """A value of the configuration that an event may carry; empty where it does not."""
+    value: Any = info.get("config")
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return "" if value is None else str(value)
