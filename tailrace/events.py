@@ -4,6 +4,7 @@ A span of work is one line of `events.jsonl`. Times are seconds since the run's 
 goes on where the interrupted one stopped.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -57,7 +58,8 @@ class EventLog:
         return time.perf_counter() - self._origin
 
     def emit(self, event: Event) -> None:
-        """Write `event` and tell the sinks."""
+        """Write `event` and tell the sinks. Metrics that are not finite are dropped: JSON has no word for them."""
+        event.metrics = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
         self._file.write(msgspec.json.encode(event) + b"\n")
         self._file.flush()
         for sink in self._sinks:
