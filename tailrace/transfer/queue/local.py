@@ -1,0 +1,249 @@
+"""The transfer queue inside one process: the asyncio shell around the control plane and the data plane.
+
+    put ──▶ line of producers ──room──▶ rows, cells ──▶ policies ──▶ line of consumers, one for each task ──▶ claim
+                  ▲                                                            ▲
+                  └── an ack that retires rows frees room      put, ack, nack and expiry make rows ready
+
+Who waits on whom: a line is first come, first served: its head alone is woken and acts in its own task, so whoever is
+cancelled or times out has changed nothing, and a big request is never overtaken for ever by small ones. Acks never wait
+for room, although their outputs count: otherwise a full queue could not empty.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
+
+from tailrace.config.transfer import QueueConfig
+from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout
+from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TransferQueue
+from tailrace.transfer.queue.control_plane import ControlPlane, Lease
+from tailrace.transfer.queue.data_plane import Cells, DataPlane
+from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
+from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
+from tailrace.types import COLUMNS, ColumnKind, Value
+
+T = TypeVar("T")
+
+
+class _Line:
+    """Callers that wait for their turn, first come, first served."""
+
+    def __init__(self) -> None:
+        self._turns: deque[asyncio.Event] = deque()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    async def wait(self, attempt: Callable[[], T | None], timeout: float) -> T:
+        """Try `attempt` as the head of the line, again after each `call`, until it returns something.
+
+        It runs in the caller's own task and nothing is awaited after it has succeeded: a cancelled caller got nothing.
+        """
+        turn = asyncio.Event()
+        self._turns.append(turn)
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    if self._closed:
+                        raise QueueClosed("the queue was closed")
+                    if self._turns[0] is turn and (result := attempt()) is not None:
+                        return result
+                    turn.clear()
+                    await turn.wait()
+        finally:
+            self._turns.remove(turn)
+            self.call()
+
+    def call(self) -> None:
+        """Something may have changed for the head."""
+        if self._turns:
+            self._turns[0].set()
+
+    def close(self) -> None:
+        """Send everyone away, now and later."""
+        self._closed = True
+        for turn in self._turns:
+            turn.set()
+
+
+class LocalQueue(TransferQueue):
+    """A transfer queue in memory, for one event loop. See `TransferQueue` for the contract."""
+
+    def __init__(
+        self,
+        tasks: Sequence[QueueTask],
+        config: QueueConfig,
+        *,
+        columns: Mapping[str, ColumnKind] = COLUMNS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: seconds that never go back; leases are measured by it.
+
+        Raises:
+            QueueError: the table is not one that rows can pass through, see `check_table`.
+        """
+        check_table(tasks, columns)
+        self._tasks = tuple(tasks)
+        self._reads = {task.spec.name: task.spec.reads for task in tasks}
+        self._columns = dict(columns)
+        self._put_columns = put_columns(tasks)
+        self._written = frozenset(column for task in tasks for column in task.spec.writes)
+        self._config = config
+        self._clock = clock
+        self._control = ControlPlane(tasks, lease_s=config.lease_s)
+        self._data = DataPlane(columns)
+        self._producers = _Line()
+        self._consumers = {task.spec.name: _Line() for task in tasks}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        """See `TransferQueue.put`. Each row brings every column that some task reads and none writes."""
+        self._control.check_groups(rows)
+        cells = [self._freeze_new(row) for row in rows]
+        self._check_capacity(cells)
+        limit = self._config.timeout_s if timeout is None else timeout
+        try:
+            ids = await self._producers.wait(lambda: self._try_put(rows, cells), limit)
+        except TimeoutError:
+            raise QueueTimeout(f"put of {len(rows)} rows waited {limit:g} s for room: {self._usage()}") from None
+        self._call_consumers()
+        return ids
+
+    async def claim(self, task: str, *, limit: int | None = None, timeout: float | None = None) -> Claim:
+        """See `TransferQueue.claim`. Consumers of one task are served in the order in which they came."""
+        self._expire()
+        if task not in self._consumers:
+            raise QueueError(f"no task {task!r} in the table; its tasks are {sorted(self._consumers)}")
+        if limit is not None and limit < 1:
+            raise QueueError(f"a claim's limit must be at least 1, got {limit}")
+        seconds = self._config.timeout_s if timeout is None else timeout
+        try:
+            lease = await self._consumers[task].wait(lambda: self._try_claim(task, limit), seconds)
+        except TimeoutError:
+            raise QueueTimeout(f"claim of task {task!r} waited {seconds:g} s: {self.stats().tasks[task]}") from None
+        return Claim(lease_id=lease.id, task=task, rows=self._read(lease))
+
+    async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+        """See `TransferQueue.ack`."""
+        self._expire()
+        cells = {row: self._data.freeze(output) for row, output in outputs.items()}
+        retired = self._control.ack(claim.lease_id, {row: output.lengths for row, output in cells.items()})
+        for row, output in cells.items():
+            self._data.write(row, output)
+        for row in retired:
+            self._data.drop(row)
+        if retired:
+            self._producers.call()
+        self._call_consumers()
+
+    async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
+        """See `TransferQueue.nack`. Without `rows`, a claim that holds none any more is no error."""
+        self._expire()
+        self._control.nack(claim.lease_id, rows)
+        self._call_consumers()
+
+    async def renew(self, claim: Claim) -> None:
+        """See `TransferQueue.renew`."""
+        self._expire()
+        self._control.renew(claim.lease_id, self._clock())
+
+    def stats(self) -> QueueStats:
+        """See `TransferQueue.stats`."""
+        return QueueStats(
+            rows=len(self._control),
+            bytes=self._data.nbytes,
+            blocked_puts=len(self._producers),
+            tasks=self._control.stats(),
+        )
+
+    def snapshot(self) -> bytes:
+        """See `TransferQueue.snapshot`."""
+        return encode_snapshot(self._tasks, self._columns, self._control.export(), self._data)
+
+    def restore(self, snapshot: bytes) -> None:
+        """See `TransferQueue.restore`; empty means that the queue has never held a row. Rows become ready by `order`.
+
+        Row ids go on: one from before the snapshot names the same row or none.
+        """
+        state = decode_snapshot(snapshot, self._tasks, self._columns, self._data)
+        self._control.restore(state.control)
+        for row, cells in state.cells.items():
+            self._data.write(row, cells)
+        self._call_consumers()
+
+    def close(self) -> None:
+        """See `TransferQueue.close`. Acks and nacks still work."""
+        self._closed = True
+        for line in (self._producers, *self._consumers.values()):
+            line.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _freeze_new(self, row: NewRow) -> Cells:
+        place = f"row {row.order} of group {row.group_id}"
+        if missing := sorted(self._put_columns.difference(row.cells)):
+            raise ColumnError(f"{place} lacks column {missing[0]!r}, which tasks read and none writes")
+        if written := sorted(self._written.intersection(row.cells)):
+            raise ColumnError(f"{place} brings column {written[0]!r}, which a task writes; leave it out")
+        return self._data.freeze(row.cells)
+
+    def _check_capacity(self, cells: Sequence[Cells]) -> None:
+        nbytes = sum(cell.nbytes for cell in cells)
+        for name, amount, bound in (
+            ("max_rows", len(cells), self._config.max_rows),
+            ("max_bytes", nbytes, self._config.max_bytes),
+        ):
+            if amount > bound:
+                raise QueueError(f"a put of {len(cells)} rows and {nbytes} bytes can never fit queue.{name} {bound}")
+
+    def _try_put(self, rows: Sequence[NewRow], cells: Sequence[Cells]) -> list[RowId] | None:
+        total = self._data.nbytes + sum(cell.nbytes for cell in cells)
+        if len(self._control) + len(rows) > self._config.max_rows or total > self._config.max_bytes:
+            return None
+        ids = self._control.put(rows, [cell.lengths for cell in cells])
+        for row_id, cell in zip(ids, cells, strict=True):
+            self._data.write(row_id, cell)
+        return ids
+
+    def _try_claim(self, task: str, limit: int | None) -> Lease | None:
+        lease = self._control.claim(task, limit=limit, now=self._clock())
+        if lease is not None:
+            self._set_timer()
+        return lease
+
+    def _read(self, lease: Lease) -> tuple[Row, ...]:
+        columns = self._reads[lease.task]
+        return tuple(
+            Row(id=row.id, group_id=row.group_id, order=row.order, cells=self._data.read(row.id, columns))
+            for row in lease.rows.values()
+        )
+
+    def _call_consumers(self) -> None:
+        for task, line in self._consumers.items():
+            if self._control.ready_rows(task):
+                line.call()
+
+    def _expire(self) -> None:
+        if self._control.expire(self._clock()):
+            self._call_consumers()
+
+    def _set_timer(self) -> None:
+        """One timer for the earliest lease; one that fires for a lease that is gone sets the next."""
+        deadline = self._control.next_deadline
+        if self._timer is None and deadline is not None and not self._closed:
+            delay = max(0.0, deadline - self._clock())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._expire()
+        self._set_timer()
+
+    def _usage(self) -> str:
+        rows, nbytes = len(self._control), self._data.nbytes
+        return f"{rows} of {self._config.max_rows} rows and {nbytes} of {self._config.max_bytes} bytes are taken"
