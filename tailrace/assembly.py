@@ -230,7 +230,16 @@ def _evaluator(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -
     return Evaluator(parts.engine, parts.pool, prompts, config.sampling, inputs.decode, log)
 
 
-def set_threads(config: RunConfig) -> None:
-    """Torch's threads, of every operation in this process."""
+def prepare_torch(config: RunConfig) -> None:
+    """Set torch's threads for the whole process, and see that the device is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
+    try:
+        torch.empty(0, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"device {config.device!r} cannot be used here: {reason}") from None

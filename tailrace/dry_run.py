@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import yaml
 
-from tailrace.assembly import load_inputs, set_threads
+from tailrace.assembly import load_inputs, prepare_torch
 from tailrace.config.run import RunConfig
 from tailrace.models.describe import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
@@ -22,7 +22,7 @@ def print_plan(config: RunConfig) -> None:
     Raises:
         UserError: the model or the prompts do not fit what was asked for.
     """
-    set_threads(config)
+    prepare_torch(config)
     inputs = load_inputs(config)
     info = describe_model(inputs.model_dir)
     size = ModelSize(

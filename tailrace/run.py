@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 import tailrace
-from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts, set_threads
+from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts, prepare_torch
 from tailrace.checkpointing import read_run_state
 from tailrace.config.run import RunConfig
 from tailrace.errors import NonFiniteError, TailraceError
@@ -61,7 +61,7 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
     start = _find_start(config, directory, store, checkpoint) if resume else None
     if start is None:
         directory.check_new()
-    set_threads(config)
+    prepare_torch(config)
     inputs = load_inputs(config)
     return asyncio.run(_run(config, inputs, directory, store, start))
 

@@ -1,0 +1,15 @@
+"""Reward functions that tests name by their dotted path."""
+
+from typing import Any
+
+
+def digit_fraction(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
+    """The share of a response's characters that are digits."""
+    return sum(character in "0123456789" for character in response) / max(len(response), 1)
+
+
+def fails_on_even_length(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
+    """Raises for half of the responses."""
+    if len(response) % 2 == 0:
+        raise ArithmeticError("even")
+    return digit_fraction(response, answer, prompt, metadata)

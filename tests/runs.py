@@ -1,0 +1,50 @@
+"""Small but whole training runs for tests."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tailrace.config.load import parse_config
+from tailrace.config.run import RunConfig
+from tailrace.events import Event, read_events
+
+
+def write_prompts(path: Path, count: int = 24) -> Path:
+    """A JSONL file of short, distinct prompts."""
+    path.write_text("".join(json.dumps({"prompt": f"n{k}", "answer": str(k)}) + "\n" for k in range(count)))
+    return path
+
+
+def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> RunConfig:
+    """Four steps of 2 groups of 4 in fp32; `changes` are whole sections, or keys of sections such as trainer__lr."""
+    values: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "threads": 1,
+        "model": {"path": str(model)},
+        "prompts": {"source": {"type": "jsonl", "path": str(prompts)}, "held_out": 4},
+        "rewards": {"grader": {"type": "function", "path": "tests.graders.digit_fraction"}, "workers": 1},
+        "algorithm": {"group_size": 4},
+        "sampling": {"max_new_tokens": 12},
+        "engine": {"type": "native", "dtype": "float32", "kv_cache_gib": 0.01},
+        "trainer": {"steps": 4, "train_batch_size": 8, "precision": "fp32", "lr": 1e-3, "micro_batch_tokens": 64},
+        "checkpoint": {"every": 2, "keep": 5},
+        "evaluation": {"every": 2},
+        "observe": {"tensorboard": False},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            values.setdefault(section, {})[name] = value
+        else:
+            values[section] = value
+    return parse_config(values, source="test")
+
+
+def steps_of(output_dir: Path) -> list[Event]:
+    """The `step` events of a run."""
+    return [event for event in read_events(output_dir / "events.jsonl") if event.task == "step"]
+
+
+def learned(event: Event) -> dict[str, float]:
+    """The figures of a step that do not depend on the clock."""
+    return {name: value for name, value in event.metrics.items() if not name.startswith("time/") and "_per_s" not in name}

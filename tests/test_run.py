@@ -1,0 +1,207 @@
+"""Whole runs: they learn, they resume, they stop cleanly, whatever mode they are in."""
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tailrace.config.run import RunConfig
+from tailrace.errors import NonFiniteError, UserError
+from tailrace.events import read_events
+from tailrace.run import train
+from tests.conftest import TinyModel
+from tests.runs import learned, small_run, steps_of, write_prompts
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return write_prompts(tmp_path / "prompts.jsonl")
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Figures of every step and the final weights are equal bit for bit."""
+    assert {e.step: learned(e) for e in steps_of(one)} == {e.step: learned(e) for e in steps_of(other)}
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_tiny_model_learns_its_task(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    config = small_run(
+        tmp_path / "run",
+        tiny_model("llama"),
+        prompts,
+        algorithm={"group_size": 8},
+        trainer={"steps": 15, "train_batch_size": 32, "precision": "bf16", "lr": 3e-3},
+        engine={"type": "native", "dtype": "bfloat16", "kv_cache_gib": 0.01},
+        evaluation={"every": 15},
+    )
+    assert train(config, resume=False) == 0
+    rewards = [event.metrics["reward"] for event in steps_of(tmp_path / "run")]
+    assert sum(rewards[-5:]) >= 2 * sum(rewards[:5])
+    before, after = [e for e in read_events(tmp_path / "run" / "events.jsonl") if e.task == "evaluation"]
+    assert after.metrics["reward"] > before.metrics["reward"]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_run_exports_a_model_that_transformers_loads(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, family: str
+) -> None:
+    run = tmp_path / "run"
+    train(small_run(run, tiny_model(family), prompts, trainer__steps=1), resume=False)
+    model = AutoModelForCausalLM.from_pretrained(run / "model")
+    tokenizer = AutoTokenizer.from_pretrained(run / "model")
+    initial = AutoModelForCausalLM.from_pretrained(tiny_model(family))
+    assert any(not torch.equal(a, b) for a, b in zip(model.parameters(), initial.parameters(), strict=True))
+    assert tokenizer("n1")["input_ids"]
+    assert {path.name for path in run.iterdir()} >= {"report.html", "trace.json", "events.jsonl", "config.yaml"}
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    changes: dict[str, Any] = {"trainer__schedule": "cosine", "algorithm__kl": {"coefficient": 0.01}}
+    train(small_run(whole, tiny_model("llama"), prompts, **changes), resume=False)
+    shutil.copytree(whole, cut)
+    shutil.rmtree(cut / "checkpoints" / "step_000004")
+    shutil.rmtree(cut / "model")
+    train(small_run(cut, tiny_model("llama"), prompts, **changes), resume=True)
+    resumed = steps_of(cut)
+    assert [event.step for event in resumed] == [0, 1, 2, 3, 2, 3]
+    assert_same_run(whole, cut)
+
+
+@pytest.mark.parametrize("mini_batch_size", [8, 4])
+def test_streaming_in_order_equals_synchronous_bit_for_bit(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, mini_batch_size: int
+) -> None:
+    modes: dict[str, dict[str, bool]] = {"synchronous": {}, "streaming": {"streaming": True, "in_order": True}}
+    for name, pipeline in modes.items():
+        config = small_run(
+            tmp_path / name, tiny_model("llama"), prompts, pipeline=pipeline, trainer__mini_batch_size=mini_batch_size
+        )
+        train(config, resume=False)
+    assert_same_run(tmp_path / "synchronous", tmp_path / "streaming")
+
+
+def test_streaming_in_arrival_order_gives_the_same_update_up_to_rounding(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    for name, streaming in {"synchronous": False, "streaming": True}.items():
+        config = small_run(
+            tmp_path / name, tiny_model("llama"), prompts, pipeline={"streaming": streaming}, trainer__steps=1
+        )
+        train(config, resume=False)
+    ours, theirs = weights(tmp_path / "streaming"), weights(tmp_path / "synchronous")
+    for name in theirs:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-4)
+
+
+def test_failed_gradings_are_counted_and_leave_the_run_going(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    rewards = {"grader": {"type": "function", "path": "tests.graders.fails_on_even_length"}, "workers": 1}
+    run = tmp_path / "run"
+    train(small_run(run, tiny_model("llama"), prompts, rewards=rewards, trainer__steps=2), resume=False)
+    failures = sum(event.metrics["reward_failures"] for event in steps_of(run))
+    kinds = [e.info["failures"] for e in read_events(run / "events.jsonl") if e.task == "reward" and e.info]
+    assert failures > 0
+    assert sum(kind["ArithmeticError"] for kind in kinds) == failures
+
+
+def test_three_non_finite_updates_stop_the_run_with_the_evidence(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(run, tiny_model("llama"), prompts, trainer__lr=1e30, trainer__max_grad_norm=1e30)
+    with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
+        train(config, resume=False)
+    assert (run / "evidence.json").stat().st_size > 0
+
+
+def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
+    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return [sys.executable, "-m", "tailrace", "train", str(recipe), *options]
+
+
+def test_an_interrupted_run_saves_and_goes_on_from_there(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(run, tiny_model("llama"), prompts, trainer__steps=6, checkpoint={"every": 100})
+    start = command(config, tmp_path / "recipe.yaml")
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "step 2/6" in line:
+                process.send_signal(signal.SIGINT)
+                break
+        process.stdout.read()
+        assert process.wait(timeout=60) == 130
+    assert not (run / "model").exists()
+    done = subprocess.run([*start, "--resume"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    trained = [event.step for event in steps_of(run)]
+    assert trained == sorted(set(trained)) == list(range(6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model": {"path": "/nowhere/model"}}, "/nowhere/model"),
+        ({"prompts__held_out": 24}, "held_out"),
+        ({"prompts__max_prompt_tokens": 3}, "tokens"),
+        ({"sampling__max_new_tokens": 512}, "leaves no room for a prompt in the context of 512 tokens"),
+        ({"rewards__grader": {"type": "function", "path": "tests.graders.nope"}}, "nope"),
+        ({"prompts__source": {"type": "jsonl", "path": "/nowhere.jsonl"}}, "/nowhere.jsonl"),
+        ({"device": "cuda:7"}, "cuda:7"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, changes: dict[str, Any], expected: str
+) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(UserError) as caught:
+        train(small_run(run, tiny_model("llama"), prompts, **changes), resume=False)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not run.exists()
+
+
+def test_a_directory_with_a_run_is_not_overwritten(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=1)
+    train(config, resume=False)
+    with pytest.raises(UserError, match="holds a run already"):
+        train(config, resume=False)
+
+
+def test_a_resumed_run_keeps_what_its_data_position_depends_on(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    train(small_run(tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=1), resume=False)
+    with pytest.raises(UserError, match="seed cannot change when a run is resumed: it was 0 and is 1"):
+        train(small_run(tmp_path / "run", tiny_model("llama"), prompts, seed=1), resume=True)
+
+
+def test_a_corrupt_checkpoint_offers_the_one_before(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts)
+    train(config, resume=False)
+    newest = tmp_path / "run" / "checkpoints" / "step_000004"
+    (newest / "queue.msgpack").write_bytes(b"junk")
+    with pytest.raises(UserError, match="step_000002"):
+        train(config, resume=True)
+    assert train(config, resume=True, checkpoint=newest.with_name("step_000002")) == 0
