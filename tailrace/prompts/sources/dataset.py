@@ -1,0 +1,72 @@
+"""Data sets of the library `datasets`: a directory on disk, or the hub."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tailrace.config.prompts import DatasetSource, HubSource
+from tailrace.errors import PromptError
+from tailrace.prompts.sources.base import Row, nearest, one_line, table_rows
+
+
+def dataset_rows(config: DatasetSource) -> Iterator[Row]:
+    """The rows of a directory written by `save_to_disk`. Ids are `split:row`, from 0.
+
+    Raises:
+        PromptError: no such directory or split, or `datasets` is not installed.
+    """
+    datasets = _library()
+    path = Path(config.path).expanduser()
+    try:
+        loaded = datasets.load_from_disk(str(path))
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise PromptError(f"cannot load prompts.source.path {path}: {one_line(error)}") from None
+    split, dataset = _pick_split(loaded, config)
+    return table_rows(_records(split, dataset), config)
+
+
+def hub_rows(config: HubSource) -> Iterator[Row]:
+    """The rows of a split of a data set of the hub. Ids are `split:row`, from 0.
+
+    Raises:
+        PromptError: the hub cannot be reached, or has no such data set, or `datasets` is not installed.
+    """
+    datasets = _library()
+    try:
+        dataset = datasets.load_dataset(config.name, config.subset, split=config.split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise PromptError(
+            f"cannot load split {config.split!r} of prompts.source.name {config.name!r} from the hub: {one_line(error)}"
+        ) from None
+    return table_rows(_records(config.split, dataset), config)
+
+
+def _library() -> ModuleType:
+    try:
+        import datasets  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise PromptError("this prompts.source needs the library datasets: pip install 'tailrace[datasets]'") from None
+    module: ModuleType = datasets
+    return module
+
+
+def _pick_split(loaded: Any, config: DatasetSource) -> tuple[str, Any]:
+    """A directory holds one data set, or a mapping from split names to data sets."""
+    if not isinstance(loaded, dict):
+        name = str(loaded.split or "row")
+        if config.split not in (None, name):
+            raise PromptError(f"{config.path} holds one data set without splits; remove prompts.source.split")
+        return name, loaded
+    if config.split is None and len(loaded) == 1:
+        return next(iter(loaded.items()))
+    if config.split is None or config.split not in loaded:
+        asked = "is needed" if config.split is None else f"{config.split!r} is not there"
+        hint = nearest(config.split or "", loaded)
+        raise PromptError(f"prompts.source.split {asked}: {config.path} has {', '.join(loaded)}{hint}")
+    return config.split, loaded[config.split]
+
+
+def _records(split: str, dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, record in enumerate(dataset):
+        yield f"{split}:{number}", record

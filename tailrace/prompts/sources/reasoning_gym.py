@@ -1,0 +1,88 @@
+"""Problems of a reasoning-gym generator."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import reasoning_gym  # type: ignore[import-untyped]
+from reasoning_gym.composite import DatasetSpec  # type: ignore[import-untyped]
+from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
+
+from tailrace.config.prompts import ReasoningGymSource
+from tailrace.errors import PromptError
+from tailrace.prompts.sources.base import Row, nearest, one_line
+
+_GENERATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What a generator's checks, and what they forgot to check, raise."""
+
+
+def reasoning_gym_rows(config: ReasoningGymSource) -> Iterator[Row]:
+    """Generated problems. Ids are `task:index`; metadata is the entry's, with the generator's
+    `parameters`.
+
+    JSON has neither tuples nor integer keys, and scorers compare them: a tuple is kept as {"$tuple": [...]}, a mapping
+    with keys other than strings as {"$map": [[key, value], ...]}.
+
+    Raises:
+        PromptError: no such task, or the generator refuses its parameters.
+    """
+    _check(config)
+    try:
+        generator = reasoning_gym.create_dataset(
+            config.task, seed=config.seed, size=config.size, **_arguments(config.parameters)
+        )
+        for index in range(config.size):
+            entry = generator[index]
+            yield Row(
+                prompt_id=f"{config.task}:{index}",
+                prompt=entry["question"],
+                answer=None if entry["answer"] is None else str(entry["answer"]),
+                metadata={**keep(entry["metadata"]), "parameters": _parameters_of(entry, config)},
+            )
+    except _GENERATOR_ERRORS as error:
+        raise PromptError(f"reasoning-gym task {config.task!r} with {config.parameters}: {one_line(error)}") from None
+
+
+def keep(value: Any) -> Any:
+    """`value` as JSON with the marks `$tuple` and `$map`.
+
+    Raises:
+        TypeError: it holds something else than numbers, strings, lists, tuples and mappings.
+    """
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {str(key): keep(item) for key, item in value.items()}
+        return {"$map": [[keep(key), keep(item)] for key, item in value.items()]}
+    if isinstance(value, tuple):
+        return {"$tuple": [keep(item) for item in value]}
+    if isinstance(value, list):
+        return [keep(item) for item in value]
+    if isinstance(value, str):
+        return str(value)  # numpy strings are strings, but not on the wire
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise TypeError(f"its metadata holds a {type(value).__name__}, which cannot be written as JSON")
+
+
+def _arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """What the generator takes: `datasets` of the task `composite`, a mixture of tasks, are written as mappings."""
+    if "datasets" not in parameters:
+        return dict(parameters)
+    return {**parameters, "datasets": [DatasetSpec(**{"config": {}, **spec}) for spec in parameters["datasets"]]}
+
+
+def _parameters_of(entry: Mapping[str, Any], config: ReasoningGymSource) -> dict[str, Any]:
+    """The parameters of the task that made `entry`, which its scorer may need; a mixture makes none itself."""
+    parts = config.parameters.get("datasets", [])
+    name = entry["metadata"]["source_dataset"]
+    return next((part.get("config", {}) for part in parts if part["name"] == name), config.parameters)
+
+
+def _check(config: ReasoningGymSource) -> None:
+    if config.task not in DATASETS:
+        raise PromptError(
+            f"prompts.source.task {config.task!r} is none of reasoning-gym's {len(DATASETS)} tasks"
+            f"{nearest(config.task, DATASETS)}"
+        )
+    for name in ("seed", "size"):
+        if name in config.parameters:
+            raise PromptError(f"prompts.source.parameters: set prompts.source.{name} instead of {name}")
