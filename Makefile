@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup quickstart test lint types check bench-trl clean
+.PHONY: help setup quickstart test lint types check docs bench-trl clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -33,6 +33,9 @@ types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
 check: lint types test ## lint, types and tests: what CI runs
+
+docs: $(READY) ## write docs/recipes.md from the schemas
+	$(BIN)/python -m tailrace.config.reference > docs/recipes.md
 
 bench-trl: $(READY) ## samples/s beside TRL's GRPOTrainer, in an environment of its own
 	$(BIN)/python benchmarks/trl.py

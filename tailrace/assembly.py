@@ -38,8 +38,9 @@ from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
-from tailrace.transfer.queue.local import LocalQueue, QueueTask
+from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget, WholeGroups
+from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray
 
 GRADE_AT_ONCE = 64
@@ -146,10 +147,10 @@ def _queue_tasks(config: RunConfig, algorithm: Algorithm) -> list[QueueTask]:
         config.trainer.micro_batch_tokens if streaming else None, in_order=config.pipeline.in_order or not streaming
     )
     policies: dict[str, Policy] = {
-        "rollout": WholeGroups(),
+        "rollout": WholeGroups(config.groups_per_step),
         "reward": FirstIn(GRADE_AT_ONCE),
-        "reference": WholeGroups(),
-        "advantage": WholeGroups(),
+        "reference": WholeGroups(config.groups_per_step),
+        "advantage": WholeGroups(config.groups_per_step),
         "actor": budget,
     }
     return [QueueTask(spec, policies[spec.name]) for spec in algorithm.tasks]
@@ -241,5 +242,5 @@ def prepare_torch(config: RunConfig) -> None:
     try:
         torch.empty(0, device=config.device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0].split(". ")[0]
         raise ConfigError(f"device {config.device!r} cannot be used here: {reason}") from None

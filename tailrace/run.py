@@ -22,7 +22,7 @@ import tailrace
 from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts, prepare_torch
 from tailrace.checkpointing import read_run_state
 from tailrace.config.run import RunConfig
-from tailrace.errors import NonFiniteError, TailraceError
+from tailrace.errors import CheckpointError, NonFiniteError, TailraceError
 from tailrace.events import Event, EventLog, Sink
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
@@ -69,6 +69,8 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
 def _find_start(config: RunConfig, directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
     directory.check_same(config)
     path = checkpoint or store.latest()
+    if path is None:
+        raise CheckpointError(f"output_dir {directory.path} holds no checkpoint; start again in a new output_dir")
     store.verify(path)
     state = read_run_state(path)
     return Resume(
@@ -100,11 +102,15 @@ def _open_log(
     config: RunConfig, directory: RunDirectory, start: Resume | None, times: TaskTimes, stack: AsyncExitStack
 ) -> EventLog:
     display = stack.enter_context(Display())
-    sinks: tuple[Sink, ...] = (times, display, *open_sinks(config, directory.tensorboard, stack))
+    resolved = config.model_dump(mode="json")
+    others = open_sinks(config.observe, directory.path, resolved)
+    for sink in others:
+        stack.callback(sink.close)
+    sinks: tuple[Sink, ...] = (times, display, *others)
     log = EventLog(directory.events, sinks=sinks, offset=start.elapsed_s if start else 0.0)
     stack.callback(log.close)
     info = {
-        "config": config.model_dump(mode="json"),
+        "config": resolved,
         "tailrace": tailrace.__version__,
         "resumed_from": str(start.checkpoint) if start else None,
         "total_steps": config.trainer.steps,
@@ -116,7 +122,7 @@ def _open_log(
 
 async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory) -> bool:
     """Run the pipeline; True when it was interrupted, and saved."""
-    training = asyncio.ensure_future(pipeline.run())
+    training = asyncio.create_task(pipeline.run())
     with _cancelled_by_signals(training):
         try:
             await training
@@ -133,12 +139,12 @@ async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory) -> b
 
 
 @contextmanager
-def _cancelled_by_signals(training: asyncio.Future[None]) -> Iterator[None]:
+def _cancelled_by_signals(training: asyncio.Task[None]) -> Iterator[None]:
     """The first SIGINT or SIGTERM cancels `training`, a second one ends the process at once."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        if training.cancelled() or getattr(training, "cancelling", int)():
+        if training.cancelled() or training.cancelling():
             os._exit(INTERRUPTED)
         training.cancel()
 

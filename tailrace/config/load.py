@@ -128,17 +128,17 @@ def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] |
     field = model.model_fields.get(key) if model else None
     if field is None:
         return None, {}
-    members = _schemas(field.annotation)
+    members = schemas_in(field.annotation)
     if field.discriminator is not None:
         return None, {member.model_fields["type"].default: member for member in members}
     return (members[0] if members else None), {}
 
 
-def _schemas(annotation: Any) -> list[type[BaseModel]]:
+def schemas_in(annotation: Any) -> list[type[BaseModel]]:
     """The schemas in an annotation, in order: one, or the members of a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [schema for argument in typing.get_args(annotation) for schema in _schemas(argument)]
+    return [schema for argument in typing.get_args(annotation) for schema in schemas_in(argument)]
 
 
 def _nearest_key(location: tuple[int | str, ...]) -> str:
@@ -169,5 +169,5 @@ def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
     """(last part, dotted path) of every key below `model`."""
     for name, field in model.model_fields.items():
         yield name, prefix + name
-        for schema in _schemas(field.annotation):
+        for schema in schemas_in(field.annotation):
             yield from _all_keys(schema, f"{prefix}{name}.")

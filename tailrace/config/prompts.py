@@ -21,6 +21,7 @@ class JsonlSource(ColumnsConfig):
 
     type: Literal["jsonl"] = "jsonl"
     path: str
+    """The file; relative paths start at the working directory."""
 
 
 class ParquetSource(ColumnsConfig):
@@ -28,6 +29,7 @@ class ParquetSource(ColumnsConfig):
 
     type: Literal["parquet"] = "parquet"
     path: str
+    """The file, or a pattern such as data/*.parquet."""
 
 
 class DatasetSource(ColumnsConfig):
@@ -35,6 +37,7 @@ class DatasetSource(ColumnsConfig):
 
     type: Literal["dataset"] = "dataset"
     path: str
+    """The directory."""
     split: str | None = None
     """Needed where the directory holds several splits."""
 
@@ -44,8 +47,11 @@ class HubSource(ColumnsConfig):
 
     type: Literal["hub"] = "hub"
     name: str
+    """Its id, such as openai/gsm8k."""
     subset: str | None = None
+    """Configuration of the data set, where it has several."""
     split: str = "train"
+    """Which of its splits."""
 
 
 class ReasoningGymSource(Config):

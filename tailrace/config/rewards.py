@@ -13,6 +13,7 @@ class ExactReward(Config):
 
     type: Literal["exact"] = "exact"
     ignore_case: bool = False
+    """Upper and lower case are the same."""
 
 
 class RegexReward(Config):

@@ -27,7 +27,7 @@ class PromptFeeder:
         """First step whose prompts have not been put; the data position that a checkpoint keeps."""
         self._queue = queue
         self._prompts = prompts
-        self._order = PromptOrder(len(prompts), seed=seed, shuffle=shuffle)
+        self._order = PromptOrder(count=len(prompts), seed=seed, shuffle=shuffle)
         self._seed = seed
         self._group_size = group_size
         self._groups_per_step = groups_per_step

@@ -1,0 +1,68 @@
+"""Writes docs/recipes.md from the schemas: `python -m tailrace.config.reference > docs/recipes.md`."""
+
+import inspect
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from tailrace.config.load import schemas_in
+from tailrace.config.run import RunConfig
+
+INTRODUCTION = """\
+# Recipes
+
+A recipe is a YAML file with these keys; `key=value` on the command line overrides one, and `${key}` refers to another.
+A key in bold is required. Written from the schemas in [tailrace/config](../tailrace/config) by `make docs`.
+"""
+
+
+def reference() -> str:
+    """The page, as Markdown."""
+    return "\n".join([INTRODUCTION, *_section("", RunConfig)])
+
+
+def _section(prefix: str, schema: type[BaseModel]) -> Iterator[str]:
+    """A table of the plain keys of a schema, then the sections below it."""
+    plain = {name: field for name, field in schema.model_fields.items() if not schemas_in(field.annotation)}
+    yield "| key | default | |"
+    yield "|---|---|---|"
+    for name, field in plain.items():
+        if name != "type":
+            yield f"| {_key(prefix + name, field)} | {_default(field)} | {_cell(field)} |"
+    yield ""
+    for name, field in schema.model_fields.items():
+        for variant in schemas_in(field.annotation):
+            tag = f", `type: {variant.model_fields['type'].default}`" if field.discriminator else ""
+            level = "#" * (2 + (prefix + name).count("."))
+            yield f"{level} `{prefix}{name}`{tag}\n"
+            yield f"{inspect.getdoc(variant)}\n"
+            yield from _section(f"{prefix}{name}.", variant)
+
+
+def _key(path: str, field: FieldInfo) -> str:
+    return f"**`{path}`**" if field.is_required() else f"`{path}`"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    return f"`{_yaml(field.default)}`"
+
+
+def _yaml(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def _cell(field: FieldInfo) -> str:
+    choices = typing.get_args(field.annotation) if typing.get_origin(field.annotation) is typing.Literal else ()
+    listed = " One of " + ", ".join(f"`{choice}`" for choice in choices) + "." if choices else ""
+    return ((field.description or "").replace("\n", " ").replace("|", "\\|") + listed).strip()
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
