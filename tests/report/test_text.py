@@ -1,0 +1,30 @@
+import pytest
+
+from tailrace.report.text import duration, metric, number, percent
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [(0, "0"), (3.0, "3"), (1234567, "1,234,567"), (0.00123, "0.00123"), (12.345, "12.3"), (1e-6, "1e-06"),
+     (1234.5, "1,234"), (-0.5, "-0.5"), (float("nan"), "nan"), (float("inf"), "inf")],
+)  # fmt: skip
+def test_number_keeps_three_digits(value: float, written: str) -> None:
+    assert number(value) == written
+
+
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (65, "1 min 05 s"),
+     (3599.7, "1 h 00 min"), (3725, "1 h 02 min"), (90000, "25 h 00 min")],
+)  # fmt: skip
+def test_duration_carries_over_when_it_rounds(seconds: float, written: str) -> None:
+    assert duration(seconds) == written
+
+
+def test_metrics_have_titles_with_units() -> None:
+    assert metric("response_tokens_mean").full_title == "Mean response (tokens)"
+    assert metric("accuracy").write(0.125) == percent(0.125) == "12.5 %"
+
+
+def test_an_unknown_metric_is_called_by_its_name() -> None:
+    assert metric("queue_depth").full_title == "Queue depth"
