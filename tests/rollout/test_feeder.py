@@ -1,0 +1,48 @@
+"""Prompts enter the queue once each, in the order that the seed fixes."""
+
+import numpy as np
+
+from tailrace.config.transfer import QueueConfig
+from tailrace.prompts.order import PromptOrder
+from tailrace.rollout.feeder import PromptFeeder
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies import FirstIn
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import Prompt, TaskSpec
+
+READS = ("prompt_ids", "prompt", "answer", "metadata", "seed")
+PROMPTS = tuple(
+    Prompt(prompt_id=f"p{k}", text=f"text {k}", prompt_ids=np.arange(k + 1, dtype=np.int64), answer=str(k))
+    for k in range(5)
+)
+
+
+def make(queue: LocalQueue) -> PromptFeeder:
+    return PromptFeeder(queue, PROMPTS, seed=3, shuffle=True, group_size=2, groups_per_step=3)
+
+
+def make_queue() -> LocalQueue:
+    return LocalQueue([QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))], QueueConfig())
+
+
+async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
+    queue = make_queue()
+    feeder = make(queue)
+    for step in range(4):
+        await feeder.put(step)
+    claim = await queue.claim("rollout")
+    order = PromptOrder(count=len(PROMPTS), seed=3, shuffle=True)
+    assert [row.order for row in claim.rows] == list(range(24))
+    assert [row.group_id for row in claim.rows] == [position for position in range(12) for _ in range(2)]
+    assert [row.cells["prompt"] for row in claim.rows] == [PROMPTS[order[k // 2]].text for k in range(24)]
+    assert len({row.cells["seed"] for row in claim.rows}) == 24
+
+
+async def test_a_resumed_feeder_does_not_put_a_step_again() -> None:
+    queue = make_queue()
+    feeder = make(queue)
+    feeder.next_step = 2
+    await feeder.put(1)
+    assert queue.stats().rows == 0
+    await feeder.put(2)
+    assert [row.group_id for row in (await queue.claim("rollout")).rows] == [6, 6, 7, 7, 8, 8]

@@ -1,0 +1,111 @@
+"""The small tasks write their columns for every row, and a failure of one is seen by all."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tailrace.algorithms.factory import make_algorithm
+
+from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.rewards import FunctionReward, RewardsConfig
+from tailrace.config.transfer import QueueConfig
+from tailrace.errors import ColumnError
+from tailrace.events import EventLog, read_events
+from tailrace.rewards.pool import GraderPool
+from tailrace.tasks.advantage import AdvantageTask
+from tailrace.tasks.reference import ReferenceTask
+from tailrace.tasks.reward import RewardTask
+from tailrace.transfer.queue.base import Claim, NewRow
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies import FirstIn, WholeGroups
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import FloatArray, TaskSpec
+
+REWARD = TaskSpec(name="reward", reads=("prompt", "response", "answer", "metadata"), writes=("reward", "reward_error"))
+ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
+SINK = TaskSpec(name="sink", reads=("advantages", "reward", "reward_error"))
+COMMON: dict[str, Any] = {"lease_s": 60.0, "samples_per_step": 4}
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> EventLog:
+    return EventLog(tmp_path / "events.jsonl")
+
+
+def group(responses: list[str]) -> list[NewRow]:
+    return [
+        NewRow(
+            group_id=0,
+            group_size=len(responses),
+            order=order,
+            cells={
+                "prompt": "p",
+                "answer": None,
+                "metadata": {},
+                "response": response,
+                "response_mask": np.ones(len(response), np.int64),
+            },
+        )
+        for order, response in enumerate(responses)
+    ]
+
+
+async def run_tasks(log: EventLog, rewards: RewardsConfig, responses: list[str]) -> list[dict[str, Any]]:
+    """The cells that reward and advantage task write for one group."""
+    queue = LocalQueue(
+        [QueueTask(REWARD, FirstIn(2)), QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))],
+        QueueConfig(),
+    )
+    async with GraderPool(rewards) as pool, asyncio.TaskGroup() as running:
+        running.create_task(RewardTask(queue, log, pool, rewards, **COMMON).run())
+        running.create_task(AdvantageTask(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
+        await queue.put(group(responses))
+        claim = await queue.claim("sink")
+        queue.close()
+    return [dict(row.cells) for row in sorted(claim.rows, key=lambda row: row.order)]
+
+
+def grader(name: str, failure_reward: float | None = None) -> RewardsConfig:
+    function = FunctionReward(path=f"tests.graders.{name}")
+    return RewardsConfig(grader=function, workers=1, failure_reward=failure_reward)
+
+
+async def test_rewards_become_group_normalized_advantages_of_each_token(log: EventLog) -> None:
+    cells = await run_tasks(log, grader("digit_fraction"), ["12", "a1", "abcd", "9"])
+    assert [cell["reward"] for cell in cells] == [1.0, 0.5, 0.0, 1.0]
+    rewards = np.array([1.0, 0.5, 0.0, 1.0])
+    expected = (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
+    for cell, value, length in zip(cells, expected, [2, 2, 4, 1], strict=True):
+        np.testing.assert_allclose(cell["advantages"], np.full(length, value), rtol=1e-6)
+
+
+async def test_a_failed_grading_is_nan_with_its_reason_and_no_advantage(log: EventLog) -> None:
+    cells = await run_tasks(log, grader("fails_on_even_length"), ["1", "ab", "a"])
+    assert math.isnan(cells[1]["reward"])
+    assert cells[1]["reward_error"] == "ArithmeticError: even"
+    assert cells[1]["advantages"].tolist() == [0.0, 0.0]
+    assert cells[0]["advantages"][0] == -cells[2]["advantages"][0] > 0
+    failures = [e.info["failures"] for e in read_events(log.path) if e.task == "reward" and e.info]
+    assert failures == [{"ArithmeticError": 1}]
+
+
+async def test_a_stated_failure_reward_takes_the_place_of_nan(log: EventLog) -> None:
+    cells = await run_tasks(log, grader("fails_on_even_length", failure_reward=-1.0), ["1", "ab", "a"])
+    assert [cell["reward"] for cell in cells] == [1.0, -1.0, 0.0]
+    assert cells[1]["reward_error"] == "ArithmeticError: even"
+
+
+async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log: EventLog) -> None:
+    spec = TaskSpec(name="reference", reads=("response",), writes=("ref_log_probs",))
+    queue = LocalQueue([QueueTask(spec, FirstIn(8))], QueueConfig())
+
+    async def wrong_dtype(claim: Claim) -> list[FloatArray]:
+        return [np.zeros(1, np.float64) for _ in claim.rows]
+
+    await queue.put([NewRow(group_id=0, group_size=1, order=0, cells={"response": "x"})])
+    with pytest.raises(ColumnError, match="ref_log_probs"):
+        await ReferenceTask(queue, log, wrong_dtype, **COMMON).run()
+    assert queue.stats().tasks["reference"].ready == 1

@@ -1,0 +1,188 @@
+"""The actor trains on every row of a step once, whenever it is interrupted."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tailrace.algorithms.factory import make_algorithm
+
+from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.transfer import QueueConfig
+from tailrace.events import EventLog
+from tailrace.trainer.actor import Actor
+from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
+from tailrace.transfer.queue.base import NewRow
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies import TokenBudget
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import FloatArray, TaskSpec
+
+ACTOR = TaskSpec(name="actor", reads=("prompt_ids", "response_ids", "response_mask", "advantages"))
+SAMPLES = 8
+
+
+class RecordingTrainer(Trainer):
+    """Keeps what it was asked to do; `held` makes the next `apply` wait for `let_go`."""
+
+    def __init__(self) -> None:
+        self.pending: list[int] = []
+        self.applied: list[list[int]] = []
+        self.old_log_probs: list[FloatArray | None] = []
+        self.applying = threading.Event()
+        self.let_go = threading.Event()
+        self.let_go.set()
+
+    def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
+        return [np.full(len(sample.response_ids), len(self.applied), np.float32) for sample in samples]
+
+    def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
+        self.pending += [int(sample.response_ids[0]) for sample in samples]
+        self.old_log_probs += [sample.old_log_probs for sample in samples]
+
+    def apply(self) -> UpdateResult:
+        self.applying.set()
+        assert self.let_go.wait(timeout=10)
+        self.applied.append(self.pending)
+        self.pending = []
+        return UpdateResult(applied=True, loss=0.0, grad_norm=0.0, lr=0.0, metrics={})
+
+    def discard(self) -> None:
+        self.pending = []
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return iter(())
+
+    def save(self, directory: Path) -> None:
+        raise NotImplementedError
+
+    def load(self, directory: Path) -> None:
+        raise NotImplementedError
+
+    def export(self, directory: Path, *, dtype: torch.dtype | None = None) -> None:
+        raise NotImplementedError
+
+    def evidence(self) -> dict[str, Any]:
+        return {}
+
+
+def rows(group: int) -> list[NewRow]:
+    """A group of four one-token samples whose token is their order."""
+    return [
+        NewRow(
+            group_id=group,
+            group_size=4,
+            order=order,
+            cells={
+                "prompt_ids": np.array([1], np.int64),
+                "response_ids": np.array([order], np.int64),
+                "response_mask": np.ones(1, np.int64),
+                "advantages": np.ones(1, np.float32),
+            },
+        )
+        for order in range(group * 4, group * 4 + 4)
+    ]
+
+
+class Bench:
+    """An actor with a real queue and a recording trainer."""
+
+    def __init__(self, directory: Path, executor: ThreadPoolExecutor, *, tokens: int | None, mini: int) -> None:
+        self.trainer = RecordingTrainer()
+        self.queue = LocalQueue([QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))], QueueConfig())
+        self.commits = 0
+        self.actor = Actor(
+            self.queue,
+            self.trainer,
+            make_algorithm(GrpoConfig(group_size=4)),
+            executor,
+            EventLog(directory / "events.jsonl"),
+            batch_size=SAMPLES,
+            mini_batch_size=mini,
+            lease_s=60.0,
+        )
+
+    def count(self) -> None:
+        self.commits += 1
+
+    def update(self) -> asyncio.Task[Any]:
+        return asyncio.create_task(self.actor.update(0, on_commit=self.count))
+
+
+@pytest.fixture
+async def executor() -> AsyncIterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield pool
+
+
+async def test_one_optimizer_step_trains_on_the_whole_batch(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
+    bench = Bench(tmp_path, executor, tokens=None, mini=SAMPLES)
+    await bench.queue.put(rows(1) + rows(0))
+    result = await bench.update()
+    assert bench.trainer.applied == [list(range(SAMPLES))]
+    assert [row.order for row in result.rows] == list(range(SAMPLES))
+    assert bench.trainer.old_log_probs == [None] * SAMPLES
+    assert (bench.queue.stats().rows, bench.commits) == (0, 1)
+
+
+async def test_streaming_accumulates_a_group_before_the_next_is_there(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(tmp_path, executor, tokens=5, mini=SAMPLES)
+    await bench.queue.put(rows(1))
+    update = bench.update()
+    while not bench.trainer.pending:
+        await asyncio.sleep(0)
+    assert bench.trainer.pending == [4, 5, 6, 7]
+    await bench.queue.put(rows(0))
+    await update
+    assert bench.trainer.applied == [[4, 5, 6, 7, 0, 1, 2, 3]]
+
+
+async def test_mini_batches_share_the_log_probs_of_the_start_of_the_step(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(tmp_path, executor, tokens=None, mini=4)
+    await bench.queue.put(rows(0) + rows(1))
+    result = await bench.update()
+    assert bench.trainer.applied == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [float(old[0]) for old in bench.trainer.old_log_probs if old is not None] == [0.0] * SAMPLES
+    assert (len(result.updates), bench.commits) == (2, 1)
+
+
+async def test_a_cancelled_update_gives_its_rows_back_and_forgets_their_gradient(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(tmp_path, executor, tokens=5, mini=SAMPLES)
+    await bench.queue.put(rows(0))
+    update = bench.update()
+    while not bench.trainer.pending:
+        await asyncio.sleep(0)
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    stats = bench.queue.stats().tasks["actor"]
+    assert (stats.ready, stats.leased, stats.consumed) == (4, 0, 0)
+    assert (bench.trainer.pending, bench.trainer.applied, bench.commits) == ([], [], 0)
+
+
+async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
+    tmp_path: Path, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(tmp_path, executor, tokens=None, mini=SAMPLES)
+    await bench.queue.put(rows(0) + rows(1))
+    bench.trainer.let_go.clear()
+    update = bench.update()
+    while not bench.trainer.applying.is_set():
+        await asyncio.sleep(0)
+    update.cancel()
+    bench.trainer.let_go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    assert bench.trainer.applied == [list(range(SAMPLES))]
+    assert (bench.queue.stats().rows, bench.commits) == (0, 1)
