@@ -29,6 +29,7 @@ TASK_COLOURS = {
 }
 """Legible on white and on black, and told apart by people who confuse red and green."""
 
+_STEP = "Training step"
 _CHARTED = frozenset({"reward", "accuracy", "samples_per_s", "tokens_per_s", "reward_failures", "loss", "grad_norm"})
 _OPTIMIZATION = ("loss", "grad_norm", "lr", "clip_fraction", "kl", "rollout_mismatch")
 
@@ -94,7 +95,7 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
         title=shown.title,
         caption=caption,
         data=data,
-        layout=_layout("Training step", shown.full_title, percent=shown.percent) | {"showlegend": False},
+        layout=_layout(_STEP, shown.full_title, percent=shown.percent) | {"showlegend": False},
     )
 
 
@@ -114,12 +115,12 @@ def accuracy_figure(run: RunData) -> Figure | None:
                 "y": held_out,
                 "mode": "lines+markers",
                 "line": {"color": ORANGE, "width": 1.5, "dash": "dot"},
-                "marker": {"color": ORANGE, "size": 10, "symbol": "diamond"},
+                "marker": {"color": ORANGE, "size": 10 if len(evaluated) <= 20 else 5, "symbol": "diamond"},
                 "hovertemplate": "after %{x} steps: %{y:.1%}<extra>held-out</extra>",
             }
         )
     caption = "Right answers among the samples of each step, and to held-out prompts."
-    layout = _layout("Training step", "Accuracy", percent=True)
+    layout = _layout(_STEP, "Accuracy", percent=True)
     return Figure(id="accuracy", title="Accuracy", caption=caption, data=data, layout=layout)
 
 
@@ -143,7 +144,7 @@ def lengths_figure(run: RunData) -> Figure | None:
         title="Response length",
         caption="Tokens of the responses of each step: median, the middle 80 %, and the longest.",
         data=data,
-        layout=_layout("Training step", "Response length (tokens)", from_zero=True),
+        layout=_layout(_STEP, "Response length (tokens)", from_zero=True),
     )
 
 
@@ -184,7 +185,7 @@ def task_time_figure(events: Sequence[Event]) -> Figure | None:
         title="Time of each step by task",
         caption="Seconds that each task took. Tasks that overlap add up to more than the step.",
         data=data,
-        layout=_layout("Training step", "Time (s)") | {"barmode": "stack", "bargap": 0},
+        layout=_layout(_STEP, "Time (s)") | {"barmode": "stack", "bargap": 0},
         wide=True,
     )
 
@@ -208,7 +209,7 @@ def failures_figure(run: RunData) -> Figure | None:
         }
         for (kind, counts), colour in zip(kinds.items(), task_colours(kinds), strict=True)
     ]
-    layout = _layout("Training step", "Failed gradings", from_zero=True) | {"barmode": "stack", "showlegend": True}
+    layout = _layout(_STEP, "Failed gradings", from_zero=True) | {"barmode": "stack", "showlegend": True}
     layout["xaxis"]["range"] = [-0.5, run.total_steps - 0.5]
     layout["yaxis"]["tickformat"] = "~d"
     caption = "Samples whose grading failed, by kind of failure."
@@ -278,7 +279,7 @@ def _line(
         "name": name,
         "x": list(x),
         "y": list(y),
-        "mode": "lines",
+        "mode": "lines" if len(x) > 1 else "markers",
         "line": {"color": colour, "width": width, "dash": dash},
         "showlegend": legend,
         "hovertemplate": "step %{x}: %{y:.4~g}<extra>" + name + "</extra>",
@@ -301,7 +302,10 @@ def _layout(x: str, y: str, *, percent: bool = False, from_zero: bool = False) -
     yaxis: dict[str, Any] = {"title": {"text": y}, "rangemode": "tozero" if from_zero or percent else "normal"}
     if percent:
         yaxis["tickformat"] = ".2~%"
-    return {"xaxis": {"title": {"text": x}}, "yaxis": yaxis}
+    xaxis: dict[str, Any] = {"title": {"text": x}}
+    if x == _STEP:
+        xaxis["autorangeoptions"] = {"include": [0, 5]}  # a lone step would be shown from -1 to 1
+    return {"xaxis": xaxis, "yaxis": yaxis}
 
 
 def _lengths_by_step(samples: Iterable[Event]) -> dict[int, list[int]]:

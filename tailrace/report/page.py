@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from tailrace.report.figures import detail_sections, progress_sections
 from tailrace.report.run_data import RunData, first_and_last, load_run, median_seconds, metric_series, step_of
-from tailrace.report.text import duration, metric, number, percent
+from tailrace.report.text import counted, duration, metric, number, percent
 from tailrace.report.timeline import timeline
 
 
@@ -96,9 +96,9 @@ def _state(run: RunData) -> str:
     made = len(run.steps)
     resumed = f" Resumed {run.resumes} times." if run.resumes > 1 else " Resumed once." if run.resumes else ""
     if not made:
-        return f"No training step has finished yet, of {run.total_steps or 'those planned'}.{resumed}"
+        return f"No training step has finished yet.{resumed}"
     if not run.is_finished:
-        return f"Unfinished: {step_of(run.steps[-1]) + 1} of {run.total_steps} steps.{resumed}"
+        return f"Unfinished: {step_of(run.steps[-1]) + 1:,} of {run.total_steps:,} steps.{resumed}"
     return resumed.strip()
 
 
@@ -113,7 +113,7 @@ def _cards(run: RunData) -> Iterator[Card]:
     for name in ("reward_failures", "skipped_updates"):
         total = sum(metric_series(steps, name)[1])
         if total:
-            yield Card(metric(name).title, number(total), f"in {len(steps)} steps", warning=True)
+            yield Card(metric(name).title, number(total), f"in {counted(len(steps), 'step')}", warning=True)
 
 
 def _change_card(run: RunData, name: str, title: str) -> Iterator[Card]:
@@ -133,10 +133,10 @@ def _change_card(run: RunData, name: str, title: str) -> Iterator[Card]:
 def _held_out_card(run: RunData) -> Iterator[Card]:
     steps, values = metric_series(run.evaluations, "accuracy")
     if len(values) == 1:
-        yield Card("Held-out accuracy", percent(values[0]), f"after {steps[0]} steps")
+        yield Card("Held-out accuracy", percent(values[0]), f"after {counted(steps[0], 'step')}")
     elif values:
         points = 100 * (values[-1] - values[0])
-        detail = f"{points:+.1f} points, after {steps[0]} and {steps[-1]} steps"
+        detail = f"{points:+.1f} points, before and after {counted(steps[-1] - steps[0], 'step')}"
         yield Card("Held-out accuracy", f"{100 * values[0]:.1f} → {percent(values[-1])}", detail)
 
 
@@ -147,12 +147,12 @@ def _speed_cards(run: RunData) -> Iterator[Card]:
     if busy > 0:
         detail = f"{number(tokens / busy)} tokens per second"
         yield Card("Samples per second", number(samples / busy), detail)
-    yield Card("Time of a step", duration(median_seconds(steps)), f"median of {len(steps)}")
+    yield Card("Time of a step", duration(median_seconds(steps)), f"median of {counted(len(steps), 'step')}")
 
 
 def _time_card(run: RunData) -> Card:
     made = sum(event.samples or 0 for event in run.steps)
-    return Card("Total time", duration(run.seconds), f"{len(run.steps)} steps, {made:,} samples")
+    return Card("Total time", duration(run.seconds), f"{counted(len(run.steps), 'step')}, {counted(made, 'sample')}")
 
 
 def _evaluations(run: RunData) -> list[dict[str, str]]:

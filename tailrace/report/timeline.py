@@ -19,11 +19,11 @@ from tailrace.report.text import duration
 
 STEPS_SHOWN = 3
 """Steps in one window of the timeline."""
-MAX_SPANS = 20_000
+MAX_SPANS = 8_000
 """Spans that the page holds at the most; the windows of a longer run are thinned out."""
 
-_ROW, _LANE = 1.0, 0.2
-"""Heights of a row and, within it, of the lane of one response."""
+_ROW, _LANE, _LANES = 1.0, 0.2, 14.0
+"""Heights of a row, of the lane of one response, and at the most of all such lanes together."""
 _PIXELS, _MARGIN = 30, 110
 
 
@@ -119,13 +119,14 @@ def _rows(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[tuple[flo
     places = [(0.0, 0.0)] * len(events)
     top = 0.0
     for (actor, is_samples), indexes in sorted(members.items(), key=_row_order):
-        unit = _LANE if is_samples else _ROW
         lanes = assign_lanes([events[index] for index in indexes])
-        height = max(_ROW, unit * (max(lanes) + 1))
+        count = max(lanes) + 1
+        unit = min(_LANE, _LANES / count) if is_samples else _ROW
+        height = max(_ROW, unit * count)
         name = f"{actor}: responses" if is_samples else actor
         rows.append({"name": name, "middle": round(top + height / 2, 3), "height": round(height, 3)})
         for index, lane in zip(indexes, lanes, strict=True):
-            places[index] = (round(top + unit * (lane + 0.5), 3), round(unit * 0.8, 3))
+            places[index] = (round(top + unit * (lane + 0.5), 4), round(unit * 0.8, 4))
         top += height
     return rows, places
 
