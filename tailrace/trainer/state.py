@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tailrace.errors import CheckpointError
+from tailrace.types import IntArray
 
 WEIGHTS = "weights.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -28,12 +29,15 @@ class Counters(msgspec.Struct, kw_only=True):
     """The latest of them that were skipped for a non-finite loss or gradient."""
 
 
+_NumpyRandom = tuple[str, list[int], int, int, float]
+
+
 class _Numbers(msgspec.Struct, kw_only=True):
     """`trainer.json`."""
 
     counters: Counters
     python_random: tuple[int, tuple[int, ...], float | None]
-    numpy_random: tuple[str, list[int], int, int, float]
+    numpy_random: _NumpyRandom
 
 
 def save(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, counters: Counters) -> None:
@@ -42,10 +46,7 @@ def save(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     save_file({name: parameter.detach() for name, parameter in parameters.items()}, directory / WEIGHTS)
     save_file(_optimizer_tensors(parameters, optimizer), directory / OPTIMIZER)
     save_file(_torch_random(), directory / RANDOM)
-    kind, keys, *rest = np.random.get_state(legacy=True)
-    numbers = _Numbers(
-        counters=counters, python_random=random.getstate(), numpy_random=(kind, keys.tolist(), *rest)
-    )
+    numbers = _Numbers(counters=counters, python_random=random.getstate(), numpy_random=_numpy_random())
     (directory / COUNTERS).write_bytes(msgspec.json.encode(numbers))
 
 
@@ -97,6 +98,11 @@ def _torch_random() -> dict[str, torch.Tensor]:
     return states
 
 
+def _numpy_random() -> _NumpyRandom:
+    name, keys, position, has_gauss, gauss = cast("tuple[str, IntArray, int, int, float]", np.random.get_state())
+    return name, keys.tolist(), position, has_gauss, gauss
+
+
 def _restore_random(generators: Mapping[str, torch.Tensor], numbers: _Numbers) -> None:
     for device, tensor in generators.items():
         if device == "cpu":
@@ -104,8 +110,8 @@ def _restore_random(generators: Mapping[str, torch.Tensor], numbers: _Numbers) -
         else:
             torch.cuda.set_rng_state(tensor, device)
     random.setstate(numbers.python_random)
-    kind, keys, *rest = numbers.numpy_random
-    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+    name, keys, position, has_gauss, gauss = numbers.numpy_random
+    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, gauss))
 
 
 def _read(path: Path, shapes: Mapping[str, torch.Size] | None) -> dict[str, torch.Tensor]:

@@ -1,14 +1,14 @@
 """The trainer of one process and one device.
 
-    samples ──plan──▶ micro-batches ──forward──▶ log-probabilities ──loss──▶ sums ──backward──▶ .grad += …
-    apply: .grad / denominator, clip, AdamW, schedule
+samples ──plan──▶ micro-batches ──forward──▶ log-probabilities ──loss──▶ sums ──backward──▶ .grad += …
+apply: .grad / denominator, clip, AdamW, schedule
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -157,7 +157,7 @@ class SingleTrainer(Trainer):
                 use_cache=False,
                 layout=make_layout(batch.spans, self._device),
             ).last_hidden_state[0]
-        head = model.get_output_embeddings().weight
+        head = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
         return token_log_probs(
             hidden_TH.index_select(0, predictor), head, target, temperature=self._temperature, dtype=self._dtype
         )
@@ -218,12 +218,11 @@ class SingleTrainer(Trainer):
 
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED
-    )
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED)
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(f"{model_dir} has sliding-window layers, which training does not compute; use full attention")
-    return model.to(device)  # type: ignore[arg-type, return-value]
+    model.to(device)
+    return cast(PreTrainedModel, model)
 
 
 def _indices(parts: Sequence[GroupPart]) -> list[int]:

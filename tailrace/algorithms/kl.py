@@ -1,0 +1,25 @@
+"""Per-token estimators of KL(policy || reference) from one sampled token.
+
+Source: Schulman 2020, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html. With r = reference(token) /
+policy(token) for a token drawn from the policy:
+
+    k1 = -log r             unbiased, can be negative
+    k2 = (log r)² / 2       biased, low variance
+    k3 = (r - 1) - log r    unbiased, never negative
+"""
+
+import torch
+
+from tailrace.config.algorithm import KlEstimator
+
+
+def kl_estimate(log_probs: torch.Tensor, ref_log_probs: torch.Tensor, estimator: KlEstimator) -> torch.Tensor:
+    """The estimate of each token, differentiable in `log_probs`, in the shape of the arguments."""
+    log_r = ref_log_probs - log_probs
+    match estimator:
+        case "k1":
+            return -log_r
+        case "k2":
+            return log_r.square() / 2
+        case "k3":
+            return log_r.expm1() - log_r
