@@ -23,8 +23,9 @@ from tailrace.errors import ConfigError
 from tailrace.evaluation import Evaluator
 from tailrace.events import EventLog
 from tailrace.metrics import TaskTimes
-from tailrace.models.describe import describe_model
-from tailrace.models.resolve import load_tokenizer, resolve_model
+from tailrace.models.info import describe_model
+from tailrace.models.resolve import resolve_model
+from tailrace.models.tokenizer import load_tokenizer
 from tailrace.pipeline import Pipeline, Service
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
@@ -77,7 +78,7 @@ def load_inputs(config: RunConfig) -> Inputs:
 
 
 def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
-    context = describe_model(model_dir).context
+    context = describe_model(model_dir).context_length
     if config.engine.type == "native" and config.engine.max_model_len is not None:
         context = min(context, config.engine.max_model_len)
     room = context - config.sampling.max_new_tokens

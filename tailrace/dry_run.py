@@ -9,7 +9,7 @@ import yaml
 
 from tailrace.assembly import load_inputs, prepare_torch
 from tailrace.config.run import RunConfig
-from tailrace.models.describe import describe_model
+from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
 
 PROBE = 1536
@@ -35,7 +35,7 @@ def print_plan(config: RunConfig) -> None:
     prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
     plan = estimate(config, size, prompt_tokens, measure_machine(config))
     print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
-    print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context}")
+    print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
     print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
     print(f"{len(inputs.prompts.held_out)} held out")
     for line in _lines(config, plan):
