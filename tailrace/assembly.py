@@ -132,8 +132,8 @@ def _engine(config: RunConfig, inputs: Inputs, executor: Executor) -> Engine:
 
 def _trainer(config: RunConfig, inputs: Inputs, algorithm: Algorithm) -> Trainer:
     return make_trainer(
-        config.trainer,
         inputs.model_dir,
+        config.trainer,
         temperature=config.sampling.temperature,
         total_updates=config.trainer.steps * config.mini_batches_per_step,
         device=config.device,

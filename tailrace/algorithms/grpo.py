@@ -1,10 +1,10 @@
 """Group Relative Policy Optimization: Shao et al. 2024, "DeepSeekMath", section 4.1.
 
-rollout    → response_ids, response_mask, rollout_log_probs, weight_versions, response, finish_reason
-reward     response                          → reward
-reference  prompt_ids, response_ids          → ref_log_probs          only with a KL penalty
-advantage  reward (of a whole group)         → advantages
-actor      all of the above                  → weights
+rollout    prompt_ids, seed                     → response_ids, response_mask, rollout_log_probs, …
+reward     prompt, answer, metadata, response   → reward, reward_error
+reference  prompt_ids, response_ids             → ref_log_probs, only with a KL penalty
+advantage  reward and mask of a whole group     → advantages
+actor      all of the above                     → weights
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ ROLLOUT = TaskSpec(
     reads=("prompt_ids", "seed"),
     writes=("response_ids", "response_mask", "rollout_log_probs", "weight_versions", "response", "finish_reason"),
 )
-REWARD = TaskSpec(name="reward", reads=("prompt", "answer", "metadata", "response"), writes=("reward",))
+REWARD = TaskSpec(name="reward", reads=("prompt", "answer", "metadata", "response"), writes=("reward", "reward_error"))
 REFERENCE = TaskSpec(name="reference", reads=("prompt_ids", "response_ids"), writes=("ref_log_probs",))
 ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
 
@@ -55,6 +55,5 @@ class Grpo(Algorithm):
 
     @property
     def _actor(self) -> TaskSpec:
-        columns = ("prompt_ids", "response_ids", "response_mask", "rollout_log_probs", "weight_versions", "reward")
         reference = ("ref_log_probs",) if self.needs_reference else ()
-        return TaskSpec(name="actor", reads=(*columns, "advantages", *reference))
+        return TaskSpec(name="actor", reads=("prompt_ids", *ROLLOUT.writes, *REWARD.writes, "advantages", *reference))

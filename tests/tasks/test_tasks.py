@@ -2,13 +2,14 @@
 
 import asyncio
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tailrace.algorithms.factory import make_algorithm
 
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.rewards import FunctionReward, RewardsConfig
 from tailrace.config.transfer import QueueConfig
@@ -31,8 +32,10 @@ COMMON: dict[str, Any] = {"lease_s": 60.0, "samples_per_step": 4}
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> EventLog:
-    return EventLog(tmp_path / "events.jsonl")
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    event_log = EventLog(tmp_path / "events.jsonl")
+    yield event_log
+    event_log.close()
 
 
 def group(responses: list[str]) -> list[NewRow]:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tailrace.algorithms.factory import make_algorithm
 
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.transfer import QueueConfig
 from tailrace.events import EventLog
@@ -92,7 +92,7 @@ def rows(group: int) -> list[NewRow]:
 class Bench:
     """An actor with a real queue and a recording trainer."""
 
-    def __init__(self, directory: Path, executor: ThreadPoolExecutor, *, tokens: int | None, mini: int) -> None:
+    def __init__(self, log: EventLog, executor: ThreadPoolExecutor, *, tokens: int | None, mini: int) -> None:
         self.trainer = RecordingTrainer()
         self.queue = LocalQueue([QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))], QueueConfig())
         self.commits = 0
@@ -101,7 +101,7 @@ class Bench:
             self.trainer,
             make_algorithm(GrpoConfig(group_size=4)),
             executor,
-            EventLog(directory / "events.jsonl"),
+            log,
             batch_size=SAMPLES,
             mini_batch_size=mini,
             lease_s=60.0,
@@ -115,13 +115,20 @@ class Bench:
 
 
 @pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    event_log = EventLog(tmp_path / "events.jsonl")
+    yield event_log
+    event_log.close()
+
+
+@pytest.fixture
 async def executor() -> AsyncIterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(max_workers=1) as pool:
         yield pool
 
 
-async def test_one_optimizer_step_trains_on_the_whole_batch(tmp_path: Path, executor: ThreadPoolExecutor) -> None:
-    bench = Bench(tmp_path, executor, tokens=None, mini=SAMPLES)
+async def test_one_optimizer_step_trains_on_the_whole_batch(log: EventLog, executor: ThreadPoolExecutor) -> None:
+    bench = Bench(log, executor, tokens=None, mini=SAMPLES)
     await bench.queue.put(rows(1) + rows(0))
     result = await bench.update()
     assert bench.trainer.applied == [list(range(SAMPLES))]
@@ -131,9 +138,9 @@ async def test_one_optimizer_step_trains_on_the_whole_batch(tmp_path: Path, exec
 
 
 async def test_streaming_accumulates_a_group_before_the_next_is_there(
-    tmp_path: Path, executor: ThreadPoolExecutor
+    log: EventLog, executor: ThreadPoolExecutor
 ) -> None:
-    bench = Bench(tmp_path, executor, tokens=5, mini=SAMPLES)
+    bench = Bench(log, executor, tokens=5, mini=SAMPLES)
     await bench.queue.put(rows(1))
     update = bench.update()
     while not bench.trainer.pending:
@@ -145,9 +152,9 @@ async def test_streaming_accumulates_a_group_before_the_next_is_there(
 
 
 async def test_mini_batches_share_the_log_probs_of_the_start_of_the_step(
-    tmp_path: Path, executor: ThreadPoolExecutor
+    log: EventLog, executor: ThreadPoolExecutor
 ) -> None:
-    bench = Bench(tmp_path, executor, tokens=None, mini=4)
+    bench = Bench(log, executor, tokens=None, mini=4)
     await bench.queue.put(rows(0) + rows(1))
     result = await bench.update()
     assert bench.trainer.applied == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -156,9 +163,9 @@ async def test_mini_batches_share_the_log_probs_of_the_start_of_the_step(
 
 
 async def test_a_cancelled_update_gives_its_rows_back_and_forgets_their_gradient(
-    tmp_path: Path, executor: ThreadPoolExecutor
+    log: EventLog, executor: ThreadPoolExecutor
 ) -> None:
-    bench = Bench(tmp_path, executor, tokens=5, mini=SAMPLES)
+    bench = Bench(log, executor, tokens=5, mini=SAMPLES)
     await bench.queue.put(rows(0))
     update = bench.update()
     while not bench.trainer.pending:
@@ -172,9 +179,9 @@ async def test_a_cancelled_update_gives_its_rows_back_and_forgets_their_gradient
 
 
 async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
-    tmp_path: Path, executor: ThreadPoolExecutor
+    log: EventLog, executor: ThreadPoolExecutor
 ) -> None:
-    bench = Bench(tmp_path, executor, tokens=None, mini=SAMPLES)
+    bench = Bench(log, executor, tokens=None, mini=SAMPLES)
     await bench.queue.put(rows(0) + rows(1))
     bench.trainer.let_go.clear()
     update = bench.update()
