@@ -1,0 +1,246 @@
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tailrace.errors import ColumnError, LeaseError, QueueError, StaleRowError
+from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
+from tailrace.transfer.queue.control_plane import ControlPlane, ControlState, RowRecord, TaskState
+from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget, WholeGroups
+from tailrace.transfer.queue.table import QueueTask
+from tests.transfer.machine import LEASE_S, QueueMachine
+from tests.transfer.tables import group, one_task, table
+
+
+class ControlDriver:
+    """A bare control plane; a claim is its lease id."""
+
+    def __init__(self, tasks: Sequence[QueueTask]) -> None:
+        self.plane = ControlPlane(tasks, lease_s=LEASE_S)
+        self.now = 0.0
+
+    def put(self, rows: Sequence[NewRow]) -> list[RowId]:
+        return self.plane.put(rows, [{"prompt_ids": len(row.cells["prompt_ids"])} for row in rows])  # type: ignore[arg-type]
+
+    def claim(self, task: str, limit: int | None) -> tuple[int, list[RowId]] | None:
+        lease = self.plane.claim(task, limit=limit, now=self.now)
+        return None if lease is None else (lease.id, list(lease.rows))
+
+    def ack(self, claim: int, sizes: Mapping[RowId, Mapping[str, int]]) -> None:
+        self.plane.ack(claim, {row_id: dict(columns) for row_id, columns in sizes.items()})
+
+    def nack(self, claim: int, rows: Sequence[RowId] | None) -> None:
+        self.plane.nack(claim, rows)
+
+    def renew(self, claim: int) -> None:
+        self.plane.renew(claim, self.now)
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+        self.plane.expire(self.now)
+
+    def restart(self, tasks: Sequence[QueueTask]) -> None:
+        state = self.plane.export()
+        self.plane = ControlPlane(tasks, lease_s=LEASE_S)
+        self.plane.restore(state)
+
+    def stats(self) -> tuple[int, None, Mapping[str, TaskStats]]:
+        return len(self.plane), None, self.plane.stats()
+
+    def close(self) -> None:
+        pass
+
+
+class ControlMachine(QueueMachine):
+    def make_driver(self, tasks: Sequence[QueueTask]) -> ControlDriver:
+        return ControlDriver(tasks)
+
+
+TestControlPlaneEqualsAScan = ControlMachine.TestCase
+TestControlPlaneEqualsAScan.settings = settings(
+    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True
+)
+
+
+def plane_of(tasks: Sequence[QueueTask], rows: Sequence[NewRow] = ()) -> tuple[ControlPlane, list[RowId]]:
+    plane = ControlPlane(tasks, lease_s=LEASE_S)
+    return plane, plane.put(rows, [{"prompt_ids": 2} for _ in rows])
+
+
+def test_a_row_passes_the_states_of_its_legal_path() -> None:
+    plane, [row] = plane_of(table(), group(1))
+    assert [plane.state(task, row) for task in ("rollout", "reward")] == [TaskState.READY, TaskState.WAITING]
+    lease = plane.claim("rollout", limit=None, now=0.0)
+    assert lease is not None
+    assert plane.state("rollout", row) is TaskState.LEASED
+    assert plane.ack(lease.id, {row: {"response_ids": 3}}) == []
+    assert [plane.state(task, row) for task in ("rollout", "reward")] == [TaskState.CONSUMED, TaskState.READY]
+
+
+def test_a_slot_is_reused_with_the_next_generation() -> None:
+    plane, [first] = plane_of(one_task(FirstIn(1)), group(1))
+    lease = plane.claim("only", limit=None, now=0.0)
+    assert lease is not None
+    assert plane.ack(lease.id, {first: {}}) == [first]
+    [second] = plane.put(group(1), [{"prompt_ids": 2}])
+    assert second == RowId(first.slot, first.generation + 1)
+    with pytest.raises(StaleRowError, match="gone"):
+        plane.state("only", first)
+
+
+@pytest.mark.parametrize("row_id", [RowId(7, 0), RowId(-1, 0), RowId(0, 1)])
+def test_an_id_that_never_was_is_stale(row_id: RowId) -> None:
+    plane, _ = plane_of(table(), group(1))
+    with pytest.raises(StaleRowError):
+        plane.state("rollout", row_id)
+
+
+def test_a_lease_expires_at_its_deadline_and_not_before() -> None:
+    plane, [row] = plane_of(table(), group(1))
+    lease = plane.claim("rollout", limit=None, now=5.0)
+    assert lease is not None
+    assert plane.next_deadline == 5.0 + LEASE_S
+    assert plane.expire(4.9 + LEASE_S) == 0
+    assert plane.expire(5.0 + LEASE_S) == 1
+    with pytest.raises(LeaseError, match="expired"):
+        plane.ack(lease.id, {row: {"response_ids": 3}})
+    assert plane.next_deadline is None
+
+
+def test_a_refused_ack_changes_nothing() -> None:
+    plane, [first, second] = plane_of(table(FirstIn(1)), group(1, 2))
+    lease = plane.claim("rollout", limit=None, now=0.0)
+    assert lease is not None
+    before = plane.export(), plane.stats()
+    with pytest.raises(LeaseError):
+        plane.ack(lease.id, {first: {"response_ids": 3}, second: {"response_ids": 3}})
+    with pytest.raises(ColumnError, match=r"missing: \['response_ids'\], not its own: \['reward'\]"):
+        plane.ack(lease.id, {first: {"reward": 1}})
+    assert (plane.export(), plane.stats()) == before
+    plane.ack(lease.id, {first: {"response_ids": 3}})
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (group(1, 3)[:2], "group 1 says group_size 3, but 2 of its rows were put"),
+        (group(2, 2) + group(2, 1), "group 2 says group_size 2, but 3 of its rows were put"),
+        (group(5), r"group 5 is in the queue already \(1 rows\)"),
+    ],
+)
+def test_only_whole_new_groups_go_in(rows: list[NewRow], message: str) -> None:
+    plane, _ = plane_of(table(), group(5))
+    with pytest.raises(QueueError, match=message):
+        plane.put(rows, [{"prompt_ids": 2} for _ in rows])
+    assert len(plane) == 1
+
+
+def test_a_group_id_may_come_again_after_its_last_row_has_left() -> None:
+    plane, rows = plane_of(one_task(FirstIn(1)), group(1, 2))
+    for row in rows:
+        with pytest.raises(QueueError, match="already"):
+            plane.check_groups(group(1))
+        lease = plane.claim("only", limit=None, now=0.0)
+        assert lease is not None
+        plane.ack(lease.id, {row: {}})
+    plane.check_groups(group(1))
+
+
+def state(**changes: Any) -> ControlState:
+    rows = [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0,), lengths={"prompt_ids": 2})]
+    fields: dict[str, Any] = {"generations": [4, 2], "next_lease": 3, "rows": rows, "consumed": [9, 8, 7]}
+    return ControlState(**{**fields, "expired": [0, 0, 1], **changes})
+
+
+def test_a_restored_plane_goes_on_with_generations_leases_and_counters() -> None:
+    plane = ControlPlane(table(), lease_s=LEASE_S)
+    plane.restore(state())
+    assert plane.export() == state()
+    assert plane.put(group(7), [{"prompt_ids": 2}]) == [RowId(1, 2)]
+    lease = plane.claim("rollout", limit=None, now=0.0)
+    assert lease is not None
+    assert lease.id == 3
+    with pytest.raises(QueueError, match="has held rows"):
+        plane.restore(state())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"generations": [3]},
+        {"generations": []},
+        {"rows": state().rows * 2},
+        {"consumed": [1]},
+        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0, 1, 2), lengths={})]},
+        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(3,), lengths={})]},
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    plane = ControlPlane(table(), lease_s=LEASE_S)
+    with pytest.raises(QueueError, match="contradicts itself"):
+        plane.restore(state(**changes))
+    assert len(plane) == 0
+
+
+class CountedOrder(int):
+    """An order that counts how often it is compared."""
+
+    comparisons = 0
+
+    def __lt__(self, other: int) -> bool:
+        CountedOrder.comparisons += 1
+        return super().__lt__(other)
+
+    def __eq__(self, other: object) -> bool:
+        CountedOrder.comparisons += 1
+        return super().__eq__(other)
+
+    __hash__ = int.__hash__
+
+
+def lines_run(plane: ControlPlane) -> int:
+    """Lines of this package that a claim of 8 rows and its ack execute."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if not frame.f_globals["__name__"].startswith("tailrace"):
+            return None
+        lines += event == "line"
+        return trace
+
+    previous = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        lease = plane.claim("only", limit=None, now=0.0)
+        assert lease is not None
+        assert len(lease.rows) == 8
+        plane.ack(lease.id, {row_id: {} for row_id in lease.rows})
+    finally:
+        sys.settrace(previous)
+    return lines
+
+
+def claim_cost(policy: Policy, groups: int) -> tuple[int, int]:
+    """Lines run and orders compared by one claim and ack among `groups` groups of 4."""
+    plane = ControlPlane(one_task(policy), lease_s=LEASE_S)
+    for number in range(groups):
+        plane.put(group(number, 4, order=CountedOrder(number * 4)), [{"prompt_ids": 2}] * 4)
+    CountedOrder.comparisons = 0
+    return lines_run(plane), CountedOrder.comparisons
+
+
+@pytest.mark.parametrize("policy", [FirstIn, WholeGroups, TokenBudget])
+def test_the_cost_of_a_claim_does_not_grow_with_the_rows_stored(policy: type[Policy]) -> None:
+    def make() -> Policy:
+        if policy is TokenBudget:
+            return TokenBudget(20, in_order=True, response_column="prompt_ids")
+        return FirstIn(8) if policy is FirstIn else WholeGroups(2)
+
+    few_lines, few_comparisons = claim_cost(make(), 30)
+    many_lines, many_comparisons = claim_cost(make(), 3000)
+    assert many_lines == few_lines
+    assert many_comparisons <= 3 * few_comparisons, "a heap's depth grows by 7 levels, no more"

@@ -1,0 +1,138 @@
+from collections import Counter
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace.errors import ColumnError
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.data_plane import DataPlane
+from tailrace.types import COLUMNS
+from tests.transfer.tables import tokens
+
+
+class Reason(StrEnum):
+    STOP = "stop"
+
+
+ROW = RowId(0, 0)
+CYCLE: list[Any] = []
+CYCLE.append(CYCLE)
+
+
+def stored(**cells: Any) -> DataPlane:
+    plane = DataPlane(COLUMNS)
+    plane.write(ROW, plane.freeze(cells))
+    return plane
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("response_ids", np.zeros(3, np.int32), r"got a int32 array of shape \(3,\), expected a 1-D int64 array"),
+        ("response_ids", np.zeros(3, ">i8"), "got a >i8 array"),
+        ("response_ids", np.zeros((2, 3), np.int64), r"got a int64 array of shape \(2, 3\), expected a 1-D"),
+        ("advantages", np.zeros(3), "got a float64 array .* expected a 1-D float32 array"),
+        ("advantages", [1.0, 2.0], r"got list \[1.0, 2.0\], expected a 1-D float32 array"),
+        ("seed", True, "got bool True, expected int of 64 bits"),
+        ("seed", 1.0, "got float 1.0, expected int"),
+        ("seed", np.int64(1), r"got int64 np.int64\(1\), expected int"),
+        ("seed", 2**64, "got int 18446744073709551616, expected int of 64 bits"),
+        ("reward", 1, "got int 1, expected float"),
+        ("reward", np.float32(1), "got float32"),
+        ("response", b"text", "got bytes b'text', expected str"),
+        ("response", "\ud800", "not valid Unicode"),
+        ("metadata", {"x": np.int64(1)}, "expected JSON value: .*numpy.int64"),
+        ("metadata", {"x": 2**70}, "expected JSON value"),
+        ("metadata", CYCLE, "expected JSON value"),
+        ("speed", 1, "unknown column 'speed'"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_column_got_and_expected(column: str, value: Any, message: str) -> None:
+    with pytest.raises(ColumnError, match=message) as error:
+        DataPlane(COLUMNS).freeze({column: value})
+    assert repr(column) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("seed", 2**64 - 1),
+        ("reward", float("inf")),
+        ("response", "naïve 🙂"),
+        ("answer", None),
+        ("answer", "42"),
+        ("metadata", {"a": [1, None, {"b": 2.5}]}),
+    ],
+)
+def test_values_come_back_as_they_were(column: str, value: Any) -> None:
+    assert stored(**{column: value}).read(ROW, [column]) == {column: value}
+
+
+def test_arrays_come_back_with_their_dtype_even_when_empty() -> None:
+    plane = stored(response_ids=tokens(0), advantages=np.array([0.5, np.nan], np.float32))
+    cells = plane.read(ROW, ["response_ids", "advantages"])
+    np.testing.assert_array_equal(cells["response_ids"], tokens(0), strict=True)
+    np.testing.assert_array_equal(cells["advantages"], np.array([0.5, np.nan], np.float32), strict=True)
+
+
+def test_a_view_with_strides_is_stored_as_its_elements() -> None:
+    plane = stored(response_ids=tokens(10)[::-3])
+    np.testing.assert_array_equal(plane.read(ROW, ["response_ids"])["response_ids"], [9, 6, 3, 0])
+    assert plane.nbytes == 4 * 8
+
+
+def test_subclasses_of_plain_values_become_plain() -> None:
+    cells = stored(finish_reason=Reason.STOP, reward=np.float64(0.5)).read(ROW, ["finish_reason", "reward"])
+    assert cells == {"finish_reason": "stop", "reward": 0.5}
+    assert [type(value) for value in cells.values()] == [str, float]
+
+
+def test_a_producer_cannot_change_what_it_stored() -> None:
+    array, metadata = tokens(3), {"steps": [1]}
+    plane = stored(response_ids=array, metadata=metadata)
+    array[0] = 99
+    metadata["steps"].append(2)
+    cells = plane.read(ROW, ["response_ids", "metadata"])
+    np.testing.assert_array_equal(cells["response_ids"], [0, 1, 2])
+    assert cells["metadata"] == {"steps": [1]}
+
+
+def test_a_consumer_cannot_change_what_others_read() -> None:
+    plane = stored(response_ids=tokens(3), metadata={"steps": [1]})
+    cells: dict[str, Any] = plane.read(ROW, ["response_ids", "metadata"])
+    with pytest.raises(ValueError, match="read-only"):
+        cells["response_ids"][0] = 99
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        cells["response_ids"].flags.writeable = True
+    cells["metadata"]["steps"].append(2)
+    assert plane.read(ROW, ["metadata"]) == {"metadata": {"steps": [1]}}
+
+
+def test_bytes_are_exact_and_go_back_to_zero() -> None:
+    plane = stored(response_ids=tokens(3), seed=1, reward=0.5, response="é")
+    assert plane.nbytes == 3 * 8 + 8 + 8 + 2
+    plane.write(ROW, plane.freeze({"advantages": np.zeros(5, np.float32), "answer": None}))
+    assert plane.nbytes == 42 + 5 * 4 + 1
+    plane.drop(ROW)
+    assert plane.nbytes == 0
+
+
+def test_lengths_are_elements_of_arrays_and_one_for_the_rest() -> None:
+    cells = DataPlane(COLUMNS).freeze({"response_ids": tokens(3), "response": "long text", "metadata": {"a": [1, 2]}})
+    assert Counter(cells.lengths) == {"response_ids": 3, "response": 1, "metadata": 1}
+
+
+def test_what_was_stored_is_adopted_unchanged() -> None:
+    plane = stored(response_ids=tokens(3), reward=0.5, metadata={"a": 1})
+    other = DataPlane(COLUMNS)
+    other.write(ROW, other.adopt(plane.stored(ROW)))
+    assert other.stored(ROW) == plane.stored(ROW)
+    assert other.nbytes == plane.nbytes
+
+
+@pytest.mark.parametrize("cells", [{"response_ids": b"123"}, {"response_ids": 3}, {"metadata": b"\xc1"}, {"x": 1}])
+def test_corrupt_cells_are_not_adopted(cells: dict[str, Any]) -> None:
+    with pytest.raises(ColumnError, match="corrupt"):
+        DataPlane(COLUMNS).adopt(cells)

@@ -1,0 +1,445 @@
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from tailrace.config.transfer import QueueConfig
+from tailrace.errors import (
+    ColumnError,
+    LeaseError,
+    QueueClosed,
+    QueueError,
+    QueueTimeout,
+    StaleRowError,
+)
+from tailrace.transfer.queue.base import Claim, NewRow, RowId, TaskStats
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies import FirstIn, RowMeta, TokenBudget, WholeGroups
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import Value
+from tests.transfer.machine import LEASE_S, TASKS, QueueMachine
+from tests.transfer.tables import ROLLOUT, group, one_task, orders, outputs, queue_of, table, tokens
+from tests.transfer.virtual_time import VirtualLoop, settle, virtual_time
+
+T = TypeVar("T")
+MAX_BYTES = 1200
+
+
+class QueueDriver:
+    """A local queue in a loop with virtual time."""
+
+    def __init__(self, tasks: Sequence[QueueTask]) -> None:
+        self.runner = asyncio.Runner(loop_factory=VirtualLoop)
+        self.queue = self.make_queue(tasks)
+        self.doomed: asyncio.Task[Claim] | None = None
+
+    def make_queue(self, tasks: Sequence[QueueTask]) -> LocalQueue:
+        config = QueueConfig(lease_s=LEASE_S, max_bytes=MAX_BYTES)
+        return LocalQueue(tasks, config, clock=self.runner.get_loop().time)
+
+    def run(self, call: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(call)
+
+    def put(self, rows: Sequence[NewRow]) -> list[RowId]:
+        return self.run(self.put_and_cancel(rows))
+
+    async def put_and_cancel(self, rows: Sequence[NewRow]) -> list[RowId]:
+        ids = await self.queue.put(rows, timeout=0)
+        if self.doomed is not None:
+            self.doomed.cancel()
+        return ids
+
+    def start_doomed_claim(self, task: str, limit: int) -> None:
+        self.doomed = self.runner.get_loop().create_task(self.queue.claim(task, limit=limit))
+        self.run(settle())
+        assert not self.doomed.done()
+
+    def bury_doomed_claim(self) -> None:
+        assert self.doomed is not None
+        self.doomed.cancel()
+        self.run(settle())
+        assert self.doomed.cancelled()
+        self.doomed = None
+
+    def claim(self, task: str, limit: int | None) -> tuple[Claim, list[RowId]] | None:
+        try:
+            claim = self.run(self.queue.claim(task, limit=limit, timeout=0))
+        except QueueTimeout:
+            return None
+        return claim, [row.id for row in claim.rows]
+
+    def ack(self, claim: Claim, sizes: Mapping[RowId, Mapping[str, int]]) -> None:
+        cells: dict[RowId, dict[str, Value]] = {
+            row_id: {column: 0.5 if column == "reward" else tokens(size) for column, size in columns.items()}
+            for row_id, columns in sizes.items()
+        }
+        self.run(self.queue.ack(claim, cells))
+
+    def nack(self, claim: Claim, rows: Sequence[RowId] | None) -> None:
+        self.run(self.queue.nack(claim, rows))
+
+    def renew(self, claim: Claim) -> None:
+        self.run(self.queue.renew(claim))
+
+    def advance(self, seconds: float) -> None:
+        self.run(asyncio.sleep(seconds))
+
+    def restart(self, tasks: Sequence[QueueTask]) -> None:
+        snapshot = self.queue.snapshot()
+        self.queue.close()
+        self.queue = self.make_queue(tasks)
+        self.queue.restore(snapshot)
+        assert self.queue.snapshot() == snapshot
+
+    def stats(self) -> tuple[int, int, Mapping[str, TaskStats]]:
+        stats = self.queue.stats()
+        assert stats.blocked_puts == 0
+        return stats.rows, stats.bytes, stats.tasks
+
+    def close(self) -> None:
+        self.runner.close()
+
+
+class LocalQueueMachine(QueueMachine):
+    driver: QueueDriver
+
+    def make_driver(self, tasks: Sequence[QueueTask]) -> QueueDriver:
+        return QueueDriver(tasks)
+
+    @rule(size=st.integers(1, 4), place=st.integers(0, 500), prompt=st.integers(1, 5))
+    def put(self, size: int, place: int, prompt: int) -> None:
+        """Instead of the machine's: rows that do not fit are not taken."""
+        if self.model.nbytes + size * prompt * 8 <= MAX_BYTES:
+            super().put(size, place, prompt)
+        else:
+            with pytest.raises(QueueTimeout, match="for room"):
+                self.driver.put(group(self.groups_put, size, prompt=prompt))
+
+    @rule(task=TASKS, size=st.integers(1, 3))
+    def cancel_a_claim_in_the_instant_of_a_put(self, task: str, size: int) -> None:
+        """Whether or not the rows would have satisfied it, only the put has happened."""
+        while self.expect_claim(task, 9) is not None:
+            pass
+        self.driver.start_doomed_claim(task, 9)
+        self.put(size, 0, 1)
+        self.driver.bury_doomed_claim()
+
+
+TestLocalQueueEqualsAScan = LocalQueueMachine.TestCase
+TestLocalQueueEqualsAScan.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+@virtual_time
+async def test_a_claim_holds_the_columns_that_its_task_reads() -> None:
+    queue = queue_of(table())
+    await queue.put([NewRow(group_id=3, group_size=1, order=7, cells={"prompt_ids": tokens(2), "seed": 5})])
+    claim = await queue.claim("rollout")
+    [row] = claim.rows
+    assert (claim.task, row.group_id, row.order, list(row.cells)) == ("rollout", 3, 7, ["prompt_ids"])
+    np.testing.assert_array_equal(row.cells["prompt_ids"], tokens(2))
+
+
+@virtual_time
+async def test_a_waiting_claim_is_woken_by_the_ack_that_writes_its_inputs() -> None:
+    queue = queue_of(table())
+    await queue.put(group(1))
+    waiter = asyncio.create_task(queue.claim("reward"))
+    await settle()
+    assert not waiter.done()
+    claim = await queue.claim("rollout")
+    await queue.ack(claim, outputs(claim, response_ids=tokens(3)))
+    assert orders(await waiter) == [100]
+
+
+@virtual_time
+async def test_an_expired_lease_returns_its_rows_and_a_late_ack_is_refused() -> None:
+    queue = queue_of(table(), lease_s=5)
+    await queue.put(group(1))
+    lost = await queue.claim("rollout")
+    again = await queue.claim("rollout")
+    assert asyncio.get_running_loop().time() == 5.0
+    assert orders(again) == orders(lost)
+    for call in (queue.ack(lost, outputs(lost, response_ids=tokens(1))), queue.nack(lost, [lost.rows[0].id])):
+        with pytest.raises(LeaseError, match="not under lease"):
+            await call
+    await queue.ack(again, outputs(again, response_ids=tokens(2)))
+    assert queue.stats().tasks["rollout"].expired == 1
+
+
+@virtual_time
+async def test_a_renewed_lease_lives_on() -> None:
+    queue = queue_of(table(), lease_s=5)
+    await queue.put(group(1, 2))
+    first, second = await queue.claim("rollout"), await queue.claim("rollout")
+    await asyncio.sleep(4)
+    await queue.renew(first)
+    assert orders(await queue.claim("rollout")) == orders(second)
+    await asyncio.sleep(3)
+    await queue.ack(first, outputs(first, response_ids=tokens(1)))
+    await asyncio.sleep(3)
+    with pytest.raises(LeaseError, match="cannot be renewed"):
+        await queue.renew(second)
+
+
+@virtual_time
+async def test_an_ack_at_the_deadline_is_late_even_before_the_timer_has_run() -> None:
+    now = 0.0
+    queue = LocalQueue(table(), QueueConfig(lease_s=5), clock=lambda: now)
+    await queue.put(group(1))
+    claim = await queue.claim("rollout")
+    now = 5.0
+    with pytest.raises(LeaseError):
+        await queue.ack(claim, outputs(claim, response_ids=tokens(1)))
+
+
+@virtual_time
+async def test_a_row_acked_by_every_task_is_stale() -> None:
+    queue = queue_of(one_task(FirstIn(1)))
+    await queue.put(group(1))
+    claim = await queue.claim("only")
+    await queue.ack(claim, outputs(claim))
+    await queue.put(group(1))
+    for call in (queue.ack(claim, outputs(claim)), queue.nack(claim, [claim.rows[0].id])):
+        with pytest.raises(StaleRowError):
+            await call
+    await queue.nack(claim)
+    assert queue.stats().tasks["only"].ready == 1
+
+
+@virtual_time
+async def test_a_refused_ack_writes_nothing_at_all() -> None:
+    queue = queue_of(table(FirstIn(2)))
+    await queue.put(group(1, 2))
+    claim = await queue.claim("rollout")
+    good, bad = (row.id for row in claim.rows)
+    before = queue.stats()
+    wrong: list[dict[str, Value]] = [
+        {"response_ids": np.zeros(2)},
+        {},
+        {"response_ids": tokens(1), "reward": 1.0},
+        {"speed": 1},
+    ]
+    for cells in wrong:
+        with pytest.raises(ColumnError):
+            await queue.ack(claim, {good: {"response_ids": tokens(4)}, bad: cells})
+    assert queue.stats() == before
+    await queue.ack(claim, outputs(claim, response_ids=tokens(4)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        ([NewRow(group_id=1, group_size=1, order=9, cells={})], ColumnError, "row 9 of group 1 lacks .*'prompt_ids'"),
+        (
+            [NewRow(group_id=1, group_size=1, order=9, cells={"prompt_ids": tokens(1), "reward": 1.0})],
+            ColumnError,
+            "brings column 'reward', which a task writes",
+        ),
+        (group(1, 3)[1:], QueueError, "group_size 3, but 2"),
+        ([*group(1, 2), NewRow(group_id=2, group_size=1, order=0, cells={"prompt_ids": 1})], ColumnError, "got int"),
+        (group(1, 9), QueueError, "9 rows and 144 bytes can never fit queue.max_rows 8"),
+        (group(1, prompt=200), QueueError, "1 rows and 1600 bytes can never fit queue.max_bytes 1000"),
+    ],
+)
+async def test_a_bad_put_is_an_error_at_once_and_stores_nothing(
+    rows: list[NewRow], error: type[QueueError], message: str
+) -> None:
+    queue = queue_of(table(), max_rows=8, max_bytes=1000)
+    with pytest.raises(error, match=message):
+        await queue.put(rows)
+    assert (queue.stats().rows, queue.stats().bytes) == (0, 0)
+
+
+@virtual_time
+async def test_a_group_that_came_while_its_double_waited_for_room_is_refused() -> None:
+    queue = queue_of(one_task(FirstIn(1)), max_rows=1)
+    await queue.put(group(1))
+    puts = [asyncio.create_task(queue.put(group(2))) for _ in range(2)]
+    await settle()
+    claim = await queue.claim("only")
+    await queue.ack(claim, outputs(claim))
+    assert len(await puts[0]) == 1
+    claim = await queue.claim("only")
+    queue_full = asyncio.create_task(queue.put(group(3)))
+    with pytest.raises(QueueTimeout):
+        await queue.put(group(4), timeout=1)
+    await queue.ack(claim, outputs(claim))
+    assert len(await puts[1]) == 1, "the first had left by then"
+    queue_full.cancel()
+
+
+@virtual_time
+async def test_room_wakes_producers_in_the_order_in_which_they_came() -> None:
+    queue = queue_of(one_task(FirstIn(4)), max_rows=4)
+    await queue.put(group(0, 4))
+    big = asyncio.create_task(queue.put(group(1, 3)))
+    await settle()
+    small = asyncio.create_task(queue.put(group(2, 1)))
+    await settle()
+    assert queue.stats().blocked_puts == 2
+    claim = await queue.claim("only")
+    await queue.ack(claim, {claim.rows[0].id: {}})
+    await settle()
+    assert (big.done(), small.done()) == (False, False), "a small put must not overtake"
+    await queue.ack(claim, {row.id: {} for row in claim.rows[1:3]})
+    await settle()
+    assert (big.done(), small.done()) == (True, False)
+    await queue.ack(claim, {claim.rows[3].id: {}})
+    await settle()
+    assert small.done()
+    assert queue.stats().blocked_puts == 0
+
+
+@virtual_time
+async def test_acks_are_never_blocked_but_their_bytes_block_puts() -> None:
+    queue = queue_of(table(), max_bytes=100)
+    await queue.put(group(1, prompt=5))
+    claim = await queue.claim("rollout")
+    await queue.ack(claim, outputs(claim, response_ids=tokens(50)))
+    assert queue.stats().bytes == 40 + 400
+    with pytest.raises(QueueTimeout, match=r"1 of 65536 rows and 440 of 100 bytes are taken"):
+        await queue.put(group(2, prompt=1), timeout=3)
+    assert asyncio.get_running_loop().time() == 3.0
+
+
+@virtual_time
+async def test_a_put_cancelled_in_the_instant_of_room_stores_nothing_and_wakes_the_next() -> None:
+    queue = queue_of(one_task(FirstIn(1)), max_rows=1)
+    await queue.put(group(1))
+    first, second = (asyncio.create_task(queue.put(group(number))) for number in (2, 3))
+    await settle()
+    claim = await queue.claim("only")
+    await queue.ack(claim, outputs(claim))
+    first.cancel()
+    await second
+    assert first.cancelled()
+    assert orders(await queue.claim("only")) == [300]
+    assert queue.stats().rows == 1
+
+
+@virtual_time
+async def test_a_claim_cancelled_in_the_instant_of_rows_leaks_no_lease_and_wakes_the_next() -> None:
+    queue = queue_of(table())
+    first, second = (asyncio.create_task(queue.claim("rollout")) for _ in range(2))
+    await settle()
+    await queue.put(group(1))
+    first.cancel()
+    assert orders(await second) == [100]
+    assert first.cancelled()
+    assert queue.stats().tasks["rollout"].leased == 1
+
+
+@virtual_time
+async def test_a_claim_that_times_out_leaves_nothing_and_wakes_the_next() -> None:
+    queue = queue_of(table(actor=TokenBudget(None, in_order=True)), timeout_s=2)
+    await queue.put(group(1))
+    for task, cells in (("rollout", {"response_ids": tokens(1)}), ("reward", {"reward": 1.0})):
+        claim = await queue.claim(task)
+        await queue.ack(claim, outputs(claim, **cells))
+    greedy = asyncio.create_task(queue.claim("actor", limit=4))
+    await settle()
+    modest = asyncio.create_task(queue.claim("actor", limit=1, timeout=10))
+    with pytest.raises(QueueTimeout, match=r"'actor' waited 2 s: TaskStats\(waiting=0, ready=1"):
+        await greedy
+    assert orders(await modest) == [100]
+
+
+@virtual_time
+async def test_a_big_claim_is_not_overtaken_by_small_ones() -> None:
+    queue = queue_of(one_task(TokenBudget(None, in_order=True)))
+    big = asyncio.create_task(queue.claim("only", limit=3))
+    await settle()
+    small = asyncio.create_task(queue.claim("only", limit=1))
+    for number in range(4):
+        await settle()
+        assert not small.done()
+        await queue.put(group(number))
+    assert orders(await big) == [0, 100, 200]
+    assert orders(await small) == [300]
+
+
+@virtual_time
+async def test_one_put_serves_every_waiting_consumer() -> None:
+    queue = queue_of(one_task(WholeGroups(1)))
+    waiters = [asyncio.create_task(queue.claim("only")) for _ in range(3)]
+    await settle()
+    await queue.put(group(1, 2) + group(2, 2) + group(3, 2))
+    assert [orders(await waiter) for waiter in waiters] == [[100, 101], [200, 201], [300, 301]]
+
+
+@virtual_time
+async def test_close_wakes_everyone_and_refuses_what_comes_later() -> None:
+    queue = queue_of(table(), max_rows=2)
+    await queue.put(group(1, 2))
+    claim = await queue.claim("rollout")
+    calls: list[Callable[[], Coroutine[Any, Any, Any]]] = [
+        lambda: queue.put(group(2)),
+        lambda: queue.put(group(3)),
+        lambda: queue.claim("actor", limit=1),
+        lambda: queue.claim("actor", limit=1),
+    ]
+    waiters = [asyncio.create_task(call()) for call in calls]
+    await settle()
+    queue.close()
+    for waiter in waiters:
+        with pytest.raises(QueueClosed):
+            await waiter
+    for call in calls:
+        with pytest.raises(QueueClosed):
+            await call()
+    await queue.ack(claim, outputs(claim, response_ids=tokens(1)))
+    stats = queue.stats()
+    assert (stats.blocked_puts, stats.tasks["reward"].waiting, stats.tasks["rollout"].consumed) == (0, 1, 1)
+    queue.close()
+
+
+@virtual_time
+async def test_after_close_rows_can_be_given_back_and_snapshot() -> None:
+    queue = queue_of(table())
+    await queue.put(group(1))
+    claim = await queue.claim("rollout")
+    queue.close()
+    await queue.nack(claim)
+    other = queue_of(table())
+    other.restore(queue.snapshot())
+    assert orders(await other.claim("rollout")) == [100]
+
+
+class BrokenPolicy(FirstIn):
+    """Fails when it is asked for rows."""
+
+    def take(self, limit: int | None) -> list[RowMeta]:
+        raise ZeroDivisionError("broken")
+
+
+@virtual_time
+async def test_the_error_of_a_policy_reaches_the_caller_who_waits() -> None:
+    queue = queue_of((QueueTask(ROLLOUT, BrokenPolicy(1)),))
+    with pytest.raises(ZeroDivisionError, match="broken"):
+        await queue.claim("rollout")
+    await queue.put(group(1))
+
+
+@virtual_time
+async def test_unknown_tasks_and_bad_limits_are_refused() -> None:
+    queue = queue_of(table())
+    with pytest.raises(QueueError, match=r"no task 'critic' in the table; its tasks are \['actor', 'reward'"):
+        await queue.claim("critic")
+    with pytest.raises(QueueError, match="limit must be at least 1, got 0"):
+        await queue.claim("actor", limit=0)
+
+
+@virtual_time
+async def test_a_limit_below_the_group_size_is_refused_once_the_group_is_there() -> None:
+    queue = queue_of(one_task(WholeGroups(1)))
+    waiter = asyncio.create_task(queue.claim("only", limit=1))
+    await settle()
+    await queue.put(group(1, 2))
+    with pytest.raises(QueueError, match="leave room for a whole group"):
+        await waiter
+    assert len((await queue.claim("only")).rows) == 2
