@@ -82,7 +82,7 @@ class SingleTrainer(Trainer):
         self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self._model = _load(model_dir, torch.float32, self._device).train()
         if config.gradient_checkpointing:
-            self._model.gradient_checkpointing_enable({"use_reentrant": False})
+            self._model.activation_checkpointing_enable()  # type: ignore[no-untyped-call]
         self._reference = _load(model_dir, self._dtype, self._device).requires_grad_(False) if reference else None
         self._optimizer = make_optimizer(self._model, config)
         self._counters = state.Counters()
@@ -221,7 +221,7 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrain
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED)
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(f"{model_dir} has sliding-window layers, which training does not compute; use full attention")
-    model.to(device)
+    model.to(device)  # type: ignore[arg-type]
     return cast(PreTrainedModel, model)
 
 

@@ -1,0 +1,74 @@
+"""Ragged batches, and the plain computation that packed training must equal: one padded-free pass per sample."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from tailrace.config.trainer import TrainerConfig
+from tailrace.trainer.backends.single import SingleTrainer
+from tailrace.trainer.base import TrainSample
+
+VOCABULARY = 261
+
+
+def make_samples(
+    *, groups: Sequence[tuple[int, Sequence[int]]] = ((5, (3, 7, 1)), (1, (4, 4)), (9, (2, 6, 5, 8))), seed: int = 0
+) -> list[TrainSample]:
+    """Samples of groups given as (prompt tokens, response tokens), with holes in their masks."""
+    rng = np.random.default_rng(seed)
+    samples = []
+    for group_id, (prompt_tokens, responses) in enumerate(groups):
+        prompt_ids = rng.integers(5, VOCABULARY, prompt_tokens)
+        for tokens in responses:
+            mask = (rng.random(tokens) < 0.8).astype(np.int64)
+            samples.append(
+                TrainSample(
+                    group_id=group_id,
+                    prompt_ids=prompt_ids,
+                    response_ids=rng.integers(5, VOCABULARY, tokens),
+                    response_mask=mask,
+                    advantages=np.full(tokens, rng.standard_normal(), np.float32),
+                )
+            )
+    samples[-1] = replace(samples[-1], response_mask=np.zeros_like(samples[-1].response_mask))
+    return samples
+
+
+def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: bool = True) -> list[TrainSample]:
+    """Random old and reference log-probabilities, far enough from each other that ratios are clipped."""
+    rng = np.random.default_rng(1)
+
+    def draw(sample: TrainSample) -> np.ndarray:  # type: ignore[type-arg]
+        return (rng.standard_normal(len(sample.response_ids)) * 0.5 - 5.5).astype(np.float32)
+
+    return [replace(s, old_log_probs=draw(s) if old else None, ref_log_probs=draw(s) if ref else None) for s in samples]
+
+
+def make_trainer(
+    model_dir: Path, *, temperature: float = 1.0, reference: bool = False, **config: object
+) -> SingleTrainer:
+    settings = {"precision": "fp32", "lr": 1e-3, **config}
+    return SingleTrainer(
+        model_dir,
+        TrainerConfig.model_validate(settings),
+        temperature=temperature,
+        total_updates=10,
+        device="cpu",
+        reference=reference,
+    )
+
+
+def load_plain(model_dir: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    return model.eval()
+
+
+def plain_log_probs(model: PreTrainedModel, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
+    """[R], by transformers' own forward pass over the lone sequence."""
+    ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.response_ids]))
+    logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.from_numpy(sample.response_ids)[:, None]).squeeze(1)

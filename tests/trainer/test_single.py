@@ -1,0 +1,396 @@
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.algorithms.grpo import Grpo
+from tailrace.config.algorithm import GrpoConfig, KlConfig, LossAggMode
+from tailrace.errors import CheckpointError, ModelError, NonFiniteError
+from tailrace.trainer.backends.single import SingleTrainer
+from tailrace.trainer.base import Loss, TrainSample
+from tests.conftest import TinyModel
+from tests.tiny import FAMILIES
+from tests.trainer.batches import load_plain, make_samples, make_trainer, plain_log_probs, with_log_probs
+
+MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+
+
+def grpo(mode: LossAggMode = "token-mean", kl: float = 0.0) -> Grpo:
+    return Grpo(GrpoConfig(clip_high=0.28, loss_agg_mode=mode, kl=KlConfig(coefficient=kl)))
+
+
+def plain_gradients(
+    model_dir: Path, samples: Sequence[TrainSample], mode: LossAggMode, kl: float
+) -> tuple[float, dict[str, torch.Tensor]]:
+    """The GRPO loss over padded rows, written out, and its gradients."""
+    model = load_plain(model_dir)
+    width = max(len(sample.response_ids) for sample in samples)
+
+    def padded(rows: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.stack([torch.nn.functional.pad(row.float(), (0, width - len(row))) for row in rows])
+
+    log_probs = padded([plain_log_probs(model, sample) for sample in samples])
+    mask = padded([torch.from_numpy(sample.response_mask) for sample in samples])
+    advantages = padded([torch.from_numpy(sample.advantages) for sample in samples])
+    old, ref = log_probs.detach(), torch.zeros_like(log_probs)
+    if samples[0].old_log_probs is not None:
+        old = padded([torch.from_numpy(s.old_log_probs) for s in samples if s.old_log_probs is not None])
+    if samples[0].ref_log_probs is not None:
+        ref = padded([torch.from_numpy(s.ref_log_probs) for s in samples if s.ref_log_probs is not None])
+    ratio = (log_probs - old).exp()
+    token_loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.28))
+    token_loss = (token_loss + kl * ((ref - log_probs).exp() - (ref - log_probs) - 1)) * mask
+    rows = mask.sum(1) > 0
+    loss = {
+        "token-mean": token_loss.sum() / mask.sum(),
+        "seq-mean-token-mean": (token_loss[rows].sum(1) / mask[rows].sum(1)).mean(),
+        "seq-mean-token-sum": token_loss[rows].sum(1).mean(),
+    }[mode]
+    loss.backward()
+    return loss.item(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def gradients(trainer: SingleTrainer, denominator: float) -> dict[str, torch.Tensor]:
+    return {n: p.grad / denominator for n, p in trainer._model.named_parameters() if p.grad is not None}
+
+
+def recording(loss: Loss, denominators: list[float]) -> Loss:
+    def recorded(inputs: LossInputs) -> LossOutput:
+        output = loss(inputs)
+        denominators.append(output.denominator)
+        return output
+
+    return recorded
+
+
+def weights(trainer: SingleTrainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.weights()}
+
+
+def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert torch.equal(one[name], other[name]), name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [1, 24, 4096])
+def test_packed_log_probs_equal_those_of_each_sequence_alone(tiny_model: TinyModel, family: str, budget: int) -> None:
+    samples = make_samples()
+    trainer = make_trainer(tiny_model(family), temperature=0.7, micro_batch_tokens=budget)
+    model = load_plain(tiny_model(family))
+    for sample, values in zip(samples, trainer.log_probs(samples), strict=True):
+        expected = plain_log_probs(model, sample, 0.7).detach().numpy()
+        np.testing.assert_allclose(values, expected, atol=2e-5)
+        assert values.dtype == np.float32
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("budget", [24, 4096])
+def test_packed_gradients_equal_the_padded_loss_of_each_sequence_alone(
+    tiny_model: TinyModel, family: str, mode: LossAggMode, budget: int
+) -> None:
+    samples = with_log_probs(make_samples())
+    loss, expected = plain_gradients(tiny_model(family), samples, mode, kl=0.1)
+    trainer = make_trainer(tiny_model(family), micro_batch_tokens=budget)
+    denominators: list[float] = []
+    trainer.accumulate(samples, recording(grpo(mode, 0.1).loss, denominators))
+    found = gradients(trainer, sum(denominators))
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=2e-5, rtol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+    result = trainer.apply()
+    assert result.loss == pytest.approx(loss, rel=1e-4)
+    total = math.sqrt(sum(float(gradient.square().sum()) for gradient in expected.values()))
+    assert result.grad_norm == pytest.approx(total, rel=1e-4)
+
+
+def test_without_old_log_probs_the_ratio_is_one_and_the_gradient_on_policy(tiny_model: TinyModel) -> None:
+    samples = make_samples()
+    _, expected = plain_gradients(tiny_model("llama"), samples, "token-mean", kl=0.0)
+    trainer = make_trainer(tiny_model("llama"))
+    denominators: list[float] = []
+    trainer.accumulate(samples, recording(grpo().loss, denominators))
+    for name, gradient in gradients(trainer, sum(denominators)).items():
+        torch.testing.assert_close(gradient, expected[name], atol=2e-5, rtol=2e-4)
+    assert trainer.apply().metrics["ratio"] == 1.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradient_checkpointing_changes_nothing(tiny_model: TinyModel, family: str) -> None:
+    plain, checkpointed = (make_trainer(tiny_model(family), gradient_checkpointing=flag) for flag in (False, True))
+    for trainer in (plain, checkpointed):
+        trainer.accumulate(make_samples(), grpo().loss)
+        trainer.apply()
+    assert_equal(weights(plain), weights(checkpointed))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_however_a_batch_is_cut_the_update_is_equal(tiny_model: TinyModel, mode: LossAggMode) -> None:
+    samples = with_log_probs(make_samples())
+    cuts = [[samples], [samples[:3], samples[3:5], samples[5:]], [[sample] for sample in samples]]
+    updates = []
+    for cut in cuts:
+        trainer = make_trainer(tiny_model("qwen3"))
+        for part in cut:
+            trainer.accumulate(part, grpo(mode, 0.1).loss)
+        updates.append(gradients(trainer, 1.0) | {"": torch.tensor(trainer.apply().loss)})
+    for update in updates[1:]:
+        for name, tensor in update.items():
+            torch.testing.assert_close(tensor, updates[0][name], atol=1e-5, rtol=1e-4)
+
+
+def test_equal_cuts_over_several_calls_give_the_same_bits(tiny_model: TinyModel) -> None:
+    samples = make_samples()
+    whole, streamed = (make_trainer(tiny_model("llama"), micro_batch_tokens=24) for _ in range(2))
+    whole.accumulate(samples, grpo().loss)
+    streamed.accumulate(samples[:5], grpo().loss)  # 16 + 9 tokens fill two micro-batches; the next group starts one
+    streamed.accumulate(samples[5:], grpo().loss)
+    assert whole.apply() == streamed.apply()
+    assert_equal(weights(whole), weights(streamed))
+
+
+def test_discard_forgets_what_was_accumulated(tiny_model: TinyModel) -> None:
+    clean, interrupted = (make_trainer(tiny_model("llama")) for _ in range(2))
+    interrupted.accumulate(make_samples(seed=5), grpo().loss)
+    interrupted.discard()
+    for trainer in (clean, interrupted):
+        trainer.accumulate(make_samples(), grpo().loss)
+    assert clean.apply() == interrupted.apply()
+    assert_equal(weights(clean), weights(interrupted))
+
+
+def test_a_sample_without_response_tokens_is_left_out(tiny_model: TinyModel) -> None:
+    samples = make_samples()
+    empty = replace(
+        samples[1],
+        response_ids=np.zeros(0, np.int64),
+        response_mask=np.zeros(0, np.int64),
+        advantages=np.zeros(0, np.float32),
+    )
+    trainer = make_trainer(tiny_model("llama"))
+    values = trainer.log_probs([samples[0], empty, samples[2]])
+    assert [len(row) for row in values] == [len(samples[0].response_ids), 0, len(samples[2].response_ids)]
+    alone = trainer.log_probs([samples[0], samples[2]])
+    np.testing.assert_array_equal(np.concatenate(values), np.concatenate(alone))
+
+
+def test_the_reference_stays_at_the_initial_weights(tiny_model: TinyModel) -> None:
+    samples = make_samples()
+    trainer = make_trainer(tiny_model("llama"), reference=True)
+    before = trainer.log_probs(samples)
+    trainer.accumulate(samples, grpo().loss)
+    trainer.apply()
+    np.testing.assert_array_equal(np.concatenate(trainer.log_probs(samples, reference=True)), np.concatenate(before))
+    assert not np.array_equal(np.concatenate(trainer.log_probs(samples)), np.concatenate(before))
+
+
+def test_a_bf16_reference_of_a_bf16_checkpoint_equals_the_untrained_policy(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    make_trainer(tiny_model("qwen2")).export(tmp_path / "bf16", dtype=torch.bfloat16)
+    trainer = make_trainer(tmp_path / "bf16", reference=True, precision="bf16")
+    samples = make_samples()
+    policy, reference = trainer.log_probs(samples), trainer.log_probs(samples, reference=True)
+    np.testing.assert_array_equal(np.concatenate(policy), np.concatenate(reference))
+
+
+def test_bf16_log_probs_are_near_those_of_fp32(tiny_model: TinyModel) -> None:
+    samples = make_samples()
+    exact, rounded = (make_trainer(tiny_model("llama"), precision=p).log_probs(samples) for p in ("fp32", "bf16"))
+    difference = np.abs(np.concatenate(exact) - np.concatenate(rounded))
+    assert 0 < difference.max() < 0.1
+
+
+def test_a_trainer_without_reference_refuses_to_score_with_it(tiny_model: TinyModel) -> None:
+    with pytest.raises(ValueError, match="reference=True"):
+        make_trainer(tiny_model("llama")).log_probs(make_samples(), reference=True)
+
+
+def test_apply_equals_torch_adamw_with_clipping_and_decay_on_matrices_only(tiny_model: TinyModel) -> None:
+    samples = with_log_probs(make_samples())
+    trainer = make_trainer(tiny_model("qwen2"), max_grad_norm=0.05, weight_decay=0.1, lr=1e-2)
+    _, expected = plain_gradients(tiny_model("qwen2"), samples, "token-mean", kl=0.0)
+    model = load_plain(tiny_model("qwen2"))
+    for name, parameter in model.named_parameters():
+        parameter.grad = expected[name]
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    groups = [
+        {"params": [p for p in model.parameters() if p.ndim == 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, eps=1e-8, foreach=False)
+    optimizer.step()
+    trainer.accumulate(samples, grpo().loss)
+    assert trainer.apply().grad_norm > 0.05
+    for name, tensor in trainer.weights():
+        large = expected[name].abs() > 1e-6  # elsewhere the sign of the first step hangs on rounding
+        torch.testing.assert_close(tensor[large], model.get_parameter(name).detach()[large], atol=1e-4, rtol=1e-4)
+
+
+def test_the_learning_rate_follows_the_schedule(tiny_model: TinyModel) -> None:
+    trainer = make_trainer(tiny_model("llama"), schedule="linear", warmup_steps=2, lr=1e-3)
+    rates = []
+    for _ in range(10):
+        trainer.accumulate(make_samples(groups=((2, (2,)), (2, (2,)))), grpo().loss)
+        rates.append(trainer.apply().lr)
+    assert rates == pytest.approx([1e-3 * f for f in (0.5, 1, 1, 7 / 8, 6 / 8, 5 / 8, 4 / 8, 3 / 8, 2 / 8, 1 / 8)])
+
+
+def not_finite(inputs: LossInputs) -> LossOutput:
+    output = grpo().loss(inputs)
+    return replace(output, loss_sum=output.loss_sum * float("nan"))
+
+
+def test_a_non_finite_step_is_skipped_and_leaves_no_trace(tiny_model: TinyModel) -> None:
+    clean, troubled = (make_trainer(tiny_model("llama")) for _ in range(2))
+    before = weights(troubled)
+    troubled.accumulate(make_samples(), grpo().loss)
+    troubled.accumulate(make_samples(), not_finite)
+    result = troubled.apply()
+    assert not result.applied
+    assert math.isnan(result.loss)
+    assert_equal(weights(troubled), before)
+    for trainer in (clean, troubled):
+        trainer.accumulate(make_samples(), grpo().loss)
+    assert troubled.apply().applied
+    clean.apply()
+    assert_equal(weights(troubled), weights(clean))
+
+
+def test_finite_steps_between_reset_the_count_of_skipped_ones(tiny_model: TinyModel) -> None:
+    trainer = make_trainer(tiny_model("llama"), max_nonfinite_steps=2)
+    for loss in (not_finite, grpo().loss, not_finite, grpo().loss):
+        trainer.accumulate(make_samples(), loss)
+        assert trainer.apply().applied == (loss is not not_finite)
+
+
+def test_three_non_finite_steps_in_a_row_stop_the_run_with_evidence(tiny_model: TinyModel) -> None:
+    trainer = make_trainer(tiny_model("llama"))
+    assert trainer.evidence() == {}
+    for _ in range(2):
+        trainer.accumulate(make_samples(), not_finite)
+        assert not trainer.apply().applied
+    trainer.accumulate(make_samples(), not_finite)
+    with pytest.raises(NonFiniteError, match="3 optimizer steps in a row"):
+        trainer.apply()
+    evidence = json.loads(json.dumps(trainer.evidence()))
+    assert evidence["update"] == 2
+    assert all(math.isnan(value) for value in evidence["loss_sums"])
+    assert evidence["gradient_norms"].keys() == dict(trainer.weights()).keys()
+
+
+def test_an_update_without_any_trained_token_changes_nothing_and_is_no_failure(tiny_model: TinyModel) -> None:
+    trainer = make_trainer(tiny_model("llama"), max_nonfinite_steps=1)
+    trainer.accumulate([make_samples()[-1]], grpo().loss)
+    before = weights(trainer)
+    assert not trainer.apply().applied
+    assert_equal(weights(trainer), before)
+
+
+def train(trainer: SingleTrainer, seeds: Sequence[int]) -> list[object]:
+    results = []
+    for seed in seeds:
+        trainer.accumulate(make_samples(seed=seed), grpo().loss)
+        results.append(trainer.apply())
+    return results
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_restored_trainer_goes_on_bit_for_bit(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
+    uninterrupted, resumed = (make_trainer(tiny_model(family), schedule="cosine") for _ in range(2))
+    train(uninterrupted, [0, 1])
+    uninterrupted.save(tmp_path)
+    torch_random, numpy_random = torch.rand(3), np.random.rand(3)
+    expected = train(uninterrupted, [2, 3])
+    train(resumed, [7])
+    resumed.load(tmp_path)
+    assert torch.equal(torch.rand(3), torch_random)
+    assert np.array_equal(np.random.rand(3), numpy_random)
+    assert train(resumed, [2, 3]) == expected
+    assert_equal(weights(resumed), weights(uninterrupted))
+
+
+def test_skipped_steps_in_a_row_survive_a_restart(tiny_model: TinyModel, tmp_path: Path) -> None:
+    first, second = (make_trainer(tiny_model("llama"), max_nonfinite_steps=2) for _ in range(2))
+    first.accumulate(make_samples(), not_finite)
+    first.apply()
+    first.save(tmp_path)
+    second.load(tmp_path)
+    second.accumulate(make_samples(), not_finite)
+    with pytest.raises(NonFiniteError):
+        second.apply()
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_restored(tiny_model: TinyModel, tmp_path: Path) -> None:
+    make_trainer(tiny_model("qwen3")).save(tmp_path)
+    trainer = make_trainer(tiny_model("llama"))
+    before = weights(trainer)
+    with pytest.raises(CheckpointError, match="another model"):
+        trainer.load(tmp_path)
+    assert_equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "random.safetensors", "trainer.json"])
+def test_a_missing_file_is_named(tiny_model: TinyModel, tmp_path: Path, name: str) -> None:
+    trainer = make_trainer(tiny_model("llama"))
+    trainer.save(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(CheckpointError, match=name):
+        trainer.load(tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_exported_model_loads_with_the_trained_weights(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
+    trainer = make_trainer(tiny_model(family))
+    train(trainer, [0])
+    trainer.export(tmp_path / "model")
+    trainer.export(tmp_path / "model")  # replaces it
+    model = load_plain(tmp_path / "model")
+    assert_equal({n: p.detach() for n, p in model.named_parameters()}, weights(trainer))
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_export_takes_the_dtype_asked_for_or_that_of_the_initial_checkpoint(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    make_trainer(tiny_model("llama")).export(tmp_path / "asked", dtype=torch.bfloat16)
+    make_trainer(tmp_path / "asked").export(tmp_path / "kept")
+    for path in (tmp_path / "asked", tmp_path / "kept"):
+        model = AutoModelForCausalLM.from_pretrained(path)
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_sliding_window_layers_are_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    make_trainer(tiny_model("qwen3")).export(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    config |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="sliding-window"):
+        make_trainer(tmp_path / "model")
+
+
+def test_training_raises_the_probability_of_rewarded_responses(tiny_model: TinyModel) -> None:
+    samples = [
+        replace(
+            sample, advantages=np.full_like(sample.advantages, sign), response_mask=np.ones_like(sample.response_ids)
+        )
+        for sample, sign in zip(make_samples(groups=((6, (5, 5)),)), (1.0, -1.0), strict=True)
+    ]
+    trainer = make_trainer(tiny_model("qwen2"), lr=1e-3)
+    history = [[values.sum() for values in trainer.log_probs(samples)]]
+    for _ in range(5):
+        trainer.accumulate(samples, grpo().loss)
+        trainer.apply()
+        history.append([values.sum() for values in trainer.log_probs(samples)])
+    assert all(later[0] > earlier[0] and later[1] < earlier[1] for earlier, later in pairwise(history))
