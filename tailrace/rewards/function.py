@@ -50,7 +50,7 @@ def load_function(path: str) -> Callable[..., Any]:
         raise UserError(f"rewards.grader.path {path!r}: module {module_name!r} has no {name!r}{hint}")
     function = getattr(module, name)
     if not callable(function):
-        raise UserError(f"rewards.grader.path {path!r} is a {type(function).__name__}, not a function")
+        raise UserError(f"rewards.grader.path {path!r} is of type {type(function).__name__}, not a function")
     if inspect.iscoroutinefunction(function):
         raise UserError(f"rewards.grader.path {path!r} is an async function; it must be a plain one")
     return function  # type: ignore[no-any-return]

@@ -21,6 +21,8 @@ START_LIMIT_S = 120.0
 """Importing a grader's libraries on a busy machine takes seconds; a module that takes longer hangs."""
 _REAP_LIMIT_S = 5.0
 """A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+_EXIT_LIMIT_S = 1.0
+"""An interpreter closes its pipes a moment before it exits; the exit code is worth the wait."""
 _TAIL_BYTES = 2000
 
 
@@ -90,11 +92,17 @@ class WorkerProcess:
             async with asyncio.timeout(limit_s):
                 return await self._exchange(message, kind)
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
-            await self.kill()
+            await self._end()
             raise WorkerDied(self._obituary()) from None
         except BaseException:  # too late, or cancelled: its reply would be taken for the next one's
             await self.kill()
             raise
+
+    async def _end(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_EXIT_LIMIT_S):
+                await self._process.wait()
+        await self.kill()
 
     async def _exchange(self, message: bytes | GradingRequest, kind: type[Message]) -> Message:
         stdin, stdout = self._process.stdin, self._process.stdout

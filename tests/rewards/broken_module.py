@@ -1,0 +1,3 @@
+"""Cannot be imported."""
+
+undefined  # type: ignore[name-defined]  # noqa: B018, F821

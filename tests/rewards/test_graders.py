@@ -1,0 +1,124 @@
+"""Each grader's right and wrong cases, graded in this process."""
+
+import json
+from typing import Any
+
+import pytest
+import reasoning_gym  # type: ignore[import-untyped]
+
+from tailrace.config.prompts import ReasoningGymSource
+from tailrace.config.rewards import ExactReward, MathReward, ReasoningGymReward, RegexReward
+from tailrace.errors import RewardError
+from tailrace.prompts.sources.reasoning_gym import reasoning_gym_rows
+from tailrace.rewards.base import Grader, GradingRequest
+from tailrace.rewards.factory import make_grader
+
+
+def score(grader: Grader, response: str, answer: Any, metadata: dict[str, Any] | None = None) -> float:
+    return grader.grade(GradingRequest(prompt="p", response=response, answer=answer, metadata=metadata or {}))
+
+
+@pytest.mark.parametrize(
+    ("response", "answer", "ignore_case", "reward"),
+    [
+        (" Paris \n", "Paris", False, 1.0),
+        ("paris", "Paris", False, 0.0),
+        ("paris", "Paris", True, 1.0),
+        ("Paris.", "Paris", True, 0.0),
+        ("42", 42, False, 1.0),
+        ("", "x", False, 0.0),
+    ],
+)
+def test_exact_compares_the_stripped_response(response: str, answer: Any, ignore_case: bool, reward: float) -> None:
+    assert score(make_grader(ExactReward(ignore_case=ignore_case)), response, answer) == reward
+
+
+@pytest.mark.parametrize(
+    ("pattern", "which", "response", "reward"),
+    [
+        (r"-?\d+", "last", "3 + 4 is 7", 1.0),
+        (r"-?\d+", "first", "3 + 4 is 7", 0.0),
+        (r"-?\d+", "first", "7, since 3 + 4", 1.0),
+        (r"-?\d+", "last", "it is -7", 0.0),
+        (r"-?\d+", "last", "no number", 0.0),
+        (r"answer: *(\d+)", "last", "answer:  7 (not 8)", 1.0),
+        (r"a(\d+)|b", "last", "a7 b", 0.0),
+        (r"answer:(.*)", "last", "answer: 7 ", 1.0),
+    ],
+)
+def test_regex_compares_the_chosen_match(pattern: str, which: Any, response: str, reward: float) -> None:
+    assert score(make_grader(RegexReward(pattern=pattern, match=which)), response, "7") == reward
+
+
+@pytest.mark.parametrize("grader", [ExactReward(), RegexReward(pattern="x"), MathReward()])
+def test_prompt_without_an_answer_is_an_error_that_names_the_setting(grader: Any) -> None:
+    with pytest.raises(RewardError, match="answer_column"):
+        score(make_grader(grader), "x", None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "response", "reward"),
+    [
+        ("1/2", "0.5", 1.0),
+        ("0.5", r"The answer is $\frac{1}{2}$.", 1.0),
+        (r"\frac{1}{2}", r"so \boxed{0.5}", 1.0),
+        (r"$\frac{1}{2}$", "1/2", 1.0),
+        ("42", r"First \boxed{41}. The final answer is $\boxed{42}$", 1.0),
+        ("42", "I think it is 42.", 1.0),
+        ("42", "I think it is 43.", 0.0),
+        ("x^2+2x+1", "$(x+1)^2$", 1.0),
+        ("2x+1", "2", 0.0),
+        ("2**10", "1024", 1.0),
+        (r"\sqrt{2}", "$2^{1/2}$", 1.0),
+        (7, r"\boxed{7}", 1.0),
+        ("7", "", 0.0),
+        ("1,000", "1000", 1.0),
+    ],
+)
+def test_math_accepts_what_is_equal(answer: Any, response: str, reward: float) -> None:
+    assert score(make_grader(MathReward()), response, answer) == reward
+
+
+def test_math_refuses_an_answer_that_is_not_mathematics() -> None:
+    with pytest.raises(RewardError, match="not a mathematical expression"):
+        score(make_grader(MathReward()), "7", " ")
+
+
+def test_reasoning_gym_scores_with_the_tasks_own_scorer() -> None:
+    grader = make_grader(ReasoningGymReward())
+    metadata = {"source_dataset": "chain_sum"}
+    assert score(grader, " 12 \n", "12", metadata) == 1.0
+    assert score(grader, "it is 12", "12", metadata) == pytest.approx(2 / 8)
+    assert score(grader, "13", "12", metadata) == 0.0
+
+
+def test_reasoning_gym_scores_the_last_match_of_its_pattern() -> None:
+    grader = make_grader(ReasoningGymReward(pattern=r"<answer>(.*?)</answer>"))
+    metadata = {"source_dataset": "chain_sum"}
+    assert score(grader, "<answer>1</answer> no, <answer> 12 </answer>!", "12", metadata) == 1.0
+    assert score(grader, "12", "12", metadata) == 0.0
+
+
+def test_reasoning_gym_scorer_has_the_parameters_that_made_the_problem() -> None:
+    grader = make_grader(ReasoningGymReward())
+    metadata = {"source_dataset": "puzzle24", "numbers": [8, 3, 1, 1]}
+    assert score(grader, "8 * 3 * 1 * 1", None, metadata) == 1.0
+    assert score(grader, "8 * 3 * 1 * 1", None, {**metadata, "parameters": {"max_value": 6}}) < 0.1
+
+
+@pytest.mark.parametrize("task", ["rearc", "graph_color", "knights_knaves", "futoshiki", "complex_arithmetic"])
+def test_scores_survive_the_way_through_json(task: str) -> None:
+    """Their metadata holds tuples, integer keys or numpy strings."""
+    source = ReasoningGymSource(task=task, size=3, seed=5)
+    rows = list(reasoning_gym_rows(source))
+    dataset = reasoning_gym.create_dataset(task, size=3, seed=5)
+    grader = make_grader(ReasoningGymReward())
+    for row, entry in zip(rows, dataset, strict=True):
+        best = entry["answer"] or json.dumps(entry["metadata"]["possible_answer"])
+        metadata = json.loads(json.dumps(row.metadata))
+        assert score(grader, best, row.answer, metadata) == dataset.score_answer(best.strip(), entry) == 1.0
+
+
+def test_reasoning_gym_needs_to_know_the_task() -> None:
+    with pytest.raises(RewardError, match="source_dataset"):
+        score(make_grader(ReasoningGymReward()), "1", "1")

@@ -1,0 +1,286 @@
+"""Real worker processes, and graders that do their worst."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from tailrace.config.rewards import FunctionReward, RegexReward, RewardsConfig
+from tailrace.errors import RewardError, UserError
+from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.pool import GraderPool, PoolStats
+from tailrace.rewards.wire import frame
+
+GRADERS = "tests.rewards.graders_for_tests"
+ROOT = Path(__file__).parents[2]
+
+
+def request(response: str, prompt: str = "") -> GradingRequest:
+    return GradingRequest(prompt=prompt, response=response, answer=None, metadata={})
+
+
+def pool(function: str = "act", *, workers: int = 1, timeout_s: float = 60.0, retries: int = 0) -> GraderPool:
+    grader = FunctionReward(path=f"{GRADERS}.{function}")
+    return GraderPool(RewardsConfig(grader=grader, workers=workers, timeout_s=timeout_s, retries=retries))
+
+
+async def until(condition: object) -> None:
+    """Wait for what another process does; fails after 30 s."""
+    assert callable(condition)
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def is_running(pid: int) -> bool:
+    """A zombie has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def worker_pids() -> set[int]:
+    """Children of this process that are workers."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children if is_running(int(pid))}
+    return {pid for pid, command in commands.items() if b"tailrace.rewards.worker" in command}
+
+
+async def test_endless_loop_is_killed_and_its_slot_grades_on() -> None:
+    async with pool(timeout_s=0.3) as graders:
+        (first,) = worker_pids()
+        late = await graders.grade(request("loop"))
+        assert not is_running(first)
+        assert late == Grade(reward=None, error="timeout: grading took longer than 0.3 s")
+        assert await graders.grade(request("fine")) == Grade(reward=0.5)
+        assert worker_pids().isdisjoint({first})
+
+
+@pytest.mark.parametrize(
+    ("what", "how"),
+    [("exit", "exit code 3"), ("sys.exit", "exit code 4"), ("crash", "SIGSEGV")],
+)
+async def test_death_of_a_worker_is_a_grade_that_says_how(what: str, how: str) -> None:
+    async with pool() as graders:
+        grade = await graders.grade(request(what))
+        assert grade.reward is None
+        assert grade.error is not None
+        assert grade.error.startswith(f"died ({how})")
+        assert (await graders.grade(request("fine"))).reward == 0.5
+
+
+async def test_death_quotes_the_last_output() -> None:
+    async with pool() as graders:
+        assert (await graders.grade(request("last words"))).error == (
+            "died (exit code 5); its last output: the disk is full"
+        )
+
+
+async def test_worker_that_died_while_idle_costs_no_grading() -> None:
+    async with pool() as graders:
+        (pid,) = worker_pids()
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: not worker_pids() and not Path(f"/proc/{pid}").exists())
+        assert (await graders.grade(request("fine"))).reward == 0.5
+
+
+async def test_printing_megabytes_leaves_the_protocol_intact() -> None:
+    async with pool() as graders:
+        assert await graders.grade(request("print")) == Grade(reward=1.0)
+        assert await graders.grade(request("fine")) == Grade(reward=0.5)
+
+
+async def test_standard_input_of_a_grader_is_empty() -> None:
+    async with pool() as graders:
+        assert await graders.grade(request("read")) == Grade(reward=0.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("divide", "ZeroDivisionError: division by zero"),
+        ("nan", "ValueError: the grader returned nan; a reward must be finite"),
+        ("text", "TypeError: the grader must return a number, not str"),
+    ],
+)
+async def test_failure_of_a_grader_is_a_grade_and_keeps_the_worker(what: str, error: str) -> None:
+    async with pool() as graders:
+        before = worker_pids()
+        assert await graders.grade(request(what)) == Grade(reward=None, error=error)
+        assert worker_pids() == before
+
+
+async def test_error_text_is_one_line_of_bounded_length() -> None:
+    async with pool() as graders:
+        error = (await graders.grade(request("long error"))).error
+        assert error is not None
+        assert error.startswith("ValueError: z z")
+        assert "\n" not in error
+        assert len(error) < 600
+
+
+async def test_truth_values_are_rewards() -> None:
+    async with pool() as graders:
+        assert await graders.grade(request("true")) == Grade(reward=1.0)
+
+
+async def test_large_responses_pass() -> None:
+    config = RewardsConfig(grader=RegexReward(pattern=r"\d+"), workers=1)
+    async with GraderPool(config) as graders:
+        big = GradingRequest(prompt="", response="x" * 20_000_000 + " 7", answer="7", metadata={})
+        assert await graders.grade(big) == Grade(reward=1.0)
+
+
+async def test_retry_gives_a_second_chance(tmp_path: Path) -> None:
+    async with pool("once", retries=1) as graders:
+        assert await graders.grade(request(str(tmp_path / "seen"))) == Grade(reward=1.0)
+        assert graders.stats == PoolStats(graded=1)
+
+
+async def test_counters_tell_failures_apart() -> None:
+    async with pool(workers=2, timeout_s=0.5) as graders:
+        await asyncio.gather(*(graders.grade(request(what)) for what in ("fine", "fine", "loop", "exit", "divide")))
+        assert graders.stats == PoolStats(graded=2, timeouts=1, died=1, errors=1)
+        assert graders.stats.failed == 3
+
+
+async def test_replies_go_to_their_own_requests() -> None:
+    numbers = RewardsConfig(grader=FunctionReward(path=f"{GRADERS}.number"), workers=2)
+    async with GraderPool(numbers) as graders:
+        grades = await asyncio.gather(*(graders.grade(request(str(number))) for number in range(200)))
+    assert [grade.reward for grade in grades] == list(range(200))
+
+
+async def test_cancelled_grading_kills_its_worker_and_the_next_gets_its_own_reply(tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    async with pool("announce_or_act") as graders:
+        grading = asyncio.create_task(graders.grade(request(str(started), prompt="announce")))
+        await until(started.exists)
+        grading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await grading
+        assert not any(is_running(int(pid)) for pid in started.read_text().split())
+        assert await graders.grade(request("fine")) == Grade(reward=0.5)
+
+
+async def test_close_ends_gradings_that_run_and_gradings_that_wait(tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    graders = pool("announce")
+    async with graders:
+        gradings = [asyncio.create_task(graders.grade(request(str(started), prompt="loop"))) for _ in range(3)]
+        await until(started.exists)
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*gradings, return_exceptions=True)
+    assert [str(result) for result in results] == ["the grader pool is closed"] * 3
+    assert all(isinstance(result, RewardError) for result in results)
+    assert not any(is_running(int(pid)) for pid in started.read_text().split())
+    assert not worker_pids()
+    with pytest.raises(RewardError, match="closed"):
+        await graders.grade(request("fine"))
+    await graders.close()
+
+
+async def test_error_in_the_body_leaves_no_worker() -> None:
+    async def fail() -> None:
+        async with pool(workers=2):
+            assert len(worker_pids()) == 2
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        await fail()
+    assert not worker_pids()
+
+
+async def test_cancelled_start_leaves_no_worker() -> None:
+    sleepy = RewardsConfig(grader=FunctionReward(path="tests.rewards.sleepy_module.score"), workers=2)
+    starting = asyncio.create_task(GraderPool(sleepy).__aenter__())
+    await until(lambda: len(worker_pids()) == 2)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not worker_pids()
+
+
+@pytest.mark.parametrize("deed", ["loop", "hold the lock", "sleep"])
+def test_killed_pool_leaves_no_worker_whatever_it_grades(deed: str, tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    script = tmp_path / "owner.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import asyncio
+            from tests.rewards.test_pool import pool, request
+
+            async def main():
+                async with pool("announce") as graders:
+                    await graders.grade(request({str(started)!r}, prompt={deed!r}))
+
+            asyncio.run(main())
+        """)
+    )
+    with subprocess.Popen([sys.executable, script], env={**os.environ, "PYTHONPATH": str(ROOT)}) as owner:
+        try:
+            asyncio.run(until(started.exists))
+        finally:
+            owner.kill()
+    worker, child = map(int, started.read_text().split())
+    try:
+        asyncio.run(until(lambda: not is_running(worker)))
+    finally:
+        if is_running(child):  # a kernel that kills the worker at once leaves it no time for the programs it started
+            os.kill(child, signal.SIGKILL)
+
+
+def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_started(tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    config = FunctionReward(path=f"{GRADERS}.announce").model_dump_json().encode()
+    command = [sys.executable, "-m", "tailrace.rewards.worker"]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as worker:
+        assert worker.stdin is not None
+        try:
+            worker.stdin.write(frame(config) + frame(request(str(started), prompt="loop")))
+            worker.stdin.flush()
+            asyncio.run(until(started.exists))
+            worker.stdin.close()
+            assert worker.wait(30) == -signal.SIGKILL
+            asyncio.run(until(lambda: not any(is_running(int(pid)) for pid in started.read_text().split())))
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(worker.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("score", "must be a dotted path"),
+        ("no_such_package.score", "no module 'no_such_package'"),
+        (f"{GRADERS}.acts", "has no 'acts'; did you mean 'act'"),
+        (f"{GRADERS}.NOT_CALLABLE", "is of type int, not a function"),
+        (f"{GRADERS}.asynchronous", "is an async function"),
+        (f"{GRADERS}.weighted", r"cannot be called with \(response, answer, prompt, metadata\).*'weight'"),
+        ("tests.rewards.broken_module.score", "cannot be made: NameError: name 'undefined' is not defined"),
+        ("tests.rewards.deadly_module.score", r"its process died \(exit code 9\).* at the start"),
+    ],
+)
+async def test_grader_that_cannot_be_made_is_one_line_at_the_start(path: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        async with GraderPool(RewardsConfig(grader=FunctionReward(path=path), workers=2)):
+            pass
+    assert "\n" not in str(caught.value)
+    assert not worker_pids()
+
+
+async def test_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards.py").write_text("def score(response, answer, prompt, metadata, bonus):\n    return bonus\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    config = RewardsConfig(grader=FunctionReward(path="my_rewards.score", arguments={"bonus": 0.25}), workers=1)
+    async with GraderPool(config) as graders:
+        assert await graders.grade(request("")) == Grade(reward=0.25)
