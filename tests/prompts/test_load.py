@@ -16,7 +16,6 @@ from tailrace.errors import PromptError
 from tailrace.prompts.load import PromptSet, load_prompts
 from tests.tiny import make_tokenizer
 
-
 TOKENIZER = make_tokenizer()
 
 
