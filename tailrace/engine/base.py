@@ -35,6 +35,14 @@ class EngineStats:
     version: WeightVersion
 
 
+class SampleStream(AsyncIterator[Sample]):
+    """The samples of one `submit`, as they finish."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Abort what has not been yielded; `contextlib.aclosing` calls it. Closing twice is harmless."""
+
+
 class Engine(ABC):
     """Generates responses with the weights that it was last given. Used from one asyncio event loop."""
 
@@ -44,7 +52,7 @@ class Engine(ABC):
         """Prompt and response tokens of a sequence at the most."""
 
     @abstractmethod
-    def submit(self, requests: Sequence[Request]) -> AsyncIterator[Sample]:
+    def submit(self, requests: Sequence[Request]) -> SampleStream:
         """Accept `requests`, all or none, and stream their samples as they finish.
 
         Closing the stream aborts what it has not yielded.

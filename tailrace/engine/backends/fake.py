@@ -1,0 +1,147 @@
+"""An engine without a model, for tests and for trying a pipeline out."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tailrace.engine.base import EngineStats
+from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.types import FinishReason, FloatArray, IntArray, Request, Sample, WeightVersion
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_MODEL_LEN = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Script:
+    """The response that a request is to get."""
+
+    response_ids: IntArray
+    """[R], R at least 1."""
+    log_probs: FloatArray
+    """[R]"""
+    finish_reason: FinishReason
+
+
+Playwright = Callable[[Request], Script]
+
+
+class RandomPlaywright:
+    """Uniform tokens, and lengths between 1 and the longest allowed; the request's seed decides."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+
+    def __call__(self, request: Request) -> Script:
+        random = np.random.default_rng(request.seed % 2**64)
+        longest = min(request.sampling.max_new_tokens, MAX_MODEL_LEN - len(request.prompt_ids))
+        length = longest if request.sampling.ignore_eos else int(random.integers(1, longest, endpoint=True))
+        return Script(
+            response_ids=random.integers(0, self._vocab_size, length),
+            log_probs=-random.exponential(size=length).astype(np.float32),
+            finish_reason=FinishReason.LENGTH if length == longest else FinishReason.STOP,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Response:
+    """How far a script has been played."""
+
+    request: Request
+    script: Script
+    versions: list[WeightVersion] = field(default_factory=list)
+
+    @property
+    def complete(self) -> bool:
+        return len(self.versions) == len(self.script.response_ids)
+
+    def finish(self, reason: FinishReason) -> Sample:
+        made = len(self.versions)
+        return Sample(
+            request_id=self.request.request_id,
+            group_id=self.request.group_id,
+            response_ids=self.script.response_ids[:made].astype(np.int64),
+            rollout_log_probs=self.script.log_probs[:made].astype(np.float32),
+            weight_versions=np.array(self.versions, np.int64),
+            finish_reason=reason,
+        )
+
+
+class FakeCore:
+    """Plays scripts, one token of every response in each step."""
+
+    def __init__(self, playwright: Playwright) -> None:
+        self.max_model_len = MAX_MODEL_LEN
+        self._playwright = playwright
+        self._responses: dict[int, _Response] = {}
+        self._version: WeightVersion = 0
+        self._steps = 0
+        self._generated_tokens = 0
+        self._prefilled_tokens = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._responses)
+
+    def check(self, request: Request) -> None:
+        """Whether the request can be served.
+
+        Raises:
+            RequestError: it can never be.
+        """
+        check_length(request, self.max_model_len)
+
+    def add(self, request: Request) -> None:
+        """Write the request's script. A prompt that is being answered already is not counted again."""
+        if all(response.request.group_id != request.group_id for response in self._responses.values()):
+            self._prefilled_tokens += len(request.prompt_ids)
+        self._responses[request.request_id] = _Response(request, self._playwright(request))
+
+    def abort(self, request_ids: Iterable[int]) -> list[Sample]:
+        """Finish these requests with what they have; unknown ids are ignored."""
+        known = [self._responses.pop(request_id) for request_id in request_ids if request_id in self._responses]
+        return [response.finish(FinishReason.ABORT) for response in known]
+
+    def step(self) -> list[Sample]:
+        """One token of every response; the samples that finished."""
+        for response in self._responses.values():
+            response.versions.append(self._version)
+        self._steps += 1
+        self._generated_tokens += len(self._responses)
+        complete = [response for response in self._responses.values() if response.complete]
+        for response in complete:
+            del self._responses[response.request.request_id]
+        return [response.finish(response.script.finish_reason) for response in complete]
+
+    def load_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None:
+        """Take the tensors, whatever they are, and the version."""
+        for _ in tensors:
+            pass
+        self._version = version
+
+    def stats(self) -> EngineStats:
+        """Counts; there are no blocks."""
+        return EngineStats(
+            running=len(self._responses),
+            waiting=0,
+            generated_tokens=self._generated_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            steps=self._steps,
+            preemptions=0,
+            used_blocks=0,
+            total_blocks=0,
+            version=self._version,
+        )
+
+
+class FakeEngine(DrivenEngine):
+    """Plays a script for each request: random ones, or what `playwright` writes."""
+
+    def __init__(self, *, executor: Executor, playwright: Playwright) -> None:
+        super().__init__(FakeCore(playwright), executor)

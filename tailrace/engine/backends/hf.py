@@ -1,0 +1,185 @@
+"""transformers `generate` behind the engine interface: slow, and the oracle of the others."""
+
+import functools
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from tailrace.config.engine import HfEngineConfig, SamplingConfig
+from tailrace.engine.architecture import read_eos_ids
+from tailrace.engine.base import EngineStats
+from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.engine.stopping import Detokenizer, StopRule, read_detokenizer
+from tailrace.errors import EngineError
+from tailrace.types import FinishReason, Request, Sample, WeightVersion
+
+
+class _RuleCriteria(StoppingCriteria):
+    """Asks our stop rule; remembers its answer."""
+
+    def __init__(self, rule: StopRule, prompt_length: int) -> None:
+        self._rule = rule
+        self._prompt_length = prompt_length
+        self.reason: FinishReason | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.reason = self._rule.check(int(input_ids[0, -1]), input_ids.shape[1] - self._prompt_length)
+        return torch.tensor([self.reason is not None], device=input_ids.device)
+
+
+class HfCore:
+    """Answers one request in each step."""
+
+    def __init__(self, config: HfEngineConfig, model_dir: Path, *, device: torch.device) -> None:
+        """Read the model, with its weights as version 0."""
+        dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
+        self._model = model.to(device).eval()
+        self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # or its settings would mix with the request's
+        self._model_dir = model_dir
+        self._device = device
+        self._eos_ids = read_eos_ids(model_dir)
+        self._waiting: deque[Request] = deque()
+        self._version: WeightVersion = 0
+        self._steps = 0
+        self._generated_tokens = 0
+        self._prefilled_tokens = 0
+        self.max_model_len: int = self._model.config.max_position_embeddings
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._waiting)
+
+    def check(self, request: Request) -> None:
+        """Whether the request can be served.
+
+        Raises:
+            RequestError: it can never be.
+        """
+        check_length(request, self.max_model_len)
+        self._stop_rule(request)
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self._waiting.append(request)
+
+    def abort(self, request_ids: Iterable[int]) -> list[Sample]:
+        """Finish these requests, which have not begun, without a token."""
+        ids = set(request_ids)
+        aborted = [request for request in self._waiting if request.request_id in ids]
+        self._waiting = deque(request for request in self._waiting if request.request_id not in ids)
+        return [self._sample(request, [], [], FinishReason.ABORT) for request in aborted]
+
+    @torch.no_grad()
+    def step(self) -> list[Sample]:
+        """Generate one whole response."""
+        request = self._waiting.popleft()
+        criteria = _RuleCriteria(self._stop_rule(request), len(request.prompt_ids))
+        prompt = torch.from_numpy(request.prompt_ids)[None].to(self._device)
+        with torch.random.fork_rng(devices=[] if self._device.type == "cpu" else [self._device]):
+            torch.manual_seed(request.seed % 2**63)
+            output = self._model.generate(
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=_generation_config(request.sampling),
+                stopping_criteria=StoppingCriteriaList([criteria]),
+            )
+        tokens = output.sequences[0, prompt.shape[1] :].tolist()
+        log_probs = [
+            float(scores[0].float().log_softmax(-1)[token]) for scores, token in zip(output.scores, tokens, strict=True)
+        ]
+        assert criteria.reason is not None
+        self._steps += 1
+        self._generated_tokens += len(tokens)
+        self._prefilled_tokens += prompt.shape[1]
+        return [self._sample(request, tokens, log_probs, criteria.reason)]
+
+    def load_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Install new weights, all or none.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
+        """
+        named = dict(tensors)
+        state = self._model.state_dict()
+        if self._model.config.tie_word_embeddings:
+            state.pop("lm_head.weight", None)
+            named.pop("lm_head.weight", None)
+        if different := state.keys() ^ named.keys():
+            raise EngineError(f"{len(different)} weights are missing or unknown, such as {min(different)!r}")
+        for name, tensor in named.items():
+            if tensor.shape != state[name].shape:
+                raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the model has {tuple(state[name].shape)}")
+        self._model.load_state_dict(named, strict=False)
+        self._version = version
+
+    def stats(self) -> EngineStats:
+        """Counts; there are no blocks."""
+        return EngineStats(
+            running=0,
+            waiting=len(self._waiting),
+            generated_tokens=self._generated_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            steps=self._steps,
+            preemptions=0,
+            used_blocks=0,
+            total_blocks=0,
+            version=self._version,
+        )
+
+    def _stop_rule(self, request: Request) -> StopRule:
+        return StopRule(
+            request.sampling,
+            eos_ids=self._eos_ids,
+            room=self.max_model_len - len(request.prompt_ids),
+            detokenizer=self._detokenizer if request.sampling.stop else None,
+        )
+
+    def _sample(self, request: Request, tokens: list[int], log_probs: list[float], reason: FinishReason) -> Sample:
+        return Sample(
+            request_id=request.request_id,
+            group_id=request.group_id,
+            response_ids=np.array(tokens, np.int64),
+            rollout_log_probs=np.array(log_probs, np.float32),
+            weight_versions=np.full(len(tokens), self._version, np.int64),
+            finish_reason=reason,
+        )
+
+    @functools.cached_property
+    def _detokenizer(self) -> Detokenizer:
+        return read_detokenizer(self._model_dir)
+
+
+def _generation_config(sampling: SamplingConfig) -> GenerationConfig:
+    """The same sampling in transformers' words. Our stop rule ends the response, so no other end is configured."""
+    settings: dict[str, Any] = {"do_sample": False}
+    if sampling.temperature > 0:
+        settings = {
+            "do_sample": True,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p or None,
+        }
+    return GenerationConfig(  # type: ignore[no-untyped-call]
+        max_new_tokens=sampling.max_new_tokens,
+        return_dict_in_generate=True,
+        output_scores=True,
+        eos_token_id=None,
+        pad_token_id=0,
+        **settings,
+    )
+
+
+class HfEngine(DrivenEngine):
+    """One request at a time through transformers."""
+
+    def __init__(self, config: HfEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
+        super().__init__(HfCore(config, model_dir, device=torch.device(device)), executor)

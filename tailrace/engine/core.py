@@ -1,0 +1,159 @@
+"""The synchronous engine: add, abort, step, load weights. The asynchronous driver drives it.
+
+One step is schedule → run → admit → sample → finish. A prompt that is complete after `run` lets its sequences in at
+once: their first tokens are sampled together with the next tokens of those that decode.
+"""
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.architecture import read_architecture
+from tailrace.engine.base import EngineStats
+from tailrace.engine.driver import check_length
+from tailrace.engine.kv_cache import BlockManager, KVCache, blocks_that_fit
+from tailrace.engine.model import Model
+from tailrace.engine.runner import Runner, mark_computed
+from tailrace.engine.sampler import SamplingRows, sample, uniforms
+from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.sequence import Sequence
+from tailrace.engine.stopping import Detokenizer, StopRule, read_detokenizer
+from tailrace.engine.weights import read_weights
+from tailrace.errors import RequestError
+from tailrace.types import Request, Sample, WeightVersion
+
+
+class EngineCore:
+    """One rank: model, cache, scheduler and sampler. Not thread-safe; one call at a time."""
+
+    def __init__(self, config: NativeEngineConfig, model_dir: Path, *, device: torch.device) -> None:
+        """Read the model, with its weights as version 0, and allocate the cache.
+
+        Raises:
+            ModelError: the directory holds no model that the engine runs.
+            EngineError: the cache cannot hold a block.
+        """
+        self.version: WeightVersion = 0
+        self._model_dir = model_dir
+        architecture = self._architecture = read_architecture(model_dir)
+        self.max_model_len = min(config.max_model_len or architecture.max_positions, architecture.max_positions)
+        dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        self._model = Model(architecture, max_model_len=self.max_model_len, dtype=dtype, device=device)
+        self._model.load(read_weights(model_dir))
+        blocks = blocks_that_fit(architecture, gib=config.kv_cache_gib, block_size=config.block_size, dtype=dtype)
+        cache = KVCache(architecture, blocks=blocks, block_size=config.block_size, dtype=dtype, device=device)
+        self._runner = Runner(self._model, cache)
+        self._scheduler = Scheduler(
+            BlockManager(blocks),
+            block_size=config.block_size,
+            max_batch_size=config.max_batch_size,
+            prefill_tokens=config.prefill_tokens,
+        )
+        self._generated_tokens = 0
+        self._prefilled_tokens = 0
+        self._steps = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._scheduler.waiting or self._scheduler.running)
+
+    def check(self, request: Request) -> None:
+        """Whether the request can be served; reads nothing that a step changes.
+
+        Raises:
+            RequestError: it can never be.
+        """
+        check_length(request, self.max_model_len)
+        length = min(len(request.prompt_ids) + request.sampling.max_new_tokens, self.max_model_len)
+        block_size, total = self._runner.cache.block_size, self._runner.cache.blocks
+        needed = -(-length // block_size) + 1  # the prompt's partial last block exists twice for a moment
+        if needed > total:
+            raise RequestError(
+                f"request {request.request_id} needs up to {needed} blocks of {block_size} tokens, and the cache has "
+                f"{total}; raise kv_cache_gib or lower max_new_tokens"
+            )
+        last = self._architecture.vocab_size - 1
+        if int(request.prompt_ids.max()) > last or int(request.prompt_ids.min()) < 0:
+            raise RequestError(f"request {request.request_id} has a prompt token outside the vocabulary, 0 … {last}")
+        self._stop_rule(request)
+
+    def add(self, request: Request) -> None:
+        """Queue a request that `check` accepted."""
+        self._scheduler.add(request, self._stop_rule(request))
+
+    def abort(self, request_ids: Iterable[int]) -> list[Sample]:
+        """Finish these requests with what they have; unknown ids are ignored."""
+        return self._scheduler.abort(set(request_ids))
+
+    @torch.inference_mode()
+    def step(self) -> list[Sample]:
+        """Compute one token of each decoding sequence and a share of the waiting prompts; the samples that finished."""
+        plan = self._scheduler.schedule()
+        logits_BV = self._runner.run(plan)
+        self._prefilled_tokens += mark_computed(plan)
+        fresh, copies = self._scheduler.admit()
+        if copies:
+            self._runner.cache.copy([source for source, _ in copies], [target for _, target in copies])
+        self._steps += 1
+        return self._sample(plan.decodes, logits_BV, fresh)
+
+    @torch.no_grad()
+    def load_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Install new weights, all or none. Cached prompts are not used for sequences that start afterwards.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
+        """
+        self._model.load(tensors)
+        self._scheduler.forget_prompts()
+        self.version = version
+
+    def stats(self) -> EngineStats:
+        """Counts; may be called while a step is under way elsewhere."""
+        blocks = self._scheduler.blocks
+        return EngineStats(
+            running=len(self._scheduler.running),
+            waiting=len(self._scheduler.waiting),
+            generated_tokens=self._generated_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            steps=self._steps,
+            preemptions=self._scheduler.preemptions,
+            used_blocks=blocks.used,
+            total_blocks=blocks.total,
+            version=self.version,
+        )
+
+    def _sample(self, decodes: list[Sequence], logits_BV: torch.Tensor | None, fresh: list[Sequence]) -> list[Sample]:
+        """Give each decoding and each fresh sequence its next token; finish those that it ends."""
+        sequences = decodes + fresh
+        if not sequences:
+            return []
+        firsts = [cast(torch.Tensor, sequence.prompt.logits_V) for sequence in fresh]
+        if logits_BV is None or firsts:
+            logits_BV = torch.stack([*(() if logits_BV is None else logits_BV), *firsts])
+        rows = SamplingRows.of([s.request.sampling for s in sequences], logits_BV.device)
+        draws = uniforms([s.request.seed for s in sequences], [len(s.tokens) for s in sequences])
+        finished = []
+        for sequence, token, log_prob in zip(sequences, *sample(logits_BV, rows, draws), strict=True):
+            reason = sequence.append(token, log_prob, self.version)
+            if reason is not None:
+                finished.append((sequence, reason))
+        self._generated_tokens += len(sequences)
+        return self._scheduler.finish(finished)
+
+    def _stop_rule(self, request: Request) -> StopRule:
+        return StopRule(
+            request.sampling,
+            eos_ids=self._architecture.eos_ids,
+            room=self.max_model_len - len(request.prompt_ids),
+            detokenizer=self._detokenizer if request.sampling.stop else None,
+        )
+
+    @functools.cached_property
+    def _detokenizer(self) -> Detokenizer:
+        return read_detokenizer(self._model_dir)

@@ -1,0 +1,218 @@
+"""Turns a synchronous core into an asynchronous engine.
+
+Dataflow: `submit` puts requests into an inbox and starts the loop, unless it runs. The loop, while there is work and no
+pause: hand the inbox to the core, run one step of it in the executor, hand finished samples to their streams. Who waits
+on whom: the lock `_turn` is held for each step; pausing, aborting and updating weights take it, in the order of asking,
+so they get in between two steps. A stream waits for its queue. Nothing waits while there is no work.
+
+All of it but the core's own calls runs in the event loop's thread. Adding and aborting are plain bookkeeping and happen
+there too, under the lock.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from tailrace.engine.base import Engine, EngineStats, SampleStream
+from tailrace.errors import EngineError, RequestError
+from tailrace.types import Request, Sample, WeightVersion
+
+if TYPE_CHECKING:
+    import torch
+
+Result = TypeVar("Result")
+
+
+class Core(Protocol):
+    """What the driver needs. One call at a time, but for `check`, `max_model_len` and `stats`."""
+
+    max_model_len: int
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def check(self, request: Request) -> None: ...
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_ids: Iterable[int]) -> list[Sample]: ...
+
+    def step(self) -> list[Sample]: ...
+
+    def load_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None: ...
+
+    def stats(self) -> EngineStats: ...
+
+
+class DrivenEngine(Engine):
+    """An engine around a core."""
+
+    def __init__(self, core: Core, executor: Executor) -> None:
+        self._core = core
+        self._executor = executor
+        self._inbox: list[Request] = []
+        self._streams: dict[int, _Stream] = {}
+        self._turn = asyncio.Lock()
+        self._loop: asyncio.Task[None] | None = None
+        self._paused = False
+        self._failure: EngineError | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        """See `Engine`."""
+        return self._core.max_model_len
+
+    def submit(self, requests: Sequence[Request]) -> SampleStream:
+        """See `Engine`."""
+        seen = set(self._streams)
+        for request in requests:
+            if request.request_id in seen:
+                raise RequestError(f"request id {request.request_id} is in flight already; ids must differ")
+            seen.add(request.request_id)
+            self._core.check(request)
+        stream = _Stream(self, {request.request_id for request in requests})
+        if self._failure is not None:
+            stream.fail(self._failure)
+            return stream
+        self._streams |= dict.fromkeys(stream.pending, stream)
+        self._inbox += requests
+        self._wake()
+        return stream
+
+    async def abort(self, request_ids: Iterable[int]) -> None:
+        """See `Engine`."""
+        async with self._turn:
+            if self._failure is None:
+                self._empty_inbox()
+                self._deliver(self._core.abort(set(request_ids)))
+
+    async def pause_generation(self) -> None:
+        """See `Engine`."""
+        self._paused = True
+        async with self._turn:  # free once the step under way has ended
+            pass
+
+    async def resume_generation(self) -> None:
+        """See `Engine`."""
+        self._paused = False
+        self._wake()
+
+    async def update_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None:
+        """See `Engine`."""
+        async with self._turn:
+            if self._failure is not None:
+                raise self._failure
+            await self._run(self._core.load_weights, version, tensors)
+
+    def stats(self) -> EngineStats:
+        """See `Engine`."""
+        stats = self._core.stats()
+        return replace(stats, waiting=stats.waiting + len(self._inbox))
+
+    async def close(self) -> None:
+        """See `Engine`."""
+        self._fail(EngineError("the engine was closed"))
+        async with self._turn:  # free once the step under way has ended
+            pass
+
+    def _wake(self) -> None:
+        if self._loop is None or self._loop.done():
+            self._loop = asyncio.get_running_loop().create_task(self._generate())
+            self._loop.add_done_callback(self._on_loop_end)
+
+    async def _generate(self) -> None:
+        while True:
+            async with self._turn:
+                if self._paused or self._failure is not None:
+                    return
+                self._empty_inbox()
+                if not self._core.has_work:
+                    return
+                self._deliver(await self._run(self._core.step))
+
+    async def _run(self, call: Callable[..., Result], *arguments: object) -> Result:
+        """Run `call` in the executor; even when cancelled, return no earlier than it does."""
+        future = asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+        try:
+            return await asyncio.shield(future)
+        finally:
+            if not future.done():
+                await asyncio.wait([future])
+
+    def _on_loop_end(self, loop: asyncio.Task[None]) -> None:
+        if loop.cancelled():
+            self._fail(EngineError("generation was cancelled"))
+        elif (error := loop.exception()) is not None:
+            failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(failure)
+
+    def _fail(self, failure: EngineError) -> None:
+        """End every stream; the first failure is the one that is told."""
+        self._failure = self._failure or failure
+        for stream in set(self._streams.values()):
+            stream.fail(self._failure)
+        self._streams.clear()
+        self._inbox.clear()
+
+    def _empty_inbox(self) -> None:
+        for request in self._inbox:
+            self._core.add(request)
+        self._inbox.clear()
+
+    def _deliver(self, samples: Iterable[Sample]) -> None:
+        for sample in samples:
+            stream = self._streams.pop(sample.request_id, None)
+            if stream is not None:  # none: the engine was closed during the step
+                stream.put(sample)
+
+
+class _Stream(SampleStream):
+    """Samples wait here until somebody takes them."""
+
+    def __init__(self, engine: DrivenEngine, request_ids: set[int]) -> None:
+        self.pending = request_ids
+        """Requests without a sample yet."""
+        self._engine = engine
+        self._ready: asyncio.Queue[Sample | EngineError] = asyncio.Queue()
+        self._closed = False
+
+    def put(self, sample: Sample) -> None:
+        self.pending.discard(sample.request_id)
+        self._ready.put_nowait(sample)
+
+    def fail(self, failure: EngineError) -> None:
+        self._ready.put_nowait(failure)
+
+    async def __anext__(self) -> Sample:
+        if self._closed or (not self.pending and self._ready.empty()):
+            raise StopAsyncIteration
+        item = await self._ready.get()
+        if isinstance(item, EngineError):
+            self._ready.put_nowait(item)  # for whoever asks again
+            raise EngineError(str(item)) from item
+        if self._closed:
+            raise StopAsyncIteration
+        return item
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._engine.abort(self.pending)
+
+
+def check_length(request: Request, max_model_len: int) -> None:
+    """Whether the prompt has tokens and leaves room for one more.
+
+    Raises:
+        RequestError: it does not.
+    """
+    if not len(request.prompt_ids):
+        raise RequestError(f"request {request.request_id} has an empty prompt; it needs one token at least")
+    if len(request.prompt_ids) >= max_model_len:
+        raise RequestError(
+            f"request {request.request_id} has a prompt of {len(request.prompt_ids)} tokens; the context of "
+            f"{max_model_len} leaves room for {max_model_len - 1}"
+        )

@@ -1,0 +1,33 @@
+"""From a configuration to an engine."""
+
+from concurrent.futures import Executor
+from pathlib import Path
+
+from tailrace.config.engine import EngineConfig, FakeEngineConfig, HfEngineConfig, NativeEngineConfig
+from tailrace.engine.base import Engine
+
+
+def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    """Make the engine that `config` asks for, with the weights in `model_dir` as version 0.
+
+    Args:
+        device: a torch device.
+        executor: single-threaded; all of the engine's computation runs there. The caller shuts it down.
+
+    Raises:
+        ModelError: the model cannot be read or run.
+        EngineError: the cache cannot hold a block.
+    """
+    match config:
+        case NativeEngineConfig():
+            from tailrace.engine.backends.native import NativeEngine
+
+            return NativeEngine(config, model_dir, device=device, executor=executor)
+        case HfEngineConfig():
+            from tailrace.engine.backends.hf import HfEngine
+
+            return HfEngine(config, model_dir, device=device, executor=executor)
+        case FakeEngineConfig():
+            from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
+
+            return FakeEngine(executor=executor, playwright=RandomPlaywright(config.vocab_size))

@@ -1,0 +1,85 @@
+"""When a response ends."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.errors import ModelError
+from tailrace.types import FinishReason
+
+REPLACEMENT = "\ufffd"
+MAX_PARTIAL_TOKENS = 8
+"""No character takes more tokens than this; what is undecodable for longer will stay so."""
+
+
+class Detokenizer(Protocol):
+    """Token ids to text."""
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class StopStrings:
+    """Finds stop strings in a growing response, also across tokens and within tokens that cut a character in two.
+
+    Each token is decoded together with those of the last complete piece of text, since decoders treat the first token
+    of a text differently.
+    """
+
+    def __init__(self, stop: Sequence[str], detokenizer: Detokenizer) -> None:
+        self._stop = stop
+        self._detokenizer = detokenizer
+        self._keep = max(map(len, stop)) - 1
+        self._tail = ""
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def push(self, token: int) -> bool:
+        """Whether the text contains a stop string once `token` is added."""
+        self._pending.append(token)
+        context = self._detokenizer.decode(self._context)
+        text = self._detokenizer.decode(self._context + self._pending)[len(context) :]
+        complete = not text.endswith(REPLACEMENT) or len(self._pending) > MAX_PARTIAL_TOKENS
+        searched = self._tail + text.rstrip(REPLACEMENT)
+        if complete:
+            self._tail = searched[-self._keep :] if self._keep else ""
+            self._context, self._pending = self._pending, []
+        return any(stop in searched for stop in self._stop)
+
+
+class StopRule:
+    """What ends one response: a stop token, a stop string, or its length."""
+
+    def __init__(
+        self, sampling: SamplingConfig, *, eos_ids: Sequence[int], room: int, detokenizer: Detokenizer | None
+    ) -> None:
+        """`room`: response tokens that the context has room for. `detokenizer` is needed for stop strings only."""
+        self.max_tokens = min(sampling.max_new_tokens, room)
+        self.stop_ids = frozenset() if sampling.ignore_eos else frozenset((*eos_ids, *sampling.stop_token_ids))
+        self._strings: StopStrings | None = None
+        if sampling.stop and not sampling.ignore_eos:
+            assert detokenizer is not None
+            self._strings = StopStrings(sampling.stop, detokenizer)
+
+    def check(self, token: int, count: int) -> FinishReason | None:
+        """To be called with every token once; `count` includes it."""
+        if token in self.stop_ids or (self._strings is not None and self._strings.push(token)):
+            return FinishReason.STOP
+        return FinishReason.LENGTH if count >= self.max_tokens else None
+
+
+def read_detokenizer(model_dir: Path) -> Detokenizer:
+    """The tokenizer in a model's directory.
+
+    Raises:
+        ModelError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"stop strings need a tokenizer, and {model_dir} has none that can be read: {error}"
+        ) from error
+    return cast(Detokenizer, tokenizer)
