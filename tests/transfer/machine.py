@@ -113,6 +113,14 @@ class QueueMachine(RuleBasedStateMachine):
     def claim(self, task: str, limit: int | None) -> None:
         self.expect_claim(task, limit)
 
+    @rule(task=st.sampled_from(["rollout", "rollout", "reward"]))
+    def work(self, task: str) -> None:
+        """Bring some rows to the tasks behind, where groups and budgets matter."""
+        for _ in range(4):
+            held = self.expect_claim(task, None)
+            if held is not None:
+                self.do_ack(held, list(held.live), 2)
+
     def expect_claim(self, task: str, limit: int | None) -> Held | None:
         if task == "actor" and self.model.budget is None and limit is None:
             limit = 4

@@ -92,6 +92,24 @@ def test_a_token_budget_waits_until_the_next_group_does_not_fit() -> None:
     assert groups_of(policy.take(1)) == [3]
 
 
+def test_a_budget_used_up_exactly_is_not_waited_on() -> None:
+    policy = TokenBudget(10, in_order=False)
+    fill(policy, rows_of(1, 8))
+    assert groups_of(policy.take(None)) == [1]
+
+
+def test_in_order_a_group_half_given_back_bars_later_ones_until_it_is_whole() -> None:
+    policy = TokenBudget(10, in_order=True)
+    first, second = rows_of(1, 10, 10), rows_of(2, 50)
+    fill(policy, first, second)
+    assert policy.take(2) == first
+    policy.ready(first[1])
+    assert policy.take(2) == []
+    policy.consumed(first[0])
+    assert policy.take(2) == [first[1]]
+    assert policy.take(2) == second
+
+
 def test_a_group_over_the_budget_is_handed_out_alone_and_at_once() -> None:
     policy = TokenBudget(10, in_order=True)
     fill(policy, rows_of(1, 30, 30))
