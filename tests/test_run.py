@@ -162,7 +162,7 @@ def test_an_interrupted_run_saves_and_goes_on_from_there(
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"model": {"path": "/nowhere/model"}}, "/nowhere/model"),
+        ({"model__path": "/nowhere/model"}, "/nowhere/model"),
         ({"prompts__held_out": 24}, "held_out"),
         ({"prompts__max_prompt_tokens": 3}, "tokens"),
         ({"sampling__max_new_tokens": 512}, "leaves no room for a prompt in the context of 512 tokens"),

@@ -52,17 +52,20 @@ class CheckpointStore:
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete the oldest ones.
 
+        Checkpoints of this and of later steps are from an attempt that a resumed run has left: the new one takes their
+        place, so that the newest is always the run's.
+
         Raises:
-            CheckpointError: it could not be written, or `step` has a checkpoint already. Those before it are intact.
+            CheckpointError: it could not be written; those that were there are intact.
         """
         path = self.directory / f"step_{step:06d}"
-        if path.exists():
-            raise CheckpointError(f"{path} exists already; move it away or resume from it")
         with new_directory(path, otherwise=self._otherwise()) as partial:
             write(partial)
             _write_manifest(partial)
-        for old in self.list()[: -self.keep]:
-            shutil.rmtree(old)
+        kept = [old for old in self.list() if _step(old) <= step][-self.keep :]
+        for old in self.list():
+            if old not in kept:
+                shutil.rmtree(old)
         return path
 
     def verify(self, path: Path) -> None:
