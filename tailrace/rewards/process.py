@@ -36,8 +36,9 @@ class WorkerProcess:
     def __init__(self, process: Process) -> None:
         self._process = process
         self._killed = False
+        self._reaped = False
         self._tail = bytearray()
-        self._drain = asyncio.create_task(self._keep_tail())
+        self._chores = {asyncio.create_task(self._keep_tail()), asyncio.create_task(self._kill_group_at_exit())}
 
     @classmethod
     async def spawn(cls) -> "WorkerProcess":
@@ -79,13 +80,21 @@ class WorkerProcess:
     async def kill(self) -> None:
         """Kill the whole process group and reap it. Killing twice is harmless."""
         self._killed = True
-        # The group outlives its leader while a program that the grader started runs, and is gone without one.
-        with suppress(ProcessLookupError):
+        if not self._reaped:
+            self._kill_group()
+        _, stuck = await asyncio.wait(self._chores, timeout=_REAP_LIMIT_S)
+        for chore in stuck:
+            chore.cancel()
+
+    async def _kill_group_at_exit(self) -> None:
+        # What the grader started goes with the worker. Not later on, when the group's number may be another's.
+        await self._process.wait()
+        self._kill_group()
+        self._reaped = True
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):  # gone already
             os.killpg(self._process.pid, signal.SIGKILL)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_REAP_LIMIT_S):
-                await self._process.wait()
-                await self._drain
 
     async def _ask(self, message: bytes | GradingRequest, kind: type[Message], limit_s: float) -> Message:
         try:

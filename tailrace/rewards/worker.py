@@ -6,7 +6,8 @@ standard error. Time limits are the pool's: it kills the process group.
 
 A pool that is killed leaves no worker behind, whatever the grader is doing: a thread waits for the other end of the
 input to close, then kills the group; a grader that never gives up the interpreter's lock would stop that thread, and
-dies by the kernel's parent-death signal (Linux).
+dies by the kernel's parent-death signal (Linux). That signal may come before the thread has killed the programs that
+the grader started; those end by themselves.
 """
 
 import ctypes

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
@@ -31,9 +32,8 @@ def pool(function: str = "act", *, workers: int = 1, timeout_s: float = 60.0, re
     return GraderPool(RewardsConfig(grader=grader, workers=workers, timeout_s=timeout_s, retries=retries))
 
 
-async def until(condition: object) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     """Wait for what another process does; fails after 30 s."""
-    assert callable(condition)
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
@@ -45,6 +45,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def all_ended(pids: Path) -> bool:
+    """Whether the processes listed in the file `pids` are gone."""
+    return not any(is_running(int(pid)) for pid in pids.read_text().split())
 
 
 def worker_pids() -> set[int]:
@@ -88,8 +93,17 @@ async def test_worker_that_died_while_idle_costs_no_grading() -> None:
     async with pool() as graders:
         (pid,) = worker_pids()
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: not worker_pids() and not Path(f"/proc/{pid}").exists())
+        (slot,) = graders._slots
+        await until(lambda: slot.worker is not None and not slot.worker.alive)
         assert (await graders.grade(request("fine"))).reward == 0.5
+
+
+async def test_programs_of_a_worker_that_died_go_with_it(tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    async with pool("announce") as graders:
+        grade = await graders.grade(request(str(started), prompt="exit"))
+        assert grade.error == "died (exit code 3)"
+        await until(lambda: all_ended(started))
 
 
 async def test_printing_megabytes_leaves_the_protocol_intact() -> None:
@@ -167,7 +181,7 @@ async def test_cancelled_grading_kills_its_worker_and_the_next_gets_its_own_repl
         grading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await grading
-        assert not any(is_running(int(pid)) for pid in started.read_text().split())
+        await until(lambda: all_ended(started))
         assert await graders.grade(request("fine")) == Grade(reward=0.5)
 
 
@@ -181,7 +195,7 @@ async def test_close_ends_gradings_that_run_and_gradings_that_wait(tmp_path: Pat
         results = await asyncio.gather(*gradings, return_exceptions=True)
     assert [str(result) for result in results] == ["the grader pool is closed"] * 3
     assert all(isinstance(result, RewardError) for result in results)
-    assert not any(is_running(int(pid)) for pid in started.read_text().split())
+    await until(lambda: all_ended(started))
     assert not worker_pids()
     with pytest.raises(RewardError, match="closed"):
         await graders.grade(request("fine"))
@@ -250,7 +264,7 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
             asyncio.run(until(started.exists))
             worker.stdin.close()
             assert worker.wait(30) == -signal.SIGKILL
-            asyncio.run(until(lambda: not any(is_running(int(pid)) for pid in started.read_text().split())))
+            asyncio.run(until(lambda: all_ended(started)))
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
