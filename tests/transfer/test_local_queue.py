@@ -187,14 +187,23 @@ async def test_a_renewed_lease_lives_on() -> None:
 
 
 @virtual_time
-async def test_an_ack_at_the_deadline_is_late_even_before_the_timer_has_run() -> None:
+async def test_a_lease_ends_at_its_deadline_even_before_the_timer_has_run() -> None:
     now = 0.0
     queue = LocalQueue(table(), QueueConfig(lease_s=5), clock=lambda: now)
+    calls: list[Callable[[Claim], Coroutine[Any, Any, None]]] = [
+        lambda claim: queue.ack(claim, outputs(claim, response_ids=tokens(1))),
+        lambda claim: queue.nack(claim, [row.id for row in claim.rows]),
+        lambda claim: queue.renew(claim),
+    ]
     await queue.put(group(1))
-    claim = await queue.claim("rollout")
-    now = 5.0
-    with pytest.raises(LeaseError):
-        await queue.ack(claim, outputs(claim, response_ids=tokens(1)))
+    for call in calls:
+        claim = await queue.claim("rollout")
+        now += 5.0
+        with pytest.raises(LeaseError):
+            await call(claim)
+    await queue.claim("rollout")
+    now += 5.0
+    assert orders(await queue.claim("rollout", timeout=0)) == [100]
 
 
 @virtual_time
