@@ -3,6 +3,7 @@
 import asyncio
 import math
 import statistics
+from contextlib import aclosing
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.base import Engine
@@ -37,10 +38,10 @@ class Evaluator:
         """Evaluate the engine's weights, after `step` training steps; accuracy, reward, failures and mean length."""
         with self._log.span("evaluation", "engine", step=step, samples=len(self._prompts)) as span:
             span.version = self._engine.stats().version
-            async with asyncio.TaskGroup() as grading:
+            async with aclosing(self._engine.submit(self._requests())) as samples, asyncio.TaskGroup() as grading:
                 graded = []
                 lengths = []
-                async for sample in self._engine.submit(self._requests()):
+                async for sample in samples:
                     lengths.append(len(sample.response_ids))
                     graded.append(grading.create_task(self._grade(sample)))
             span.tokens = sum(lengths)

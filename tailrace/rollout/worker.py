@@ -8,6 +8,7 @@ engine cannot run yet waits inside it, bounded by the queue's capacity.
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 
 import numpy as np
 
@@ -47,15 +48,26 @@ class RolloutWorker:
 
     async def run(self) -> None:
         """Serve until the queue is closed."""
-        async with asyncio.TaskGroup() as generations:
-            while True:
-                try:
-                    claim = await self._queue.claim("rollout")
-                except QueueClosed:
-                    return
-                generations.create_task(self._generate(claim))
+        not_started: dict[int, Claim] = {}
+        try:
+            async with asyncio.TaskGroup() as generations:
+                while (claim := await self._claim()) is not None:
+                    not_started[claim.lease_id] = claim
+                    generations.create_task(self._generate(claim, not_started))
+        finally:
+            # a task that is cancelled before its first step never gets to give its rows back
+            for claim in not_started.values():
+                await self._queue.nack(claim)
 
-    async def _generate(self, claim: Claim) -> None:
+    async def _claim(self) -> Claim | None:
+        """The next claim; None when the queue is closed."""
+        try:
+            return await self._queue.claim("rollout")
+        except QueueClosed:
+            return None
+
+    async def _generate(self, claim: Claim, not_started: dict[int, Claim]) -> None:
+        del not_started[claim.lease_id]
         step = claim.rows[0].order // self._samples_per_step
         with self._log.span("rollout", "rollout", step=step, samples=len(claim.rows)) as span:
             span.version = self._engine.stats().version
@@ -67,10 +79,11 @@ class RolloutWorker:
         rows = {row.order: row for row in claim.rows}
         start = self._log.now()
         tokens = 0
-        async for sample in self._engine.submit([self._request(row) for row in claim.rows]):
-            tokens += len(sample.response_ids)
-            await self._queue.ack(claim, {rows[sample.request_id].id: self._outputs(sample)})
-            self._log.emit(self._sample_event(sample, start, step))
+        async with aclosing(self._engine.submit([self._request(row) for row in claim.rows])) as samples:
+            async for sample in samples:
+                tokens += len(sample.response_ids)
+                await self._queue.ack(claim, {rows[sample.request_id].id: self._outputs(sample)})
+                self._log.emit(self._sample_event(sample, start, step))
         return tokens
 
     def _request(self, row: Row) -> Request:

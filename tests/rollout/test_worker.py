@@ -1,0 +1,119 @@
+"""Every admitted row gets a response, and what goes wrong in the engine is seen by the caller."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tailrace.algorithms.grpo import ROLLOUT
+from tailrace.config.engine import SamplingConfig
+from tailrace.config.transfer import QueueConfig
+from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
+from tailrace.errors import EngineError
+from tailrace.events import EventLog, read_events
+from tailrace.rollout.worker import RolloutWorker
+from tailrace.transfer.queue.base import NewRow
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies import FirstIn, WholeGroups
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import Request, TaskSpec
+
+SINK = TaskSpec(name="sink", reads=ROLLOUT.writes)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    event_log = EventLog(tmp_path / "events.jsonl")
+    yield event_log
+    event_log.close()
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield pool
+
+
+def make_queue() -> LocalQueue:
+    return LocalQueue([QueueTask(ROLLOUT, WholeGroups(2)), QueueTask(SINK, FirstIn(100))], QueueConfig())
+
+
+def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog) -> RolloutWorker:
+    def decode(ids: list[int]) -> str:
+        return " ".join(map(str, ids))
+
+    sampling = SamplingConfig(max_new_tokens=9)
+    return RolloutWorker(queue, engine, sampling, decode, log, lease_s=60.0, samples_per_step=8)
+
+
+def rows(groups: range) -> list[NewRow]:
+    return [
+        NewRow(
+            group_id=group,
+            group_size=4,
+            order=4 * group + sample,
+            cells={"prompt_ids": np.arange(1, 4), "seed": 4 * group + sample},
+        )
+        for group in groups
+        for sample in range(4)
+    ]
+
+
+async def test_every_row_gets_its_own_response_and_event(log: EventLog, executor: ThreadPoolExecutor) -> None:
+    queue = make_queue()
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(50))
+    received: dict[int, Mapping[str, Any]] = {}
+    async with asyncio.TaskGroup() as running:
+        running.create_task(make_worker(queue, engine, log).run())
+        await queue.put(rows(range(6)))
+        while len(received) < 24:
+            claim = await queue.claim("sink")
+            received |= {row.order: row.cells for row in claim.rows}
+            await queue.ack(claim, {row.id: {} for row in claim.rows})
+        queue.close()
+    assert sorted(received) == list(range(24))
+    for cells in received.values():
+        ids = cells["response_ids"]
+        assert isinstance(ids, np.ndarray)
+        assert cells["response"] == " ".join(map(str, ids))
+        assert {len(ids)} == {len(cells[c]) for c in ("response_mask", "rollout_log_probs", "weight_versions")}
+    events = read_events(log.path)
+    assert sorted(event.step for event in events if event.task == "sample" and event.step is not None) == sorted(
+        order // 8 for order in range(24)
+    )
+    assert sum(event.samples or 0 for event in events if event.task == "rollout") == 24
+
+
+async def test_a_failing_engine_ends_the_worker_and_gives_the_rows_back(
+    log: EventLog, executor: ThreadPoolExecutor
+) -> None:
+    def no_script(request: Request) -> Script:
+        raise ArithmeticError("no idea")
+
+    queue = make_queue()
+    engine = FakeEngine(executor=executor, playwright=no_script)
+    await queue.put(rows(range(1)))
+    with pytest.raises(ExceptionGroup) as caught:
+        await make_worker(queue, engine, log).run()
+    assert caught.group_contains(EngineError, match="no idea")
+    assert queue.stats().tasks["rollout"].ready == 4
+
+
+async def test_a_cancelled_worker_leaves_nothing_in_the_engine(log: EventLog, executor: ThreadPoolExecutor) -> None:
+    queue = make_queue()
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(50))
+    await engine.pause_generation()
+    worker = asyncio.create_task(make_worker(queue, engine, log).run())
+    await queue.put(rows(range(2)))
+    while engine.stats().waiting < 8:
+        await asyncio.sleep(0)
+    worker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+    assert (engine.stats().waiting, engine.stats().running) == (0, 0)
+    stats = queue.stats().tasks["rollout"]
+    assert (stats.ready, stats.leased) == (8, 0)
