@@ -22,6 +22,7 @@ MANIFEST = "manifest.json"
 READ_BYTES = 2**22
 _NAME = re.compile(r"step_(\d{6,})")
 _TEMPORARY = ".partial-"
+_REPLACED = ".replaced-"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -141,7 +142,8 @@ def _mib(count: int) -> str:
 
 
 def _replace(partial: Path, path: Path) -> None:
-    replaced = path.parent / f"{_TEMPORARY}replaced-{path.name}"
+    """Put `partial` in the place of `path`. A crash between the two renames leaves the old one as `.replaced-…`."""
+    replaced = path.parent / f"{_REPLACED}{path.name}"
     if path.exists():
         path.rename(replaced)
     partial.rename(path)

@@ -46,13 +46,15 @@ class _TokenLogProbs(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> torch.Tensor:
         hidden = hidden_NH.to(dtype)
-        log_sum = torch.full((len(hidden), 1), -torch.inf, device=hidden.device)
-        chosen = torch.zeros_like(log_sum)
+        largest = torch.full((len(hidden), 1), -torch.inf, device=hidden.device)
+        total, chosen = torch.zeros_like(largest), torch.zeros_like(largest)
         for block in _blocks(len(hidden), len(weight_VH)):
             logits = _logits(hidden, weight_VH[block].to(dtype), temperature)
             place, inside = _locate(target_N, block)
             chosen += logits.gather(1, place) * inside
-            log_sum = torch.logaddexp(log_sum, logits.logsumexp(1, keepdim=True))
+            previous, largest = largest, torch.maximum(largest, logits.amax(1, keepdim=True))
+            total = total * (previous - largest).exp() + logits.sub_(largest).exp_().sum(1, keepdim=True)
+        log_sum = largest + total.log()
         ctx.save_for_backward(hidden_NH, weight_VH, target_N, log_sum)
         ctx.temperature, ctx.dtype = temperature, dtype
         return (chosen - log_sum).squeeze(1)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tailrace.config.trainer import TrainerConfig
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import TrainSample
+from tailrace.types import FloatArray
 
 VOCABULARY = 261
 
@@ -42,7 +44,7 @@ def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: boo
     """Random old and reference log-probabilities, far enough from each other that ratios are clipped."""
     rng = np.random.default_rng(1)
 
-    def draw(sample: TrainSample) -> np.ndarray:  # type: ignore[type-arg]
+    def draw(sample: TrainSample) -> FloatArray:
         return (rng.standard_normal(len(sample.response_ids)) * 0.5 - 5.5).astype(np.float32)
 
     return [replace(s, old_log_probs=draw(s) if old else None, ref_log_probs=draw(s) if ref else None) for s in samples]
@@ -63,12 +65,11 @@ def make_trainer(
 
 
 def load_plain(model_dir: Path) -> PreTrainedModel:
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    return model.eval()
+    return cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))
 
 
 def plain_log_probs(model: PreTrainedModel, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:
     """[R], by transformers' own forward pass over the lone sequence."""
     ids = torch.from_numpy(np.concatenate([sample.prompt_ids, sample.response_ids]))
-    logits = model(ids[None]).logits[0, len(sample.prompt_ids) - 1 : -1] / temperature
+    logits = cast(torch.Tensor, model(ids[None]).logits)[0, len(sample.prompt_ids) - 1 : -1] / temperature
     return logits.log_softmax(-1).gather(1, torch.from_numpy(sample.response_ids)[:, None]).squeeze(1)

@@ -15,7 +15,7 @@ from tailrace.algorithms.grpo import Grpo
 from tailrace.config.algorithm import GrpoConfig, KlConfig, LossAggMode
 from tailrace.errors import CheckpointError, ModelError, NonFiniteError
 from tailrace.trainer.backends.single import SingleTrainer
-from tailrace.trainer.base import Loss, TrainSample
+from tailrace.trainer.base import Loss, TrainSample, UpdateResult
 from tests.conftest import TinyModel
 from tests.tiny import FAMILIES
 from tests.trainer.batches import load_plain, make_samples, make_trainer, plain_log_probs, with_log_probs
@@ -54,7 +54,7 @@ def plain_gradients(
         "seq-mean-token-mean": (token_loss[rows].sum(1) / mask[rows].sum(1)).mean(),
         "seq-mean-token-sum": token_loss[rows].sum(1).mean(),
     }[mode]
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     return loss.item(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
@@ -107,7 +107,7 @@ def test_packed_gradients_equal_the_padded_loss_of_each_sequence_alone(
     found = gradients(trainer, sum(denominators))
     assert found.keys() == expected.keys()
     for name in expected:
-        torch.testing.assert_close(found[name], expected[name], atol=2e-5, rtol=2e-4, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(found[name], expected[name], atol=2e-5, rtol=2e-4)
     result = trainer.apply()
     assert result.loss == pytest.approx(loss, rel=1e-4)
     total = math.sqrt(sum(float(gradient.square().sum()) for gradient in expected.values()))
@@ -297,7 +297,7 @@ def test_an_update_without_any_trained_token_changes_nothing_and_is_no_failure(t
     assert_equal(weights(trainer), before)
 
 
-def train(trainer: SingleTrainer, seeds: Sequence[int]) -> list[object]:
+def train(trainer: SingleTrainer, seeds: Sequence[int]) -> list[UpdateResult]:
     results = []
     for seed in seeds:
         trainer.accumulate(make_samples(seed=seed), grpo().loss)

@@ -82,7 +82,7 @@ class SingleTrainer(Trainer):
         self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self._model = _load(model_dir, torch.float32, self._device).train()
         if config.gradient_checkpointing:
-            self._model.activation_checkpointing_enable()  # type: ignore[no-untyped-call]
+            self._model.activation_checkpointing_enable()
         self._reference = _load(model_dir, self._dtype, self._device).requires_grad_(False) if reference else None
         self._optimizer = make_optimizer(self._model, config)
         self._counters = state.Counters()
@@ -96,7 +96,8 @@ class SingleTrainer(Trainer):
         results = [np.zeros(0, np.float32)] * len(samples)
         with torch.no_grad():
             for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
-                values = self._log_probs(model, pack(parts)).cpu().numpy()
+                batch = pack(parts)
+                values = self._log_probs(model, batch, self._embed(model, batch)).cpu().numpy()
                 for index, row in zip(_indices(parts), np.split(values, _ends(parts)), strict=True):
                     results[index] = row
         return results
@@ -104,8 +105,10 @@ class SingleTrainer(Trainer):
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
         for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
             batch = pack(parts)
-            output = loss(self._loss_inputs(batch, self._log_probs(self._model, batch)))
+            embeddings = self._embed(self._model, batch).requires_grad_()
+            output = loss(self._loss_inputs(batch, self._log_probs(self._model, batch, embeddings)))
             output.loss_sum.backward()  # type: ignore[no-untyped-call]
+            self._add_embedding_gradient(batch, embeddings)
             self._sums.add(output.loss_sum.item(), output.denominator, output.metrics)
 
     def apply(self) -> UpdateResult:
@@ -142,15 +145,34 @@ class SingleTrainer(Trainer):
     def evidence(self) -> dict[str, Any]:
         return self._evidence
 
-    def _log_probs(self, model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+    def _embed(self, model: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
+        """[1, T, H] fp32, without a graph.
+
+        fp32 keeps the residuals of a bf16 reference in fp32, where those of the autocast master weights are.
+        """
+        with torch.no_grad():
+            embeddings: torch.Tensor = _input_weight(model)[self._tensor(batch.input_ids_T)]
+        return embeddings[None].float()
+
+    def _add_embedding_gradient(self, batch: PackedBatch, embeddings: torch.Tensor) -> None:
+        """Add the gradient of T rows to that of the input embedding.
+
+        Autograd would first make a V × H gradient of mostly zeros. It would also drop the rows of the padding token,
+        which in many tokenizers ends a sequence as well and is a real input here.
+        """
+        if embeddings.grad is None:
+            return
+        weight = _input_weight(self._model)
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        weight.grad.index_add_(0, self._tensor(batch.input_ids_T), embeddings.grad[0])
+
+    def _log_probs(self, model: PreTrainedModel, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor:
         """[N] of the response tokens of a micro-batch."""
-        ids, positions, predictor, target = (
-            self._tensor(array)
-            for array in (batch.input_ids_T, batch.position_ids_T, batch.predictor_N, batch.target_N)
+        positions, predictor, target = (
+            self._tensor(array) for array in (batch.position_ids_T, batch.predictor_N, batch.target_N)
         )
         with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
-            # Residuals are fp32 for the reference's bf16 weights too, as they are under autocast of fp32 weights.
-            embeddings = model.get_input_embeddings()(ids[None]).float()
             hidden_TH = model.base_model(
                 inputs_embeds=embeddings,
                 position_ids=positions[None],
@@ -223,6 +245,10 @@ def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrain
         raise ModelError(f"{model_dir} has sliding-window layers, which training does not compute; use full attention")
     model.to(device)  # type: ignore[arg-type]
     return cast(PreTrainedModel, model)
+
+
+def _input_weight(model: PreTrainedModel) -> torch.nn.Parameter:
+    return cast(torch.nn.Parameter, model.get_input_embeddings().weight)
 
 
 def _indices(parts: Sequence[GroupPart]) -> list[int]:

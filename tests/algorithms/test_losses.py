@@ -1,0 +1,167 @@
+"""The oracle is a padded implementation in the layout and with the formulas of verl's `compute_policy_loss`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.algorithms.losses import clipped_policy_loss
+from tailrace.config.algorithm import KlConfig, LossAggMode
+
+MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
+LOW, HIGH = 0.2, 0.28
+LENGTHS = (6, 4, 1, 5)
+
+
+def padded_batch() -> dict[str, torch.Tensor]:
+    """[4, 6] each; row 2 has nothing to train on, and row 0 a hole."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (len(LENGTHS), max(LENGTHS))
+    log_probs = torch.randn(shape, generator=generator) * 0.3 - 1
+    mask = (torch.arange(shape[1]) < torch.tensor(LENGTHS)[:, None]).float()
+    mask[0, 2] = 0
+    mask[2] = 0
+    return {
+        "log_probs": log_probs.requires_grad_(),
+        "old": log_probs.detach() + torch.randn(shape, generator=generator) * 0.3,
+        "ref": log_probs.detach() + torch.randn(shape, generator=generator) * 0.3,
+        "advantages": torch.tensor([1.2, -0.7, 5.0, 0.4])[:, None].expand(shape),
+        "mask": mask,
+    }
+
+
+def packed(batch: Mapping[str, torch.Tensor]) -> LossInputs:
+    real = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    return LossInputs(
+        log_probs_N=batch["log_probs"][real],
+        old_log_probs_N=batch["old"][real],
+        advantages_N=batch["advantages"][real],
+        mask_N=batch["mask"][real],
+        sample_N=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
+        samples=len(LENGTHS),
+        ref_log_probs_N=batch["ref"][real],
+    )
+
+
+def loss_of(inputs: LossInputs, mode: LossAggMode = "token-mean", kl: KlConfig | None = None) -> LossOutput:
+    return clipped_policy_loss(inputs, clip_low=LOW, clip_high=HIGH, mode=mode, kl=kl or KlConfig())
+
+
+def oracle(batch: Mapping[str, torch.Tensor], mode: LossAggMode, coefficient: float) -> torch.Tensor:
+    ratio = (batch["log_probs"] - batch["old"]).exp()
+    plain, clipped = -batch["advantages"] * ratio, -batch["advantages"] * ratio.clamp(1 - LOW, 1 + HIGH)
+    log_r = batch["ref"] - batch["log_probs"]
+    token_loss = torch.maximum(plain, clipped) + coefficient * (log_r.exp() - log_r - 1)
+    mask = batch["mask"]
+    rows = mask.sum(1) > 0
+    sums = (token_loss * mask).sum(1)[rows]
+    if mode == "token-mean":
+        return sums.sum() / mask.sum()
+    return (sums / mask.sum(1)[rows]).mean() if mode == "seq-mean-token-mean" else sums.mean()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("coefficient", [0.0, 0.3])
+def test_loss_and_gradient_equal_the_padded_oracle(mode: LossAggMode, coefficient: float) -> None:
+    batch = padded_batch()
+    expected = oracle(batch, mode, coefficient)
+    output = loss_of(packed(batch), mode, KlConfig(coefficient=coefficient))
+    loss = output.loss_sum / output.denominator
+    torch.testing.assert_close(loss, expected)
+    found, wanted = (torch.autograd.grad(value, batch["log_probs"])[0] for value in (loss, expected))
+    torch.testing.assert_close(found, wanted)
+
+
+def test_denominators_count_the_tokens_and_samples_that_are_trained_on() -> None:
+    inputs = packed(padded_batch())
+    assert [loss_of(inputs, mode).denominator for mode in MODES] == [14.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sums_over_parts_of_a_batch_add_up_to_those_of_the_whole(mode: LossAggMode) -> None:
+    inputs = packed(padded_batch())
+    kl = KlConfig(coefficient=0.1)
+    first = inputs.sample_N < 2
+    parts = [loss_of(select(inputs, tokens), mode, kl) for tokens in (first, ~first)]
+    whole = loss_of(inputs, mode, kl)
+    torch.testing.assert_close(parts[0].loss_sum + parts[1].loss_sum, whole.loss_sum)
+    assert parts[0].denominator + parts[1].denominator == whole.denominator
+    for name, value in whole.metrics.items():
+        assert parts[0].metrics[name] + parts[1].metrics[name] == pytest.approx(value, abs=1e-6), name
+
+
+def select(inputs: LossInputs, tokens: torch.Tensor) -> LossInputs:
+    tensors: dict[str, Any] = {
+        name: getattr(inputs, name)[tokens]
+        for name in ("log_probs_N", "old_log_probs_N", "advantages_N", "mask_N", "ref_log_probs_N")
+    }
+    samples = torch.unique(inputs.sample_N[tokens], return_inverse=True)[1]
+    return replace(inputs, **tensors, sample_N=samples, samples=int(samples.max()) + 1)
+
+
+def tokens(ratios: list[float], advantages: list[float], mask: list[float] | None = None) -> LossInputs:
+    old = torch.full((len(ratios),), -1.0)
+    return LossInputs(
+        log_probs_N=(old + torch.tensor(ratios).log()).requires_grad_(),
+        old_log_probs_N=old,
+        advantages_N=torch.tensor(advantages),
+        mask_N=torch.tensor(mask or [1.0] * len(ratios)),
+        sample_N=torch.zeros(len(ratios), dtype=torch.int64),
+        samples=1,
+    )
+
+
+def test_clipping_takes_the_gradient_only_where_the_ratio_has_gone_too_far_already() -> None:
+    inputs = tokens([1.5, 1.5, 0.5, 0.5, 1.25], [1.0, -1.0, 1.0, -1.0, 1.0])
+    output = loss_of(inputs)
+    gradient = torch.autograd.grad(output.loss_sum, inputs.log_probs_N)[0]
+    torch.testing.assert_close(gradient, torch.tensor([0.0, 1.5, -0.5, 0.0, -1.25]))
+    assert output.loss_sum.item() == pytest.approx(-1.28 + 1.5 - 0.5 + 0.8 - 1.25)
+    assert output.metrics["clip_fraction_high"] == 1.0
+    assert output.metrics["clip_fraction_low"] == 1.0
+
+
+def test_metrics_are_sums_over_the_mask() -> None:
+    metrics = loss_of(tokens([1.5, 0.5, 9.0], [1.0, 2.0, 3.0], [1.0, 1.0, 0.0])).metrics
+    assert metrics["tokens"] == 2
+    assert metrics["ratio"] == pytest.approx(2.0)
+    assert metrics["policy_loss"] == pytest.approx(-1.28 - 1.0)
+    logs = torch.tensor([1.5, 0.5]).log()
+    assert metrics["approx_kl"] == pytest.approx(float((logs.exp() - 1 - logs).sum()))
+    assert "ref_kl" not in metrics
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e30])
+@pytest.mark.parametrize("mode", MODES)
+def test_nothing_outside_the_mask_reaches_loss_gradient_or_metrics(value: float, mode: LossAggMode) -> None:
+    batch = padded_batch()
+    kl = KlConfig(coefficient=0.1)
+    clean = loss_of(packed(batch), mode, kl)
+    inputs = packed(batch)
+    outside = inputs.mask_N == 0
+    poisoned = {
+        name: getattr(inputs, name).detach().masked_fill(outside, value)
+        for name in ("log_probs_N", "old_log_probs_N", "advantages_N", "ref_log_probs_N")
+    }
+    poisoned["log_probs_N"].requires_grad_()
+    output = loss_of(replace(inputs, **poisoned), mode, kl)
+    torch.testing.assert_close(output.loss_sum, clean.loss_sum)
+    assert output.metrics == clean.metrics
+    gradient = torch.autograd.grad(output.loss_sum, poisoned["log_probs_N"])[0]
+    assert torch.isfinite(gradient).all()
+    assert not gradient[outside].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch_without_trained_tokens_has_neither_loss_nor_denominator(mode: LossAggMode) -> None:
+    output = loss_of(tokens([2.0, 0.5], [1.0, 1.0], [0.0, 0.0]), mode)
+    assert output.loss_sum.item() == 0
+    assert output.denominator == 0
+
+
+def test_a_penalty_without_reference_names_the_fix() -> None:
+    with pytest.raises(ValueError, match=r"set algorithm\.kl\.coefficient to 0"):
+        loss_of(tokens([1.0], [1.0]), kl=KlConfig(coefficient=0.1))

@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+import torch
+
+from tailrace.trainer.attention import make_layout, prompt_shared_attention
+from tailrace.trainer.packing import PartSpan
+
+HEADS, KV_HEADS, SIZE = 6, 2, 8
+SPANS = (
+    PartSpan(start=0, prompt_tokens=4, response_tokens=(3, 1, 5)),
+    PartSpan(start=13, prompt_tokens=1, response_tokens=(2,)),
+    PartSpan(start=16, prompt_tokens=3, response_tokens=(1, 1)),
+)
+TOKENS = 21
+
+
+def visible() -> torch.Tensor:
+    """bool [T, T]: the definition of what each token may look at."""
+    owner = np.full(TOKENS, -1)
+    part = np.zeros(TOKENS, np.int64)
+    for number, span in enumerate(SPANS):
+        cursor = span.start + span.prompt_tokens
+        part[span.start :] = number
+        for response, tokens in enumerate(span.response_tokens):
+            owner[cursor : cursor + tokens] = response
+            cursor += tokens
+    same_part = part[:, None] == part
+    prompt_or_own = (owner == -1) | (owner[:, None] == owner)
+    return torch.from_numpy(same_part & prompt_or_own & np.tri(TOKENS, dtype=bool))
+
+
+def tensors() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(1, heads, TOKENS, SIZE, generator=generator).requires_grad_()
+        for heads in (HEADS, KV_HEADS, KV_HEADS)
+    ]
+
+
+def attend(inputs: list[torch.Tensor]) -> torch.Tensor:
+    query, key, value = inputs
+    layout = make_layout(SPANS, torch.device("cpu"))
+    out, weights = prompt_shared_attention(torch.nn.Module(), query, key, value, None, layout=layout, scaling=0.3)
+    assert weights is None
+    return out
+
+
+def test_output_and_gradients_equal_masked_attention_over_the_whole_row() -> None:
+    inputs = tensors()
+    query, key, value = inputs
+    repeated = [tensor.repeat_interleave(HEADS // KV_HEADS, 1) for tensor in (key, value)]
+    scores = (query @ repeated[0].transpose(2, 3) * 0.3).masked_fill(~visible(), -torch.inf)
+    expected = (scores.softmax(-1) @ repeated[1]).transpose(1, 2)
+    found = attend(inputs)
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-5)
+    upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    for got, want in zip(
+        torch.autograd.grad(found, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
+    ):
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("token", [0, 5, 7, 13, 20])
+def test_a_token_reaches_only_what_may_look_at_it(token: int) -> None:
+    before = attend(tensors())
+    changed = tensors()
+    with torch.no_grad():
+        for tensor in changed[1:]:
+            tensor[:, :, token] += 1
+    moved = (attend(changed) - before).abs().amax((0, 2, 3)) > 1e-6
+    assert torch.equal(moved, visible()[:, token])
+
+
+def test_bf16_values_come_with_a_result_that_rounds_to_fp32_attention() -> None:
+    inputs = tensors()
+    rounded = [tensor.detach().bfloat16() for tensor in inputs]
+    exact = attend([tensor.float() for tensor in rounded])
+    torch.testing.assert_close(attend(rounded).float(), exact, atol=1e-6, rtol=1e-6)

@@ -1,0 +1,197 @@
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import CheckpointError
+from tailrace.trainer.checkpoint import MANIFEST, CheckpointStore, new_directory
+
+NAMES = ["data.bin", "nested/more.bin"]
+
+
+def write(directory: Path, content: bytes = b"0123456789") -> None:
+    for name in NAMES:
+        path = directory / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", keep=2)
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def test_a_saved_checkpoint_is_verified_and_is_the_latest(store: CheckpointStore) -> None:
+    assert store.latest() is None
+    path = store.save(12, write)
+    assert path == store.directory / "step_000012"
+    store.verify(path)
+    assert store.latest() == path
+    assert (path / "nested/more.bin").read_bytes() == b"0123456789"
+
+
+def test_only_the_newest_are_kept_in_the_order_of_steps(store: CheckpointStore) -> None:
+    for step in (9, 10, 1_000_000):
+        store.save(step, write)
+    assert [path.name for path in store.list()] == ["step_000010", "step_1000000"]
+
+
+def test_a_save_takes_the_place_of_this_and_later_steps_of_an_abandoned_attempt(store: CheckpointStore) -> None:
+    for step in (4, 8):
+        store.save(step, write)
+    path = store.save(4, lambda directory: write(directory, b"again"))
+    assert names(store) == ["step_000004"]
+    assert (path / NAMES[0]).read_bytes() == b"again"
+    store.verify(path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_save_leaves_nothing_and_prunes_nothing(
+    store: CheckpointStore, error: type[BaseException]
+) -> None:
+    store.save(1, write)
+    store.save(2, write)
+
+    def interrupted(directory: Path) -> None:
+        write(directory)
+        raise error
+
+    with pytest.raises(error):
+        store.save(3, interrupted)
+    assert names(store) == ["step_000001", "step_000002"]
+
+
+def test_leftovers_of_a_crash_are_no_checkpoint_and_go_with_the_next_save(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+from tailrace.trainer.checkpoint import CheckpointStore
+def crash(directory):
+    (directory / "half").write_bytes(b"x")
+    os._exit(7)
+CheckpointStore(Path(sys.argv[1]), keep=2).save(1, crash)
+"""
+    assert subprocess.run([sys.executable, "-c", script, tmp_path], timeout=60, check=False).returncode == 7
+    store = CheckpointStore(tmp_path, keep=2)
+    assert len(names(store)) == 1
+    assert store.list() == []
+    store.save(2, write)
+    assert names(store) == ["step_000002"]
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 4)
+
+
+def alter(path: Path) -> None:
+    path.write_bytes(b"0123456780")
+
+
+DAMAGES: list[tuple[Callable[[Path], None], str]] = [
+    (Path.unlink, r"more\.bin \(10 bytes\) is missing"),
+    (truncate, r"more\.bin has 4 bytes, expected 10"),
+    (alter, r"more\.bin has been altered: its checksum differs from that in manifest\.json"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+def test_damage_names_the_file_and_the_newest_intact_checkpoint_before_it(
+    tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    store = CheckpointStore(tmp_path, keep=3)
+    intact, damaged, latest = (store.save(step, write) for step in (1, 2, 3))
+    damage(damaged / NAMES[1])
+    damage(latest / NAMES[1])
+    with pytest.raises(CheckpointError, match=message + f"; resume from {intact}$"):
+        store.verify(latest)
+
+
+def test_without_an_intact_checkpoint_the_run_must_start_again(store: CheckpointStore) -> None:
+    path = store.save(1, write)
+    truncate(path / NAMES[0])
+    with pytest.raises(CheckpointError, match="holds no intact one, so the run must start again"):
+        store.verify(path)
+
+
+@pytest.mark.parametrize("content", [None, b"{", b'{"data.bin": 3}'])
+def test_a_missing_or_unreadable_manifest_is_damage(store: CheckpointStore, content: bytes | None) -> None:
+    path = store.save(1, write)
+    (path / MANIFEST).unlink()
+    if content is not None:
+        (path / MANIFEST).write_bytes(content)
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        store.verify(path)
+
+
+def test_a_path_that_is_no_directory_names_the_newest_checkpoint(store: CheckpointStore) -> None:
+    path = store.save(1, write)
+    with pytest.raises(CheckpointError, match=f"step_000009 is not a directory; the newest checkpoint is {path}"):
+        store.verify(store.directory / "step_000009")
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+from tailrace.errors import CheckpointError
+from tailrace.trainer.checkpoint import CheckpointStore
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+store = CheckpointStore(Path(sys.argv[1]), keep=1)
+store.save(1, lambda directory: (directory / "small").write_bytes(b"x"))
+try:
+    store.save(2, lambda directory: (directory / "large").write_bytes(bytes(2**21)))
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_write_that_the_system_refuses_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> None:
+    result = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, timeout=60)
+    assert result.stderr == ""
+    message = result.stdout.strip()
+    assert "step_000002 cannot be written: File too large after 1.0 MiB" in message
+    assert message.endswith(f"the newest checkpoint is {tmp_path / 'step_000001'}")
+    assert "\n" not in message
+    assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
+    CheckpointStore(tmp_path, keep=1).verify(tmp_path / "step_000001")
+
+
+def test_a_full_device_is_reported_with_the_space_that_is_free(store: CheckpointStore) -> None:
+    store.save(1, write)
+
+    def fill(directory: Path) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as device:
+            device.write(b"x")
+
+    with pytest.raises(CheckpointError, match=r"No space left on device .* MiB are free") as caught:
+        store.save(2, fill)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert names(store) == ["step_000001"]
+
+
+def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"step_000001 cannot be written: .*; there is no checkpoint in"):
+        CheckpointStore(tmp_path / "file", keep=1).save(1, write)
+
+
+def test_a_new_directory_replaces_the_old_one_only_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with new_directory(target) as partial:
+        (partial / "old").touch()
+    with pytest.raises(RuntimeError), new_directory(target) as partial:
+        raise RuntimeError
+    assert [path.name for path in target.iterdir()] == ["old"]
+    with new_directory(target) as partial:
+        (partial / "new").touch()
+    assert [path.name for path in target.iterdir()] == ["new"]
+    assert list(tmp_path.iterdir()) == [target]
