@@ -9,6 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 import jinja2
+import msgspec
 import numpy as np
 
 from tailrace.config.prompts import PromptsConfig
@@ -47,6 +48,7 @@ def load_prompts(
     rows = list(source_rows(config.source))
     if not rows:
         raise PromptError(f"prompts.source of type {config.source.type} has no prompts")
+    _check_metadata(rows)
     prompts = _tokenize(rows, config, tokenizer)
     _check_lengths(prompts, max_tokens)
     return _split(prompts, config.held_out, seed)
@@ -60,6 +62,15 @@ def _check_presentation(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBa
         )
     if config.system_prompt is not None and not config.chat_template:
         raise PromptError("prompts.system_prompt needs prompts.chat_template: true; raw text has no system message")
+
+
+def _check_metadata(rows: Sequence[Row]) -> None:
+    """Refuse now what the queue would refuse in the middle of the run: integers beyond 64 bits."""
+    for row in rows:
+        try:
+            msgspec.msgpack.encode(row.metadata)
+        except OverflowError as error:
+            raise PromptError(f"the metadata of {row.prompt_id} cannot be kept: {error}; drop the column") from None
 
 
 def _tokenize(rows: Sequence[Row], config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:

@@ -42,11 +42,20 @@ class WorkerProcess:
 
     @classmethod
     async def spawn(cls) -> "WorkerProcess":
-        """Start a process, which waits for `prepare`."""
+        """Start a process, which waits for `prepare`.
+
+        Raises:
+            WorkerDied: the machine has no room for another process.
+        """
         command = (sys.executable, "-m", "tailrace.rewards.worker")
-        return cls(
-            await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True)
-        )
+        try:
+            return cls(
+                await asyncio.create_subprocess_exec(
+                    *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+                )
+            )
+        except OSError as error:
+            raise WorkerDied(f"died (no process could be started: {error.strerror})") from None
 
     @property
     def alive(self) -> bool:

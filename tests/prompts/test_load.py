@@ -110,6 +110,14 @@ def test_prompt_that_is_too_long_is_named_with_its_length_and_the_fix(tmp_path: 
     )
 
 
+def test_integers_that_the_queue_cannot_hold_are_refused_before_the_run(tmp_path: Path, tokenizer: Any) -> None:
+    path = tmp_path / "big.jsonl"
+    path.write_text(json.dumps({"prompt": "a", "answer": "b", "n": 2**70}) + "\n")
+    config = PromptsConfig(source=JsonlSource(path=str(path)), held_out=0)
+    with pytest.raises(PromptError, match=r"the metadata of big.jsonl:1 cannot be kept"):
+        load_prompts(config, tokenizer, seed=0, max_tokens=100)
+
+
 def test_empty_source_is_an_error(tmp_path: Path, tokenizer: Any) -> None:
     with pytest.raises(PromptError, match="of type jsonl has no prompts"):
         load(tmp_path, tokenizer, [])

@@ -106,7 +106,9 @@ def test_reasoning_gym_scorer_has_the_parameters_that_made_the_problem() -> None
     assert score(grader, "8 * 3 * 1 * 1", None, {**metadata, "parameters": {"max_value": 6}}) < 0.1
 
 
-@pytest.mark.parametrize("task", ["rearc", "graph_color", "knights_knaves", "futoshiki", "complex_arithmetic"])
+@pytest.mark.parametrize(
+    "task", ["rearc", "graph_color", "knights_knaves", "futoshiki", "complex_arithmetic", "codeio"]
+)
 def test_scores_survive_the_way_through_json(task: str) -> None:
     """Their metadata holds tuples, integer keys or numpy strings."""
     source = ReasoningGymSource(task=task, size=3, seed=5)

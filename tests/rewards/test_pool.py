@@ -1,6 +1,7 @@
 """Real worker processes, and graders that do their worst."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -289,6 +290,20 @@ async def test_grader_that_cannot_be_made_is_one_line_at_the_start(path: str, me
             pass
     assert "\n" not in str(caught.value)
     assert not worker_pids()
+
+
+async def test_machine_without_room_for_a_process_is_a_grade_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*command: str, **options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async with pool() as graders:
+        await graders.grade(request("exit"))
+        monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+        assert (await graders.grade(request("fine"))).error == (
+            "died (no process could be started: Resource temporarily unavailable)"
+        )
+        monkeypatch.undo()
+        assert await graders.grade(request("fine")) == Grade(reward=0.5)
 
 
 async def test_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Problems of a reasoning-gym generator."""
 
 from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import reasoning_gym  # type: ignore[import-untyped]
@@ -56,10 +57,19 @@ def keep(value: Any) -> Any:
         return {"$tuple": [keep(item) for item in value]}
     if isinstance(value, list):
         return [keep(item) for item in value]
-    if isinstance(value, str):
-        return str(value)  # numpy strings are strings, but not on the wire
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool):
         return value
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> str | int | float:
+    """numpy's strings and numbers become Python's."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
     raise TypeError(f"its metadata holds a {type(value).__name__}, which cannot be written as JSON")
 
 
