@@ -31,7 +31,7 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> npt.NDArray[np.f
     Two rounds of the SplitMix64 finalizer (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
     generators"), the first over the seed, the second over the position added to its result.
     """
-    keys = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF for seed in seeds], np.uint64)
+    keys = np.array([int(seed) % 2**64 for seed in seeds], np.uint64)
     mixed = _mix(_mix(keys) + np.array(positions, np.uint64))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

@@ -154,6 +154,8 @@ class Scheduler:
         prompt.blocks, prompt.computed, prompt.logits_V = [], 0, None
 
     def _prefill_prompts(self, plan: StepPlan, budget: int) -> None:
+        if self.waiting and self.waiting[0].prompt.ready:
+            return  # the first could start but for its blocks; prompts behind it would take them
         for prompt in self._next_prompts():
             if budget <= 0:
                 return

@@ -1,0 +1,146 @@
+"""Sampling: transformers' warpers are the oracle."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.engine.sampler import SamplingRows, sample, uniforms
+from tailrace.errors import EngineError
+
+CPU = torch.device("cpu")
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"temperature": 1.7},
+    {"top_k": 1},
+    {"top_k": 7},
+    {"top_k": 10_000},
+    {"top_p": 0.3},
+    {"top_p": 0.95},
+    {"top_p": 0.9999},
+    {"min_p": 0.1},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
+]
+
+
+def logits_of(rows: int, vocabulary: int, *, scale: float = 3.0) -> torch.Tensor:
+    return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(vocabulary)) * scale
+
+
+def processed(logits: torch.Tensor, config: SamplingConfig) -> torch.Tensor:
+    """Log-probabilities [N, V] by transformers' warpers, in the order in which `generate` applies them."""
+    warpers = LogitsProcessorList()
+    if config.temperature != 1:
+        warpers.append(TemperatureLogitsWarper(config.temperature))
+    if config.top_k:
+        warpers.append(TopKLogitsWarper(config.top_k))
+    if config.top_p < 1:
+        warpers.append(TopPLogitsWarper(config.top_p))
+    if config.min_p:
+        warpers.append(MinPLogitsWarper(config.min_p))
+    return warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits).log_softmax(-1)
+
+
+def quantiles(distribution: torch.Tensor, draws: np.ndarray) -> list[int]:
+    """The tokens that inverting the exact cumulative distribution gives."""
+    cumulative = distribution.double().exp().cumsum(-1).numpy()
+    return np.minimum(np.searchsorted(cumulative, draws * cumulative[-1], side="right"), len(cumulative) - 1).tolist()
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("vocabulary", [5, 256, 1000])
+def test_tokens_and_log_probs_follow_transformers_warpers(setting: dict[str, Any], vocabulary: int) -> None:
+    config = SamplingConfig(**setting)
+    logits = logits_of(1, vocabulary)
+    expected = processed(logits, config)[0]
+    draws = (np.arange(500) + 0.5) / 500
+    tokens, log_probs = sample(logits.expand(500, -1), SamplingRows.of([config] * 500, CPU), draws)
+    assert tokens == quantiles(expected, draws)
+    np.testing.assert_allclose(log_probs, expected[tokens], atol=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.builds(
+            SamplingConfig,
+            temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+            top_k=st.sampled_from([0, 3, 20, 400]),
+            top_p=st.sampled_from([0.2, 0.8, 0.99, 1.0]),
+            min_p=st.sampled_from([0.0, 0.02, 0.5]),
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_rows_of_a_batch_do_not_touch_each_other(configs: list[SamplingConfig]) -> None:
+    logits = logits_of(len(configs), 300)
+    draws = uniforms(range(len(configs)), [4] * len(configs))
+    tokens, log_probs = sample(logits, SamplingRows.of(configs, CPU), draws)
+    for row, config in enumerate(configs):
+        if config.temperature == 0:
+            assert tokens[row] == int(logits[row].argmax())
+            expected = logits[row].log_softmax(-1)
+        else:
+            expected = processed(logits[row : row + 1], config)[0]
+            assert tokens[row] == quantiles(expected, draws[row : row + 1])[0]
+        assert log_probs[row] == pytest.approx(float(expected[tokens[row]]), abs=1e-4)
+
+
+def test_a_flat_distribution_under_top_p_looks_beyond_the_first_candidates() -> None:
+    vocabulary, config = 20_000, SamplingConfig(top_p=0.7)
+    draws = (np.arange(50) + 0.5) / 50
+    rows = SamplingRows.of([config] * 50, CPU)
+    tokens, log_probs = sample(logits_of(1, vocabulary, scale=0.1).expand(50, -1), rows, draws)
+    expected = processed(logits_of(1, vocabulary, scale=0.1), config)[0]
+    assert tokens == quantiles(expected, draws)
+    np.testing.assert_allclose(log_probs, expected[tokens], atol=1e-3)
+
+
+def test_frequencies_pass_a_chi_square_test() -> None:
+    draws, logits = 20_000, logits_of(1, 12, scale=1.0)
+    tokens, _ = sample(
+        logits.expand(draws, -1),
+        SamplingRows.of([SamplingConfig()] * draws, CPU),
+        uniforms(np.arange(draws) // 200, np.arange(draws) % 200),
+    )
+    expected = logits[0].softmax(-1).numpy() * draws
+    statistic = float((((np.bincount(tokens, minlength=12) - expected) ** 2) / expected).sum())
+    assert statistic < 31.3, "the 99.9 % quantile for 11 degrees of freedom"
+
+
+def test_uniforms_depend_on_seed_and_position_alone_and_look_uniform() -> None:
+    seeds, positions = [3, -1, 2**70 + 3, 8], [0, 5, 0, 5]
+    together = uniforms(seeds, positions)
+    assert together.tolist() == [uniforms([s], [p])[0] for s, p in zip(seeds, positions, strict=True)]
+    grid = uniforms(np.repeat(np.arange(300), 300), np.tile(np.arange(300), 300))
+    assert len(np.unique(grid)) == 90_000
+    assert abs(np.histogram(grid, 20, (0, 1))[0] - 4500).max() < 5 * 4500**0.5
+    square = grid.reshape(300, 300)
+    for shifted in (square[1:, :] - square[:-1, :], square[:, 1:] - square[:, :-1]):
+        assert abs(shifted.var() - 1 / 6) < 0.01, "neighbouring seeds and positions are independent"
+
+
+@pytest.mark.parametrize("draw", [0.0, 1 - 2**-53])
+def test_the_ends_of_the_unit_interval_give_possible_tokens(draw: float) -> None:
+    logits = torch.full((1, 700), -torch.inf)
+    logits[0, 300:320] = 1.0
+    tokens, _ = sample(logits, SamplingRows.of([SamplingConfig()], CPU), np.array([draw]))
+    assert tokens == [300 if draw == 0 else 319]
+
+
+def test_nan_logits_are_an_error() -> None:
+    with pytest.raises(EngineError, match="not finite"):
+        sample(torch.full((1, 9), torch.nan), SamplingRows.of([SamplingConfig()], CPU), np.array([0.5]))

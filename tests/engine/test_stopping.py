@@ -1,0 +1,55 @@
+"""Stop strings, token by token."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.engine.stopping import StopStrings
+from tests.tiny import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+
+
+def stops_at(text: str, *stop: str) -> int | None:
+    """After how many bytes of `text` the stop is seen; each byte is one token."""
+    strings = StopStrings(stop, TOKENIZER)
+    for count, token in enumerate(TOKENIZER.encode(text, add_special_tokens=False), 1):
+        if strings.push(token):
+            return count
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("abcdef", "cd", 4),
+        ("abcdef", "f", 6),
+        ("aab", "ab", 3),
+        ("nothing", "x", None),
+        ("ein süßes Ende", "süß", 4 + 5),
+        ("😀 ok", "😀", 4),
+        ("x😀", "x", 1),
+        ("two  spaces", "  s", 6),
+    ],
+)
+def test_the_token_that_completes_a_stop_string_is_found(text: str, stop: str, expected: int | None) -> None:
+    assert stops_at(text, stop) == expected
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.text(alphabet="ab ß😀é", max_size=14), st.lists(st.text(alphabet="ab ß😀é", min_size=1, max_size=3), min_size=1)
+)
+def test_a_stop_string_is_seen_exactly_when_the_text_contains_it(text: str, stop: list[str]) -> None:
+    prefixes = (text[:length] for length in range(1, len(text) + 1))
+    first = next((prefix for prefix in prefixes if any(s in prefix for s in stop)), None)
+    assert stops_at(text, *stop) == (None if first is None else len(first.encode()))
+
+
+def test_bytes_that_never_form_text_do_not_grow_the_work() -> None:
+    strings = StopStrings(("end",), TOKENIZER)
+    lone = TOKENIZER.encode("é", add_special_tokens=False)[0]
+    for _ in range(100):
+        assert not strings.push(lone)
+    assert len(strings._pending) + len(strings._context) < 30
+    assert [strings.push(token) for token in TOKENIZER.encode("end", add_special_tokens=False)] == [False, False, True]
