@@ -52,8 +52,8 @@ class BlockSet:
 
     blocks: slice | torch.Tensor
     """A range of the pool, or indexes of it."""
-    owners_EG: torch.Tensor
-    """Rows of the decode batch; where a block has fewer owners the rest is padding whose result nobody reads."""
+    owners: torch.Tensor
+    """[E * G] rows of the decode batch; what pads a block with fewer owners gives a result that nobody reads."""
     mask_E1K: torch.Tensor
     """0, or -inf on positions of the block that hold no token; K is the block size (or 1: all do)."""
 
@@ -68,13 +68,13 @@ class DecodePlan:
         shared, shared_pairs = _shared_blocks(rows, device)
         own, own_pairs = _own_blocks(rows, block_size, device)
         self.sets = [blocks for blocks in (shared, own) if blocks is not None]
-        offset = 0 if shared is None else shared.owners_EG.numel()
+        offset = 0 if shared is None else len(shared.owners)
         pairs = [np.concatenate((s, o + offset)) for s, o in zip(shared_pairs, own_pairs, strict=True)]
         table = np.full((len(rows), max(map(len, pairs))), -1, np.int64)
         for row, row_pairs in zip(table, pairs, strict=True):
             row[: len(row_pairs)] = row_pairs
-        self.table_BN = torch.from_numpy(np.maximum(table, 0)).to(device)
-        """The pairs of each sequence, padded with pair 0."""
+        self.table = torch.from_numpy(np.maximum(table, 0).ravel()).to(device)
+        """[B * N], the pairs of each sequence, at most N and padded with pair 0."""
         self.padding_BN1 = torch.from_numpy(table < 0).to(device)[:, :, None]
 
 
@@ -99,15 +99,15 @@ def _shared_blocks(rows: Seq[DecodeRow], device: torch.device) -> tuple[BlockSet
         owners[mine, : len(indexes)] = indexes
         for place, index in enumerate(indexes):
             pairs[index] = mine * width + place
-    return BlockSet(selection, torch.from_numpy(owners).to(device), torch.zeros(1, 1, 1, device=device)), pairs
+    return BlockSet(selection, torch.from_numpy(owners.ravel()).to(device), torch.zeros(1, 1, 1, device=device)), pairs
 
 
 def _own_blocks(rows: Seq[DecodeRow], block_size: int, device: torch.device) -> tuple[BlockSet, list[Ints]]:
     """The blocks that belong to one row each, and the pairs of each row among theirs."""
     lengths = np.array([len(row.blocks) for row in rows])
     selection, entries, count = _select(np.fromiter(chain.from_iterable(r.blocks for r in rows), np.int64), device)
-    owners = np.zeros((count, 1), np.int64)
-    owners[entries, 0] = np.repeat(np.arange(len(rows)), lengths)
+    owners = np.zeros(count, np.int64)
+    owners[entries] = np.repeat(np.arange(len(rows)), lengths)
     filled = np.full((count, 1), block_size)
     filled[entries[lengths.cumsum() - 1], 0] = [row.last_block_tokens for row in rows]
     mask = np.where(np.arange(block_size) < filled, 0.0, -np.inf).astype(np.float32)[:, None]
@@ -131,8 +131,9 @@ def decode_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
     parts = [_attend_blocks(q, blocks.select(keys), blocks.select(values), blocks) for blocks in plan.sets]
     outputs = torch.cat([output for output, _ in parts])
     lse = torch.cat([lse for _, lse in parts])
-    weights_BNQ = lse[plan.table_BN].masked_fill_(plan.padding_BN1, -torch.inf).softmax(dim=1)
-    return (outputs[plan.table_BN] * weights_BNQ[..., None]).sum(dim=1).to(q.dtype)
+    shape = (*plan.padding_BN1.shape[:2], q.shape[1], -1)
+    lse_BNQ1 = lse.index_select(0, plan.table).view(shape).masked_fill_(plan.padding_BN1[..., None], -torch.inf)
+    return (outputs.index_select(0, plan.table).view(shape) * lse_BNQ1.softmax(dim=1)).sum(dim=1).to(q.dtype)
 
 
 def _attend_blocks(
@@ -140,16 +141,16 @@ def _attend_blocks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Partial attention of every pair: [E * G, query_heads, head_dim], and its log-sum-exps [E * G, query_heads]."""
     count, kv_heads, block_size, head_dim = k.shape
-    group = blocks.owners_EG.shape[1]
+    group = len(blocks.owners) // count
     per_kv = q.shape[1] // kv_heads
-    q = q[blocks.owners_EG].view(count, group, kv_heads, per_kv, head_dim).transpose(1, 2)
+    q = q.index_select(0, blocks.owners).view(count, group, kv_heads, per_kv, head_dim).transpose(1, 2)
     q = q.reshape(count * kv_heads, group * per_kv, head_dim)
     k, v = k.reshape(-1, block_size, head_dim), v.reshape(-1, block_size, head_dim)
     scores = torch.bmm(q, k.mT).view(count, -1, block_size)
     scores = torch.add(blocks.mask_E1K, scores, alpha=head_dim**-0.5)  # the mask's fp32 wins
-    lse = scores.logsumexp(-1, keepdim=True)
-    weights = scores.sub_(lse).exp_().to(v.dtype)
-    outputs = torch.bmm(weights.view(-1, group * per_kv, block_size), v)
+    weights = scores.softmax(-1)
+    lse = scores.amax(-1) - weights.amax(-1).log()  # the largest weight is exp(largest score - lse)
+    outputs = torch.bmm(weights.to(v.dtype).view(-1, group * per_kv, block_size), v)
     return (
         outputs.view(count, kv_heads, group, per_kv, head_dim).transpose(1, 2).reshape(-1, kv_heads * per_kv, head_dim),
         lse.view(count, kv_heads, group, per_kv).transpose(1, 2).reshape(-1, kv_heads * per_kv),
