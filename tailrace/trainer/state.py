@@ -88,7 +88,7 @@ def _restore_optimizer(
     for name, tensor in tensors.items():
         key, _, parameter = name.partition("/")
         owner = parameters[parameter]
-        optimizer.state[owner][key] = tensor.to(owner.device)
+        optimizer.state[owner][key] = tensor.to(owner.device, copy=True)  # what was read is a view of the file
 
 
 def _torch_random() -> dict[str, torch.Tensor]:

@@ -24,14 +24,14 @@ def make_samples(
     rng = np.random.default_rng(seed)
     samples = []
     for group_id, (prompt_tokens, responses) in enumerate(groups):
-        prompt_ids = rng.integers(5, VOCABULARY, prompt_tokens)
+        prompt_ids = rng.integers(0, VOCABULARY, prompt_tokens)
         for tokens in responses:
             mask = (rng.random(tokens) < 0.8).astype(np.int64)
             samples.append(
                 TrainSample(
                     group_id=group_id,
                     prompt_ids=prompt_ids,
-                    response_ids=rng.integers(5, VOCABULARY, tokens),
+                    response_ids=rng.integers(0, VOCABULARY, tokens),
                     response_mask=mask,
                     advantages=np.full(tokens, rng.standard_normal(), np.float32),
                 )
@@ -65,7 +65,11 @@ def make_trainer(
 
 
 def load_plain(model_dir: Path) -> PreTrainedModel:
-    return cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))
+    model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))
+    cast(
+        torch.nn.Embedding, model.get_input_embeddings()
+    ).padding_idx = None  # the padding token is a token like any other
+    return model
 
 
 def plain_log_probs(model: PreTrainedModel, sample: TrainSample, temperature: float = 1.0) -> torch.Tensor:

@@ -1,12 +1,9 @@
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tailrace.trainer import log_probs
 from tailrace.trainer.log_probs import token_log_probs
+from tests.trainer.largest import LargestTensor
 
 TOKENS, WIDTH, VOCABULARY = 37, 16, 1009
 
@@ -58,23 +55,6 @@ def test_extreme_logits_stay_finite() -> None:
     found = token_log_probs(hidden * 1e4, weight, target, temperature=1.0, dtype=torch.float32)
     torch.testing.assert_close(found, plain(hidden * 1e4, weight, target, 1.0), rtol=1e-5, atol=1e-1)
     assert torch.isfinite(torch.cat([g.reshape(-1) for g in torch.autograd.grad(found.sum(), (hidden, weight))])).all()
-
-
-class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the elements of the largest tensor that any operation returns."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.elements = 0
-
-    def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves(result):
-            if isinstance(tensor, torch.Tensor):
-                self.elements = max(self.elements, tensor.numel())
-        return result
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,13 @@ from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
 from tailrace.config.algorithm import GrpoConfig, KlConfig, LossAggMode
 from tailrace.errors import CheckpointError, ModelError, NonFiniteError
+from tailrace.trainer import log_probs
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import Loss, TrainSample, UpdateResult
 from tests.conftest import TinyModel
 from tests.tiny import FAMILIES
 from tests.trainer.batches import load_plain, make_samples, make_trainer, plain_log_probs, with_log_probs
+from tests.trainer.largest import LargestTensor
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 
@@ -169,6 +171,19 @@ def test_discard_forgets_what_was_accumulated(tiny_model: TinyModel) -> None:
     assert_equal(weights(clean), weights(interrupted))
 
 
+def test_nothing_of_tokens_times_tokens_or_tokens_times_vocabulary_is_made(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_probs, "MAX_BLOCK_ELEMENTS", 2**14)
+    samples = make_samples(groups=((100, (60,) * 6), (60, (40,) * 2)))
+    trainer = make_trainer(tiny_model("llama"))
+    tokens = 100 + 6 * 60 + 60 + 2 * 40
+    with LargestTensor() as largest:
+        trainer.accumulate(samples, grpo().loss)
+    assert largest.elements <= tokens * 96  # the activations of the feed-forward layer
+    assert largest.elements < min(440 * 261, tokens * tokens) / 1.5
+
+
 def test_a_sample_without_response_tokens_is_left_out(tiny_model: TinyModel) -> None:
     samples = make_samples()
     empty = replace(
@@ -265,6 +280,14 @@ def test_a_non_finite_step_is_skipped_and_leaves_no_trace(tiny_model: TinyModel)
     assert troubled.apply().applied
     clean.apply()
     assert_equal(weights(troubled), weights(clean))
+
+
+def test_infinite_losses_of_both_signs_are_not_finite(tiny_model: TinyModel) -> None:
+    trainer = make_trainer(tiny_model("llama"))
+    for sign in (1.0, -1.0):
+        shift = sign * math.inf
+        trainer.accumulate(make_samples(), lambda i, s=shift: replace(o := grpo().loss(i), loss_sum=o.loss_sum + s))  # type: ignore[misc]
+    assert not trainer.apply().applied
 
 
 def test_finite_steps_between_reset_the_count_of_skipped_ones(tiny_model: TinyModel) -> None:

@@ -117,7 +117,7 @@ class SingleTrainer(Trainer):
         self._counters.updates += 1
         if not sums.denominator:
             return self._skipped(sums, 0.0, 0.0, rate)
-        loss = math.fsum(sums.losses) / sums.denominator
+        loss = sum(sums.losses) / sums.denominator
         norm = self._gradient_norm() / sums.denominator
         if not math.isfinite(loss) or not math.isfinite(norm):
             return self._refuse(sums, loss, norm, rate)
