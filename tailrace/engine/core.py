@@ -7,7 +7,6 @@ once: their first tokens are sampled together with the next tokens of those that
 import functools
 from collections.abc import Iterable
 from pathlib import Path
-from typing import cast
 
 import torch
 
@@ -21,7 +20,7 @@ from tailrace.engine.runner import Runner, mark_computed
 from tailrace.engine.sampler import SamplingRows, sample, uniforms
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.sequence import Sequence
-from tailrace.engine.stopping import Detokenizer, StopRule, read_detokenizer
+from tailrace.engine.stopping import Detokenize, StopRule, read_detokenizer
 from tailrace.engine.weights import read_weights
 from tailrace.errors import RequestError
 from tailrace.types import Request, Sample, WeightVersion
@@ -96,11 +95,15 @@ class EngineCore:
         plan = self._scheduler.schedule()
         logits_BV = self._runner.run(plan)
         self._prefilled_tokens += mark_computed(plan)
-        fresh, copies = self._scheduler.admit()
-        if copies:
-            self._runner.cache.copy([source for source, _ in copies], [target for _, target in copies])
+        admission = self._scheduler.admit()
+        self._runner.cache.copy(admission.copies)
         self._steps += 1
-        return self._sample(plan.decodes, logits_BV, fresh)
+        sequences = plan.decodes + admission.fresh
+        if not sequences:
+            return []
+        if admission.logits or logits_BV is None:
+            logits_BV = torch.stack([*(() if logits_BV is None else logits_BV), *admission.logits])
+        return self._sample(sequences, logits_BV)
 
     @torch.no_grad()
     def load_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -128,14 +131,8 @@ class EngineCore:
             version=self.version,
         )
 
-    def _sample(self, decodes: list[Sequence], logits_BV: torch.Tensor | None, fresh: list[Sequence]) -> list[Sample]:
-        """Give each decoding and each fresh sequence its next token; finish those that it ends."""
-        sequences = decodes + fresh
-        if not sequences:
-            return []
-        firsts = [cast(torch.Tensor, sequence.prompt.logits_V) for sequence in fresh]
-        if logits_BV is None or firsts:
-            logits_BV = torch.stack([*(() if logits_BV is None else logits_BV), *firsts])
+    def _sample(self, sequences: list[Sequence], logits_BV: torch.Tensor) -> list[Sample]:
+        """Give each sequence its next token; finish those that it ends."""
         rows = SamplingRows.of([s.request.sampling for s in sequences], logits_BV.device)
         draws = uniforms([s.request.seed for s in sequences], [len(s.tokens) for s in sequences])
         finished = []
@@ -151,9 +148,9 @@ class EngineCore:
             request.sampling,
             eos_ids=self._architecture.eos_ids,
             room=self.max_model_len - len(request.prompt_ids),
-            detokenizer=self._detokenizer if request.sampling.stop else None,
+            detokenize=self._detokenize if request.sampling.stop else None,
         )
 
     @functools.cached_property
-    def _detokenizer(self) -> Detokenizer:
+    def _detokenize(self) -> Detokenize:
         return read_detokenizer(self._model_dir)

@@ -95,9 +95,11 @@ class KVCache:
         for pool, new in ((self.keys(layer), k), (self.values(layer), v)):
             pool.view(-1, head_dim).index_copy_(0, rows, new.reshape(-1, head_dim))
 
-    def copy(self, sources: list[int], targets: list[int]) -> None:
-        """Copy whole blocks, in all layers."""
-        self.data[:, :, targets] = self.data[:, :, sources]
+    def copy(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, target), in all layers, as if at the same moment."""
+        if pairs:
+            sources, targets = map(list, zip(*pairs, strict=True))
+            self.data[:, :, targets] = self.data[:, :, sources]
 
 
 def blocks_that_fit(architecture: Architecture, *, gib: float, block_size: int, dtype: torch.dtype) -> int:

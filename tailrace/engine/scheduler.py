@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from itertools import chain, islice, takewhile
 
 import numpy as np
+import torch
 
 from tailrace.engine.kv_cache import BlockManager
 from tailrace.engine.sequence import PromptCache, PromptKey, Sequence
@@ -40,6 +41,18 @@ class StepPlan:
 
     prefills: list[Prefill] = field(default_factory=list)
     decodes: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Admission:
+    """What has just been started. Its prompt may be dropped by now, to make room for the next; hence the details."""
+
+    fresh: list[Sequence] = field(default_factory=list)
+    """Sequences that sample their first token now."""
+    logits: list[torch.Tensor] = field(default_factory=list)
+    """[V] for each of them, to sample it from."""
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    """(source, target) blocks to copy, all at once, before the next step: a source may be another copy's target."""
 
 
 class Scheduler:
@@ -78,24 +91,22 @@ class Scheduler:
         self._prefill_prompts(plan, budget)
         return plan
 
-    def admit(self) -> tuple[list[Sequence], list[tuple[int, int]]]:
-        """Start the first waiting sequences whose prompts are ready, as far as places and blocks allow.
-
-        Returns:
-            Those that sample their first token now, and the block copies (source, target) to do before they decode.
-        """
-        fresh, copies = [], []
+    def admit(self) -> Admission:
+        """Start the first waiting sequences whose prompts are ready, as far as places and blocks allow."""
+        admission = Admission()
         while self.waiting and self._places() > 0:
             sequence = self.waiting[0]
+            logits_V = sequence.prompt.logits_V
             needed = sequence.blocks_for(sequence.length + (not sequence.tokens))
-            if not sequence.prompt.ready or not self._make_room(needed, newcomer=sequence.prompt):
+            if logits_V is None or not self._make_room(needed, newcomer=sequence.prompt):
                 break
             self.waiting.popleft()
-            copies += self._start(sequence, needed)
+            admission.copies += self._start(sequence, needed)
             if not sequence.tokens:
-                fresh.append(sequence)
+                admission.fresh.append(sequence)
+                admission.logits.append(logits_V)
         self.running.sort(key=lambda sequence: sequence.arrival)
-        return fresh, copies
+        return admission
 
     def finish(self, sequences: Iterable[tuple[Sequence, FinishReason]]) -> list[Sample]:
         """Let go of these running sequences."""

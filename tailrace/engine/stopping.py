@@ -1,8 +1,7 @@
 """When a response ends."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, cast
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.errors import ModelError
@@ -13,10 +12,8 @@ MAX_PARTIAL_TOKENS = 8
 """No character takes more tokens than this; what is undecodable for longer will stay so."""
 
 
-class Detokenizer(Protocol):
-    """Token ids to text."""
-
-    def decode(self, ids: list[int]) -> str: ...
+Detokenize = Callable[[list[int]], str]
+"""Token ids to text."""
 
 
 class StopStrings:
@@ -26,9 +23,9 @@ class StopStrings:
     of a text differently.
     """
 
-    def __init__(self, stop: Sequence[str], detokenizer: Detokenizer) -> None:
+    def __init__(self, stop: Sequence[str], detokenize: Detokenize) -> None:
         self._stop = stop
-        self._detokenizer = detokenizer
+        self._detokenize = detokenize
         self._keep = max(map(len, stop)) - 1
         self._tail = ""
         self._context: list[int] = []
@@ -37,8 +34,8 @@ class StopStrings:
     def push(self, token: int) -> bool:
         """Whether the text contains a stop string once `token` is added."""
         self._pending.append(token)
-        context = self._detokenizer.decode(self._context)
-        text = self._detokenizer.decode(self._context + self._pending)[len(context) :]
+        context = self._detokenize(self._context)
+        text = self._detokenize(self._context + self._pending)[len(context) :]
         complete = not text.endswith(REPLACEMENT) or len(self._pending) > MAX_PARTIAL_TOKENS
         searched = self._tail + text.rstrip(REPLACEMENT)
         if complete:
@@ -51,15 +48,15 @@ class StopRule:
     """What ends one response: a stop token, a stop string, or its length."""
 
     def __init__(
-        self, sampling: SamplingConfig, *, eos_ids: Sequence[int], room: int, detokenizer: Detokenizer | None
+        self, sampling: SamplingConfig, *, eos_ids: Sequence[int], room: int, detokenize: Detokenize | None
     ) -> None:
-        """`room`: response tokens that the context has room for. `detokenizer` is needed for stop strings only."""
+        """`room`: response tokens that the context has room for. `detokenize` is needed for stop strings only."""
         self.max_tokens = min(sampling.max_new_tokens, room)
         self.stop_ids = frozenset() if sampling.ignore_eos else frozenset((*eos_ids, *sampling.stop_token_ids))
         self._strings: StopStrings | None = None
         if sampling.stop and not sampling.ignore_eos:
-            assert detokenizer is not None
-            self._strings = StopStrings(sampling.stop, detokenizer)
+            assert detokenize is not None
+            self._strings = StopStrings(sampling.stop, detokenize)
 
     def check(self, token: int, count: int) -> FinishReason | None:
         """To be called with every token once; `count` includes it."""
@@ -68,8 +65,8 @@ class StopRule:
         return FinishReason.LENGTH if count >= self.max_tokens else None
 
 
-def read_detokenizer(model_dir: Path) -> Detokenizer:
-    """The tokenizer in a model's directory.
+def read_detokenizer(model_dir: Path) -> Detokenize:
+    """The tokenizer in a model's directory. Special tokens are text too, so a stop string may be one.
 
     Raises:
         ModelError: there is none.
@@ -82,4 +79,4 @@ def read_detokenizer(model_dir: Path) -> Detokenizer:
         raise ModelError(
             f"stop strings need a tokenizer, and {model_dir} has none that can be read: {error}"
         ) from error
-    return cast(Detokenizer, tokenizer)
+    return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))

@@ -113,10 +113,18 @@ def test_sharded_checkpoints_are_read_through_their_index(tiny_model: TinyModel,
 
 
 def test_biases_of_llama_attention_are_used(tmp_path: Path) -> None:
-    shape = {"vocab_size": 261, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    config = LlamaConfig(
+        vocab_size=261,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        attention_bias=True,
+    )
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**shape, **heads, attention_bias=True, tie_word_embeddings=False))
+    model = LlamaForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)

@@ -51,9 +51,9 @@ async def test_every_request_gets_one_sample_with_aligned_arrays(engine: Engine)
         sample = samples[request.request_id]
         assert sample.group_id == request.group_id
         assert 1 <= len(sample.response_ids) <= request.sampling.max_new_tokens
-        assert len(sample.response_ids) == len(sample.rollout_log_probs) == len(sample.weight_versions)
-        dtypes = sample.response_ids.dtype, sample.rollout_log_probs.dtype, sample.weight_versions.dtype
-        assert dtypes == (np.int64, np.float32, np.int64)
+        arrays = (sample.response_ids, sample.rollout_log_probs, sample.weight_versions)
+        assert {len(array) for array in arrays} == {len(sample.response_ids)}
+        assert [array.dtype.name for array in arrays] == ["int64", "float32", "int64"]
         assert (sample.rollout_log_probs <= 0).all()
         assert (sample.finish_reason == FinishReason.LENGTH) == (len(sample.response_ids) == 3 + request.request_id)
     assert engine.stats().generated_tokens == sum(len(sample.response_ids) for sample in samples.values())

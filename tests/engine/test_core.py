@@ -1,11 +1,12 @@
 """The synchronous engine against transformers and against itself."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from tailrace.errors import EngineError, RequestError
 from tailrace.types import FinishReason, Request, Sample
@@ -19,10 +20,10 @@ def reference_log_probs(model_dir: Path, request: Request, sample: Sample, tempe
     ids = torch.from_numpy(np.concatenate((request.prompt_ids, sample.response_ids)))
     with torch.no_grad():
         logits = model(ids[None]).logits[0, len(request.prompt_ids) - 1 : -1]
-    return (logits / temperature).log_softmax(-1)
+    return torch.log_softmax(logits / temperature, dim=-1)
 
 
-def greedy_tokens(model: PreTrainedModel, request: Request) -> list[int]:
+def greedy_tokens(model: Any, request: Request) -> list[int]:
     prompt = torch.from_numpy(request.prompt_ids)[None]
     tokens = request.sampling.max_new_tokens
     output = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=tokens, do_sample=False)
@@ -114,6 +115,13 @@ def test_the_smallest_cache_that_accepts_a_request_serves_it(tiny_model: TinyMod
     core = make_core(tiny_model("llama"), kv_cache_gib=6 * 4 * TINY_GIB["llama"])
     requests = [make_request(i, group_id=0, prompt=10, max_new_tokens=10, ignore_eos=True) for i in range(3)]
     assert [len(s.response_ids) for s in run_core(core, requests).values()] == [10, 10, 10]
+
+
+def test_a_prompt_dropped_to_admit_the_next_request_has_served_its_own(tiny_model: TinyModel) -> None:
+    requests = [make_request(i, prompt=3 + i % 3, max_new_tokens=4 + i % 5, ignore_eos=True) for i in range(12)]
+    core = make_core(tiny_model("qwen3"), kv_cache_gib=9 * 4 * TINY_GIB["qwen3"])
+    assert same_tokens(run_core(core, requests), run_core(make_core(tiny_model("qwen3")), requests))
+    assert core.stats().used_blocks == 0
 
 
 def test_the_batch_size_is_kept_to(tiny_model: TinyModel) -> None:

@@ -80,7 +80,7 @@ def test_written_vectors_are_found_in_their_block_and_survive_a_copy() -> None:
     assert torch.equal(cache.keys(1)[2, :, 3], k[0])
     assert torch.equal(cache.values(1)[4, :, 0], -k[1])
     assert not cache.keys(0).any()
-    cache.copy([2], [0])
+    cache.copy([(2, 0)])
     assert torch.equal(cache.keys(1)[0, :, 3], k[0])
 
 

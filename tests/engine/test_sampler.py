@@ -50,13 +50,15 @@ def processed(logits: torch.Tensor, config: SamplingConfig) -> torch.Tensor:
         warpers.append(TopPLogitsWarper(config.top_p))
     if config.min_p:
         warpers.append(MinPLogitsWarper(config.min_p))
-    return warpers(torch.zeros(len(logits), 1, dtype=torch.long), logits).log_softmax(-1)
+    nothing = torch.LongTensor(len(logits), 1)
+    return warpers(nothing, torch.FloatTensor(logits)).log_softmax(-1)
 
 
 def quantiles(distribution: torch.Tensor, draws: np.ndarray) -> list[int]:
     """The tokens that inverting the exact cumulative distribution gives."""
     cumulative = distribution.double().exp().cumsum(-1).numpy()
-    return np.minimum(np.searchsorted(cumulative, draws * cumulative[-1], side="right"), len(cumulative) - 1).tolist()
+    found = np.searchsorted(cumulative, draws * cumulative[-1], side="right")
+    return [int(token) for token in np.minimum(found, len(cumulative) - 1)]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
@@ -114,7 +116,7 @@ def test_frequencies_pass_a_chi_square_test() -> None:
     tokens, _ = sample(
         logits.expand(draws, -1),
         SamplingRows.of([SamplingConfig()] * draws, CPU),
-        uniforms(np.arange(draws) // 200, np.arange(draws) % 200),
+        uniforms([draw // 200 for draw in range(draws)], [draw % 200 for draw in range(draws)]),
     )
     expected = logits[0].softmax(-1).numpy() * draws
     statistic = float((((np.bincount(tokens, minlength=12) - expected) ** 2) / expected).sum())
@@ -125,7 +127,7 @@ def test_uniforms_depend_on_seed_and_position_alone_and_look_uniform() -> None:
     seeds, positions = [3, -1, 2**70 + 3, 8], [0, 5, 0, 5]
     together = uniforms(seeds, positions)
     assert together.tolist() == [uniforms([s], [p])[0] for s, p in zip(seeds, positions, strict=True)]
-    grid = uniforms(np.repeat(np.arange(300), 300), np.tile(np.arange(300), 300))
+    grid = uniforms([i // 300 for i in range(90_000)], [i % 300 for i in range(90_000)])
     assert len(np.unique(grid)) == 90_000
     assert abs(np.histogram(grid, 20, (0, 1))[0] - 4500).max() < 5 * 4500**0.5
     square = grid.reshape(300, 300)

@@ -15,7 +15,7 @@ from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.architecture import read_eos_ids
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import DrivenEngine, check_length
-from tailrace.engine.stopping import Detokenizer, StopRule, read_detokenizer
+from tailrace.engine.stopping import Detokenize, StopRule, read_detokenizer
 from tailrace.errors import EngineError
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
@@ -139,7 +139,7 @@ class HfCore:
             request.sampling,
             eos_ids=self._eos_ids,
             room=self.max_model_len - len(request.prompt_ids),
-            detokenizer=self._detokenizer if request.sampling.stop else None,
+            detokenize=self._detokenize if request.sampling.stop else None,
         )
 
     def _sample(self, request: Request, tokens: list[int], log_probs: list[float], reason: FinishReason) -> Sample:
@@ -153,7 +153,7 @@ class HfCore:
         )
 
     @functools.cached_property
-    def _detokenizer(self) -> Detokenizer:
+    def _detokenize(self) -> Detokenize:
         return read_detokenizer(self._model_dir)
 
 
