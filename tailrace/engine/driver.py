@@ -116,6 +116,8 @@ class DrivenEngine(Engine):
         self._fail(EngineError("the engine was closed"))
         async with self._turn:  # free once the step under way has ended
             pass
+        if self._loop is not None:
+            await asyncio.wait([self._loop])
 
     def _wake(self) -> None:
         if self._loop is None or self._loop.done():
