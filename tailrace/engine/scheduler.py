@@ -13,7 +13,7 @@ dropping prompt tails that nobody waits for, prompts that nobody runs on, and th
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, islice, takewhile
+from itertools import chain, islice
 
 import numpy as np
 import torch
@@ -241,8 +241,7 @@ class Scheduler:
         What came before the newcomer keeps its place.
         """
         wanted = needed + len(self.running)
-        behind = takewhile(lambda prompt: prompt is not newcomer, self._idle_prompts())
-        return self._reclaim(wanted, chain(self._unwaited_prompts(), behind))
+        return self._reclaim(wanted, chain(self._unwaited_prompts(), self._idle_prompts(behind=newcomer)))
 
     def _reclaim(self, wanted: int, candidates: Iterable[PromptCache]) -> bool:
         """Drop cached prompts, which can be computed again, until `wanted` blocks are free."""
@@ -258,7 +257,10 @@ class Scheduler:
         """Those that nobody waits for: running sequences hold what they need."""
         return (prompt for prompt in self._prompts.values() if prompt.blocks and not prompt.waiting)
 
-    def _idle_prompts(self) -> Iterator[PromptCache]:
-        """Those that nobody runs on, the last in the queue first."""
-        queued = dict.fromkeys(sequence.prompt for sequence in self.waiting)
-        return (prompt for prompt in reversed(queued) if not prompt.running)
+    def _idle_prompts(self, *, behind: PromptCache | None = None) -> Iterator[PromptCache]:
+        """Those that nobody runs on, the last in the queue first, down to `behind`."""
+        for prompt in reversed(dict.fromkeys(sequence.prompt for sequence in self.waiting)):
+            if prompt is behind:
+                return
+            if not prompt.running:
+                yield prompt

@@ -29,6 +29,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(group=st.integers(0, 3), prompt=st.integers(1, 20), tokens=st.integers(1, 30))
     def add(self, group: int, prompt: int, tokens: int) -> None:
+        self.submit(group, prompt, tokens)
+
+    def submit(self, group: int, prompt: int, tokens: int) -> None:
         request = make_request(self.arrivals, group_id=group, prompt=prompt, max_new_tokens=tokens)
         self.arrivals += 1
         self.open[request.request_id] = request
@@ -89,6 +92,13 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.one_step()
         assert not self.open, "every request must finish"
         assert self.blocks.used == 0
+
+
+def test_a_prompt_that_is_being_computed_keeps_its_blocks_when_one_behind_it_wants_some() -> None:
+    machine = SchedulerMachine()
+    for prompt, tokens in ((6, 20), (19, 15), (6, 9)):  # the third shares the first one's prompt, which is running
+        machine.submit(0, prompt, tokens)
+    machine.teardown()
 
 
 TestScheduler = SchedulerMachine.TestCase
