@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 from gate import Contestant
-from tailrace.models.resolve import resolve_model
 
 from tailrace.config.model import ModelConfig
+from tailrace.models.resolve import resolve_model
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench-trl"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import gate
 
-from tailrace.assembly import build_pipeline, load_inputs, open_parts
+from tailrace.assembly import build_pipeline, load_inputs, open_parts, prepare_torch
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventLog
@@ -32,6 +32,7 @@ def take_turns(event: Event) -> None:
 
 async def run(config: RunConfig, directory: Path) -> None:
     """Train, each step when asked to, until the benchmark is done."""
+    prepare_torch(config)
     inputs = load_inputs(config)
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)

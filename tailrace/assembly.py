@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.allocator import keep_freed_memory
 from tailrace.checkpointing import Checkpointer
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
@@ -233,11 +234,12 @@ def _evaluator(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -
 
 
 def prepare_torch(config: RunConfig) -> None:
-    """Set torch's threads for the whole process, and see that the device is there.
+    """Set torch's threads and memory for the whole process, and see that the device is there.
 
     Raises:
         ConfigError: it is not.
     """
+    keep_freed_memory()
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     try:
