@@ -38,7 +38,7 @@ docs: $(READY) ## write docs/recipes.md from the schemas
 	$(BIN)/python -m tailrace.config.reference > docs/recipes.md
 
 bench-trl: $(READY) ## samples/s beside TRL's GRPOTrainer, in an environment of its own
-	$(BIN)/python benchmarks/trl.py
+	$(BIN)/python benchmarks/bench_trl.py
 
 clean: ## remove what was built and installed, but no run
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
