@@ -30,7 +30,6 @@ def print_plan(config: RunConfig) -> None:
         layers=info.layers,
         hidden=info.hidden,
         intermediate=info.intermediate,
-        vocab=info.vocab,
     )
     prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
     plan = estimate(config, size, prompt_tokens, measure_machine(config))

@@ -47,4 +47,6 @@ def steps_of(output_dir: Path) -> list[Event]:
 
 def learned(event: Event) -> dict[str, float]:
     """The figures of a step that do not depend on the clock."""
-    return {name: value for name, value in event.metrics.items() if not name.startswith("time/") and "_per_s" not in name}
+    return {
+        name: value for name, value in event.metrics.items() if not name.startswith("time/") and "_per_s" not in name
+    }

@@ -16,7 +16,6 @@ class ModelSize:
     layers: int
     hidden: int
     intermediate: int
-    vocab: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

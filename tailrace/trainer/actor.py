@@ -11,6 +11,7 @@ step: they are computed for each claim as it comes, and the optimizer steps foll
 """
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
@@ -149,14 +150,18 @@ async def uninterrupted(work: Awaitable[T]) -> T:
 
 
 def train_sample(row: Row) -> TrainSample:
-    """The trainer's view of a row: of the actor task, or of the reference task, which has no advantages yet."""
+    """The trainer's view of a row: of the actor task, or of the reference task, which has no advantages yet.
+
+    A row whose grading failed (its reward is NaN) is masked: it counts for nothing in the update.
+    """
     cells = cast("dict[str, np.ndarray[Any, Any]]", row.cells)
     response_ids = cells["response_ids"]
+    graded = not math.isnan(cast(float, row.cells.get("reward", 0.0)))
     return TrainSample(
         group_id=row.group_id,
         prompt_ids=cells["prompt_ids"],
         response_ids=response_ids,
-        response_mask=cells.get("response_mask", np.ones_like(response_ids)),
+        response_mask=cells.get("response_mask", np.ones_like(response_ids)) * graded,
         advantages=cells.get("advantages", np.zeros(len(response_ids), np.float32)),
         ref_log_probs=cast("FloatArray | None", cells.get("ref_log_probs")),
     )

@@ -1,0 +1,52 @@
+"""Estimates follow from counted bytes and operations."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.config.run import RunConfig
+from tailrace.planning.estimate import MachineSpeed, ModelSize, estimate
+from tests.runs import small_run
+
+SIZE = ModelSize(parameters=1_000_000, layers=4, hidden=64, intermediate=256)
+SPEED = MachineSpeed(flops=1e9, bytes_per_s=1e9)
+
+
+def config(**changes: Any) -> RunConfig:
+    return small_run(Path("run"), Path("model"), Path("prompts.jsonl"), **changes)
+
+
+def test_master_weights_gradients_and_moments_take_sixteen_bytes_a_parameter() -> None:
+    memory = estimate(config(), SIZE, 10, SPEED).memory
+    training = memory["master weights"] + memory["gradients"] + memory["AdamW moments"]
+    assert training == 16 * SIZE.parameters
+    assert memory["engine weights"] == 4 * SIZE.parameters
+    assert memory["KV cache"] == pytest.approx(0.01 * 2**30)
+
+
+def test_a_kl_penalty_adds_the_reference_weights() -> None:
+    with_kl = estimate(config(algorithm__kl={"coefficient": 0.1}), SIZE, 10, SPEED)
+    without = estimate(config(), SIZE, 10, SPEED)
+    assert with_kl.total_memory - without.total_memory == 4 * SIZE.parameters
+
+
+def test_gradient_checkpointing_keeps_fewer_activations() -> None:
+    kept = estimate(config(), SIZE, 10, SPEED).memory["activations of a micro-batch"]
+    recomputed = estimate(config(trainer__gradient_checkpointing=True), SIZE, 10, SPEED)
+    assert recomputed.memory["activations of a micro-batch"] < kept / 2
+
+
+def test_time_grows_with_response_length_and_shrinks_with_speed() -> None:
+    short = estimate(config(sampling__max_new_tokens=10), SIZE, 10, SPEED)
+    long = estimate(config(sampling__max_new_tokens=20), SIZE, 10, SPEED)
+    fast = estimate(config(sampling__max_new_tokens=10), SIZE, 10, MachineSpeed(flops=2e9, bytes_per_s=2e9))
+    assert short.step_s < long.step_s < 2.1 * short.step_s
+    assert fast.step_s == pytest.approx(short.step_s / 2)
+
+
+def test_a_shared_prompt_is_trained_on_once_a_group() -> None:
+    small = estimate(config(), SIZE, 0, SPEED)
+    large = estimate(config(), SIZE, 100, SPEED)
+    groups = 2
+    assert large.actor_s - small.actor_s == pytest.approx(6 * SIZE.parameters * groups * 100 / SPEED.flops)

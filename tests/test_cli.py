@@ -1,0 +1,79 @@
+"""What a person types, sees and gets as an exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tailrace.config.load import parse_config
+from tailrace.config.run import RunConfig
+from tailrace.run import train
+from tests.conftest import TinyModel
+from tests.runs import small_run, write_prompts
+
+
+def tailrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tailrace", *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path, tiny_model: TinyModel) -> RunConfig:
+    return small_run(tmp_path / "run", tiny_model("llama"), write_prompts(tmp_path / "p.jsonl"), trainer__steps=1)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, config: RunConfig) -> Path:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return path
+
+
+@pytest.mark.parametrize("command", [[], ["train"], ["report"]])
+def test_help_names_the_commands_and_options(command: list[str]) -> None:
+    done = tailrace(*command, "--help")
+    assert done.returncode == 0
+    assert "Usage" in done.stdout
+
+
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(recipe: Path) -> None:
+    done = tailrace("train", str(recipe), "trainer.lrr=1")
+    assert done.returncode == 2
+    assert done.stderr == f"tailrace: {recipe}: unknown key trainer.lrr; did you mean trainer.lr?\n"
+    assert done.stdout == ""
+
+
+def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothing(
+    recipe: Path, config: RunConfig
+) -> None:
+    done = tailrace("train", str(recipe), "trainer.lr=0.5", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    printed = parse_config(yaml.safe_load(done.stdout), source="dry run")
+    assert printed == config.model_copy(update={"trainer": config.trainer.model_copy(update={"lr": 0.5})})
+    comments = [line for line in done.stdout.splitlines() if line.startswith("#")]
+    assert [word for word in ("memory:", "disk:", "time:") if not any(word in line for line in comments)] == []
+    assert not Path(config.output_dir).exists()
+
+
+def test_a_dry_run_finds_what_is_wrong_with_the_input(recipe: Path) -> None:
+    done = tailrace("train", str(recipe), "prompts.held_out=1000", "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+
+
+def test_report_names_the_pages_it_wrote(config: RunConfig) -> None:
+    train(config, resume=False)
+    run = Path(config.output_dir)
+    (run / "report.html").unlink()
+    done = tailrace("report", str(run))
+    assert done.stdout.split() == [str(run / "report.html"), str(run / "trace.json")]
+    assert (run / "report.html").stat().st_size > 1_000_000
+
+
+def test_report_of_a_directory_without_a_run_is_one_line(tmp_path: Path) -> None:
+    done = tailrace("report", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
