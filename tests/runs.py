@@ -47,6 +47,5 @@ def steps_of(output_dir: Path) -> list[Event]:
 
 def learned(event: Event) -> dict[str, float]:
     """The figures of a step that do not depend on the clock."""
-    return {
-        name: value for name, value in event.metrics.items() if not name.startswith("time/") and "_per_s" not in name
-    }
+    timed = [name for name in event.metrics if name.startswith("time/") or name.endswith("_per_s")]
+    return {name: value for name, value in event.metrics.items() if name not in timed}

@@ -138,9 +138,7 @@ def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "tailrace", "train", str(recipe), *options]
 
 
-def test_an_interrupted_run_saves_and_goes_on_from_there(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path
-) -> None:
+def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
     run = tmp_path / "run"
     config = small_run(run, tiny_model("llama"), prompts, trainer__steps=6, checkpoint={"every": 100})
     start = command(config, tmp_path / "recipe.yaml")

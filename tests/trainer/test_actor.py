@@ -15,9 +15,9 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.transfer import QueueConfig
 from tailrace.events import EventLog
-from tailrace.trainer.actor import Actor
+from tailrace.trainer.actor import Actor, train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
-from tailrace.transfer.queue.base import NewRow
+from tailrace.transfer.queue.base import NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
@@ -193,3 +193,10 @@ async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
         await update
     assert bench.trainer.applied == [list(range(SAMPLES))]
     assert (bench.queue.stats().rows, bench.commits) == (0, 1)
+
+
+@pytest.mark.parametrize(("reward", "mask"), [(float("nan"), [0, 0]), (0.0, [1, 1])])
+def test_a_sample_whose_grading_failed_is_masked(reward: float, mask: list[int]) -> None:
+    cells = {"prompt_ids": np.array([1]), "response_ids": np.array([1, 2]), "reward": reward}
+    sample = train_sample(Row(id=RowId(0, 0), group_id=0, order=0, cells=cells))
+    assert sample.response_mask.tolist() == mask
