@@ -83,8 +83,7 @@ async def _run(
 ) -> int:
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)
-        directory.create(config)
-        stack.enter_context(directory.locked())
+        stack.enter_context(directory.opened(config))
         times = TaskTimes()
         log = _open_log(config, directory, start, times, stack)
         pipeline, feeder, checkpointer = build_pipeline(config, inputs, parts, store, log, times)
@@ -186,5 +185,5 @@ def _finish(directory: RunDirectory) -> int:
 
 
 def _say_interrupted(directory: RunDirectory) -> int:
-    print(f"Interrupted; saved in {directory.checkpoints}. Go on with --resume and output_dir={directory.path}.")
+    print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
     return INTERRUPTED

@@ -51,26 +51,24 @@ class RunDirectory:
             if was != now:
                 raise ConfigError(f"{key} cannot change when a run is resumed: it was {was!r} and is {now!r}")
 
-    def create(self, config: RunConfig) -> None:
-        """Make the directory and write the configuration, the newest one where a run is resumed."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-        except OSError as error:
-            raise UserError(f"output_dir {self.path} cannot be written: {error.strerror}") from None
-
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the directory for this process.
+    def opened(self, config: RunConfig) -> Iterator[None]:
+        """Make the directory, hold it for this process, and write the configuration: the newest one of a resumed run.
 
         Raises:
-            UserError: another process trains in it.
+            UserError: it cannot be written, or another process trains in it.
         """
-        with (self.path / ".lock").open("w") as file:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".lock").open("w")
+        except OSError as error:
+            raise UserError(f"output_dir {self.path} cannot be written: {error.strerror}") from None
+        with lock:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
+            self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
             yield
 
 

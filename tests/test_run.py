@@ -18,6 +18,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import NonFiniteError, UserError
 from tailrace.events import read_events
 from tailrace.run import train
+from tailrace.run_directory import RunDirectory
 from tests.conftest import TinyModel
 from tests.runs import learned, small_run, steps_of, write_prompts
 
@@ -153,7 +154,7 @@ def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_mo
     assert not (run / "model").exists()
     done = subprocess.run([*start, "--resume"], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    trained = [event.step for event in steps_of(run)]
+    trained = [event.step for event in steps_of(run) if event.step is not None]
     assert trained == sorted(set(trained)) == list(range(6))
 
 
@@ -203,3 +204,18 @@ def test_a_corrupt_checkpoint_offers_the_one_before(tmp_path: Path, tiny_model: 
     with pytest.raises(UserError, match="step_000002"):
         train(config, resume=True)
     assert train(config, resume=True, checkpoint=newest.with_name("step_000002")) == 0
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=1)
+    with (
+        RunDirectory(tmp_path / "run").opened(config),
+        pytest.raises(UserError, match="another process is training in"),
+    ):
+        train(config, resume=False)
+
+
+def test_an_unwritable_output_dir_is_a_users_error(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        train(small_run(tmp_path / "file" / "run", tiny_model("llama"), prompts), resume=False)

@@ -21,7 +21,7 @@ from tailrace.transfer.queue.base import NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
-from tailrace.types import FloatArray, TaskSpec
+from tailrace.types import FloatArray, TaskSpec, Value
 
 ACTOR = TaskSpec(name="actor", reads=("prompt_ids", "response_ids", "response_mask", "advantages"))
 SAMPLES = 8
@@ -197,6 +197,6 @@ async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
 
 @pytest.mark.parametrize(("reward", "mask"), [(float("nan"), [0, 0]), (0.0, [1, 1])])
 def test_a_sample_whose_grading_failed_is_masked(reward: float, mask: list[int]) -> None:
-    cells = {"prompt_ids": np.array([1]), "response_ids": np.array([1, 2]), "reward": reward}
+    cells: dict[str, Value] = {"prompt_ids": np.array([1]), "response_ids": np.array([1, 2]), "reward": reward}
     sample = train_sample(Row(id=RowId(0, 0), group_id=0, order=0, cells=cells))
     assert sample.response_mask.tolist() == mask
