@@ -62,7 +62,7 @@ class Contestant:
             pass
         finally:
             alarm.cancel()
-        raise RuntimeError(f"{self._process.args} ended before its step was done; see {self._log.name}")
+        raise RuntimeError(f"{self._process.args!r} ended before its step was done; see {self._log.name}")
 
     def stop(self) -> None:
         """End it."""

@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 import gate
-import reasoning_gym
-from datasets import Dataset
+import reasoning_gym  # type: ignore[import-untyped]
+from datasets import Dataset  # type: ignore[import-untyped]
 from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
