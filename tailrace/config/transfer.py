@@ -13,6 +13,6 @@ class QueueConfig(Config):
     max_bytes: PositiveInt = 4 * 2**30
     """Bytes of cells stored at the most; producers wait beyond that."""
     lease_s: PositiveFloat = 600.0
-    """Seconds in which a claim must be acked before its rows go back."""
+    """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
     timeout_s: PositiveFloat = 3600.0
     """Seconds that a put or a claim waits at the most."""

@@ -122,7 +122,7 @@ class TransferQueue(ABC):
 
     @abstractmethod
     async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
-        """Give rows back (all that are still leased by default): they are ready again at once.
+        """Give rows back: they are ready again at once. By default all that are still leased, be it none.
 
         Raises:
             LeaseError, StaleRowError: as for `ack`.
@@ -133,7 +133,7 @@ class TransferQueue(ABC):
         """Start the lease's time anew.
 
         Raises:
-            LeaseError: it has expired.
+            LeaseError: it has expired, or all of its rows were acked or nacked.
         """
 
     @abstractmethod

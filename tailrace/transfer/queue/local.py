@@ -141,7 +141,7 @@ class LocalQueue(TransferQueue):
         self._call_consumers()
 
     async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
-        """See `TransferQueue.nack`. Without `rows`, a claim that holds none any more is no error."""
+        """See `TransferQueue.nack`."""
         self._expire()
         self._control.nack(claim.lease_id, rows)
         self._call_consumers()

@@ -1,0 +1,80 @@
+import asyncio
+
+import pytest
+
+from tailrace.errors import LeaseError
+from tailrace.transfer.queue.base import Claim, TransferQueue
+from tailrace.transfer.queue.lease import held
+from tailrace.transfer.queue.policies import FirstIn
+from tests.transfer.tables import group, one_task, outputs, queue_of
+from tests.transfer.virtual_time import settle, virtual_time
+
+LEASE_S = 6.0
+
+
+async def ack_then_claim_again(queue: TransferQueue, claim: Claim) -> None:
+    async with held(queue, claim, lease_s=LEASE_S):
+        await asyncio.sleep(0)
+        await queue.ack(claim, outputs(claim))
+    await queue.claim(claim.task)
+
+
+@virtual_time
+async def test_work_longer_than_the_lease_keeps_its_rows() -> None:
+    queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
+    await queue.put(group(0, 2))
+    async with held(queue, await queue.claim("only"), lease_s=LEASE_S) as claim:
+        await asyncio.sleep(10 * LEASE_S)
+        await queue.ack(claim, outputs(claim))
+    assert queue.stats().tasks["only"].consumed == 2
+    assert queue.stats().tasks["only"].expired == 0
+
+
+@virtual_time
+async def test_work_may_go_on_after_its_last_row_was_acked() -> None:
+    queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
+    await queue.put(group(0, 2))
+    async with held(queue, await queue.claim("only"), lease_s=LEASE_S) as claim:
+        await queue.ack(claim, outputs(claim))
+        await asyncio.sleep(10 * LEASE_S)
+
+
+@virtual_time
+async def test_rows_that_were_not_acked_go_back_at_once_however_the_work_ends() -> None:
+    queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
+    await queue.put(group(0, 2))
+    with pytest.raises(ZeroDivisionError):
+        async with held(queue, await queue.claim("only"), lease_s=LEASE_S):
+            raise ZeroDivisionError
+    assert queue.stats().tasks["only"].ready == 2
+    async with held(queue, await queue.claim("only"), lease_s=LEASE_S):
+        pass
+    assert queue.stats().tasks["only"].ready == 2
+
+
+@virtual_time
+async def test_a_lease_lost_meanwhile_is_the_error_of_the_ack() -> None:
+    queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
+    await queue.put(group(0, 2))
+    claim = await queue.claim("only")
+    async with held(queue, claim, lease_s=10 * LEASE_S):  # renews too late
+        await asyncio.sleep(5 * LEASE_S)
+        with pytest.raises(LeaseError, match="not under lease"):
+            await queue.ack(claim, outputs(claim))
+        await asyncio.sleep(5 * LEASE_S)
+    assert queue.stats().tasks["only"].ready == 2
+
+
+@virtual_time
+async def test_a_cancellation_at_the_very_end_of_the_work_is_not_swallowed() -> None:
+    """Whatever the moment: a worker that lost it would claim again, and its task group wait for ever."""
+    for turns in range(12):
+        queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
+        await queue.put(group(0, 2))
+        claim = await queue.claim("only")
+        worker = asyncio.create_task(ack_then_claim_again(queue, claim))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        worker.cancel()
+        await settle()
+        assert worker.cancelled(), turns
