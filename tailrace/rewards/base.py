@@ -23,7 +23,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
 
     reward: float | None
     error: str | None = None
-    """One line: `timeout: …`, `died (how) …`, or `ErrorName: message` of the grader."""
+    """One line, its kind first: `timeout: …`, `died: …`, or `ErrorName: message` of the grader."""
 
 
 class Grader(ABC):

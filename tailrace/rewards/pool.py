@@ -9,8 +9,6 @@ start limit and the time limit per attempt, so every grading ends. A worker serv
 """
 
 import asyncio
-from collections import Counter
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -18,22 +16,6 @@ from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import RewardError, UserError
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.process import WorkerDied, WorkerProcess
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStats:
-    """Gradings since the start, by their outcome; retries are not counted."""
-
-    graded: int = 0
-    timeouts: int = 0
-    died: int = 0
-    errors: int = 0
-    """The grader raised, or returned no finite number."""
-
-    @property
-    def failed(self) -> int:
-        """Gradings that gave no reward."""
-        return self.timeouts + self.died + self.errors
 
 
 class _Slot:
@@ -51,13 +33,7 @@ class GraderPool:
         self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self._slots:
             self._idle.put_nowait(slot)
-        self._counts: Counter[str] = Counter()
         self._closed = False
-
-    @property
-    def stats(self) -> PoolStats:
-        """Counts so far."""
-        return PoolStats(**self._counts)
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -88,16 +64,14 @@ class GraderPool:
         self._check_open()
         slot = await self._idle.get()
         try:
+            self._check_open()  # it may have been closed while this waited
             for _ in range(1 + self._config.retries):
-                self._check_open()
-                outcome, grade = await self._attempt(slot, request)
-                if outcome == "graded":
+                grade = await self._attempt(slot, request)
+                if grade.error is None:
                     break
-            if outcome == "died":
-                self._check_open()  # by the hand of close
+                self._check_open()  # it may have died by the hand of close
         finally:
             self._idle.put_nowait(slot)
-        self._counts[outcome] += 1
         return grade
 
     async def close(self) -> None:
@@ -111,18 +85,17 @@ class GraderPool:
         for slot in self._slots:  # let the gradings that still wait for one see that the pool is closed
             self._idle.put_nowait(slot)
 
-    async def _attempt(self, slot: _Slot, request: GradingRequest) -> tuple[str, Grade]:
+    async def _attempt(self, slot: _Slot, request: GradingRequest) -> Grade:
         limit_s = self._config.timeout_s
         try:
             worker = await self._worker_of(slot)
-            grade = await worker.grade(request, limit_s)
+            return await worker.grade(request, limit_s)
         except TimeoutError:
-            return "timeouts", Grade(reward=None, error=f"timeout: grading took longer than {limit_s:g} s")
+            return Grade(reward=None, error=f"timeout: grading took longer than {limit_s:g} s")
         except WorkerDied as error:
-            return "died", Grade(reward=None, error=str(error))
+            return Grade(reward=None, error=str(error))
         except UserError as error:
-            return "died", Grade(reward=None, error=f"died and cannot start again: {error}")
-        return ("graded" if grade.error is None else "errors"), grade
+            return Grade(reward=None, error=f"died: it cannot start again: {error}")
 
     async def _worker_of(self, slot: _Slot) -> WorkerProcess:
         if slot.worker is None or not slot.worker.alive:
@@ -140,4 +113,4 @@ class GraderPool:
 def _cause(error: BaseException) -> BaseException:
     """The user's error behind a failed start, out of the task group's wrapping."""
     cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-    return UserError(f"rewards.grader: its process {cause} at the start") if isinstance(cause, WorkerDied) else cause
+    return UserError(f"rewards.grader: at the start its process {cause}") if isinstance(cause, WorkerDied) else cause

@@ -27,7 +27,7 @@ _TAIL_BYTES = 2000
 
 
 class WorkerDied(RewardError):
-    """The process ended, or broke the protocol, in the middle of a conversation."""
+    """The process ended, or broke the protocol, in the middle of a conversation: `died: how`."""
 
 
 class WorkerProcess:
@@ -47,7 +47,8 @@ class WorkerProcess:
         Raises:
             WorkerDied: the machine has no room for another process.
         """
-        command = (sys.executable, "-m", "tailrace.rewards.worker")
+        # -P: a file of the working directory named like a module of Python must not take its place.
+        command = (sys.executable, "-P", "-m", "tailrace.rewards.worker")
         try:
             return cls(
                 await asyncio.create_subprocess_exec(
@@ -55,7 +56,7 @@ class WorkerProcess:
                 )
             )
         except OSError as error:
-            raise WorkerDied(f"died (no process could be started: {error.strerror})") from None
+            raise WorkerDied(f"died: no process could be started: {error.strerror}") from None
 
     @property
     def alive(self) -> bool:
@@ -72,7 +73,7 @@ class WorkerProcess:
         try:
             ready = await self._ask(config.model_dump_json().encode(), Ready, START_LIMIT_S)
         except TimeoutError:
-            raise WorkerDied(f"died (killed: its grader was not made within {START_LIMIT_S:g} s)") from None
+            raise WorkerDied(f"died: its grader was not made within {START_LIMIT_S:g} s") from None
         if ready.error is not None:
             await self.kill()
             raise UserError(ready.error)
@@ -145,4 +146,4 @@ class WorkerProcess:
         else:
             how = signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
         last = " ".join(self._tail.decode(errors="replace").split())
-        return f"died ({how}); its last output: {last}" if last else f"died ({how})"
+        return f"died: {how}; its last output: {last}" if last else f"died: {how}"

@@ -17,8 +17,7 @@ import select
 import signal
 import sys
 import threading
-from numbers import Real
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, SupportsFloat, TypeVar
 
 import msgspec
 from pydantic import TypeAdapter
@@ -104,11 +103,12 @@ def _grade(grader: Grader, request: GradingRequest) -> Grade:
 
 
 def _finite(reward: Any) -> float:
-    if not isinstance(reward, Real):
+    if not isinstance(reward, SupportsFloat):  # numpy's truth values and scalar tensors do
         raise TypeError(f"the grader must return a number, not {type(reward).__name__}")
-    if not math.isfinite(reward):
-        raise ValueError(f"the grader returned {reward}; a reward must be finite")
-    return float(reward)
+    number = float(reward)
+    if not math.isfinite(number):
+        raise ValueError(f"the grader returned {number}; a reward must be finite")
+    return number
 
 
 def _describe(error: Exception) -> str:

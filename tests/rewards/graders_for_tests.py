@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 NOT_CALLABLE = 3
 
 
@@ -57,6 +59,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "nan": lambda: float("nan"),
     "text": lambda: "1.0",
     "true": lambda: True,
+    "numpy's true": lambda: np.True_,
 }
 
 

@@ -17,7 +17,7 @@ import pytest
 from tailrace.config.rewards import FunctionReward, RegexReward, RewardsConfig
 from tailrace.errors import RewardError, UserError
 from tailrace.rewards.base import Grade, GradingRequest
-from tailrace.rewards.pool import GraderPool, PoolStats
+from tailrace.rewards.pool import GraderPool
 from tailrace.rewards.wire import frame
 
 GRADERS = "tests.rewards.graders_for_tests"
@@ -79,14 +79,14 @@ async def test_death_of_a_worker_is_a_grade_that_says_how(what: str, how: str) -
         grade = await graders.grade(request(what))
         assert grade.reward is None
         assert grade.error is not None
-        assert grade.error.startswith(f"died ({how})")
+        assert grade.error.startswith(f"died: {how}")
         assert (await graders.grade(request("fine"))).reward == 0.5
 
 
 async def test_death_quotes_the_last_output() -> None:
     async with pool() as graders:
         assert (await graders.grade(request("last words"))).error == (
-            "died (exit code 5); its last output: the disk is full"
+            "died: exit code 5; its last output: the disk is full"
         )
 
 
@@ -103,7 +103,7 @@ async def test_programs_of_a_worker_that_died_go_with_it(tmp_path: Path) -> None
     started = tmp_path / "pids"
     async with pool("announce") as graders:
         grade = await graders.grade(request(str(started), prompt="exit"))
-        assert grade.error == "died (exit code 3)"
+        assert grade.error == "died: exit code 3"
         await until(lambda: all_ended(started))
 
 
@@ -142,9 +142,10 @@ async def test_error_text_is_one_line_of_bounded_length() -> None:
         assert len(error) < 600
 
 
-async def test_truth_values_are_rewards() -> None:
+@pytest.mark.parametrize("what", ["true", "numpy's true"])
+async def test_truth_values_are_rewards(what: str) -> None:
     async with pool() as graders:
-        assert await graders.grade(request("true")) == Grade(reward=1.0)
+        assert await graders.grade(request(what)) == Grade(reward=1.0)
 
 
 async def test_large_responses_pass() -> None:
@@ -157,14 +158,6 @@ async def test_large_responses_pass() -> None:
 async def test_retry_gives_a_second_chance(tmp_path: Path) -> None:
     async with pool("once", retries=1) as graders:
         assert await graders.grade(request(str(tmp_path / "seen"))) == Grade(reward=1.0)
-        assert graders.stats == PoolStats(graded=1)
-
-
-async def test_counters_tell_failures_apart() -> None:
-    async with pool(workers=2, timeout_s=0.5) as graders:
-        await asyncio.gather(*(graders.grade(request(what)) for what in ("fine", "fine", "loop", "exit", "divide")))
-        assert graders.stats == PoolStats(graded=2, timeouts=1, died=1, errors=1)
-        assert graders.stats.failed == 3
 
 
 async def test_replies_go_to_their_own_requests() -> None:
@@ -281,7 +274,7 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
         (f"{GRADERS}.asynchronous", "is an async function"),
         (f"{GRADERS}.weighted", r"cannot be called with \(response, answer, prompt, metadata\).*'weight'"),
         ("tests.rewards.broken_module.score", "cannot be made: NameError: name 'undefined' is not defined"),
-        ("tests.rewards.deadly_module.score", r"its process died \(exit code 9\).* at the start"),
+        ("tests.rewards.deadly_module.score", "at the start its process died: exit code 9"),
     ],
 )
 async def test_grader_that_cannot_be_made_is_one_line_at_the_start(path: str, message: str) -> None:
@@ -300,10 +293,19 @@ async def test_machine_without_room_for_a_process_is_a_grade_too(monkeypatch: py
         await graders.grade(request("exit"))
         monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
         assert (await graders.grade(request("fine"))).error == (
-            "died (no process could be started: Resource temporarily unavailable)"
+            "died: no process could be started: Resource temporarily unavailable"
         )
         monkeypatch.undo()
         assert await graders.grade(request("fine")) == Grade(reward=0.5)
+
+
+async def test_file_named_like_a_module_of_python_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ctypes.py").write_text("raise SystemExit(7)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    async with GraderPool(RewardsConfig(grader=RegexReward(pattern=r"\d+"), workers=1)) as graders:
+        seven = GradingRequest(prompt="", response="7", answer="7", metadata={})
+        assert await graders.grade(seven) == Grade(reward=1.0)
 
 
 async def test_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
