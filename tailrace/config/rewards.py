@@ -3,9 +3,21 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tailrace.config.base import Config
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression ({error})") from None
+    return pattern
+
+
+Pattern = Annotated[str, AfterValidator(_compiles)]
+"""A Python regular expression."""
 
 
 class ExactReward(Config):
@@ -20,19 +32,10 @@ class RegexReward(Config):
     """1 where the chosen match of a pattern in the response equals the answer; group 1 counts where there is one."""
 
     type: Literal["regex"] = "regex"
-    pattern: str
+    pattern: Pattern
     """A Python regular expression, such as -?\\d+"""
     match: Literal["first", "last"] = "last"
     """Which match is the response's answer."""
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"is not a regular expression ({error})") from None
-        return pattern
 
 
 class MathReward(Config):
@@ -45,7 +48,7 @@ class ReasoningGymReward(Config):
     """The scorer of the reasoning-gym task that made the prompt, on the part of the response that `pattern` finds."""
 
     type: Literal["reasoning_gym"] = "reasoning_gym"
-    pattern: str | None = None
+    pattern: Pattern | None = None
     """Its last match (group 1 where there is one) is scored; null scores the whole response."""
 
 

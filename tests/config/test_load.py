@@ -75,6 +75,12 @@ def test_a_mistake_is_one_line_that_names_it(override: str, expected: str) -> No
     assert expected in message(override)
 
 
+def test_every_grader_checks_its_pattern_before_anything_starts() -> None:
+    assert "rewards.grader.pattern is not a regular expression" in message(
+        "rewards.grader.type=reasoning_gym", "rewards.grader.pattern='('"
+    )
+
+
 def test_several_mistakes_name_the_first_and_count_the_rest() -> None:
     assert message("trainer.lrr=3", "seeed=1").endswith("(and 1 more)")
 
