@@ -2,7 +2,8 @@
 
 A checkpoint is a directory `step_000012`. It is written beside its final place under a temporary name, described by
 `manifest.json`, forced to disk and then renamed, which is one step for the file system. Whatever interrupts a save
-leaves the checkpoint before it untouched, and a hidden directory that the next save removes.
+leaves the checkpoint before it untouched, and a hidden directory that the next save removes. A checkpoint whose step is
+saved again steps aside under a hidden name first, where it counts until the new one is there.
 """
 
 import contextlib
@@ -15,14 +16,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
+from safetensors import SafetensorError
 
 from tailrace.errors import CheckpointError
 
 MANIFEST = "manifest.json"
 READ_BYTES = 2**22
-_NAME = re.compile(r"step_(\d{6,})")
 _TEMPORARY = ".partial-"
 _REPLACED = ".replaced-"
+_NAME = re.compile(rf"(?:{re.escape(_REPLACED)})?step_(\d{{6,}})")
+_ERROR_NUMBER = re.compile(r"os error (\d+)")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -44,7 +47,8 @@ class CheckpointStore:
         if not self.directory.is_dir():
             return []
         found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-        return sorted(found, key=_step)
+        by_step = {_step(path): path for path in sorted(found)}  # ".replaced-…" first: it gives way to its successor
+        return [by_step[step] for step in sorted(by_step)]
 
     def latest(self) -> Path | None:
         """The newest complete checkpoint."""
@@ -66,7 +70,7 @@ class CheckpointStore:
         kept = [old for old in self.list() if _step(old) <= step][-self.keep :]
         for old in self.list():
             if old not in kept:
-                shutil.rmtree(old)
+                _remove(old)
         return path
 
     def verify(self, path: Path) -> None:
@@ -74,7 +78,7 @@ class CheckpointStore:
 
         Raises:
             CheckpointError: it is not a checkpoint, or a file is missing, short or altered. The message names the
-                newest checkpoint before it that is intact.
+                newest other checkpoint that is intact.
         """
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a directory; {self._otherwise()}")
@@ -106,11 +110,10 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
     Raises:
         CheckpointError: the operating system refused to write, a full disk for one.
     """
+    partial = path.with_name(_TEMPORARY + path.name)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in path.parent.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(leftover)
-        partial = path.parent / f"{_TEMPORARY}{path.name}"
+        _remove_leftovers(path.parent)
         partial.mkdir()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error}; {otherwise}") from error
@@ -118,7 +121,7 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
         yield partial
         _force_to_disk(partial)
         _replace(partial, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         written = sum(file.stat().st_size for file in _files(partial))
         shutil.rmtree(partial)
         raise CheckpointError(f"{path} cannot be written: {_why(error, path, written)}; {otherwise}") from error
@@ -127,14 +130,39 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
         raise
 
 
-def _why(error: OSError, path: Path, written: int) -> str:
-    if error.errno not in _DISK_FULL:
+def _remove_leftovers(parent: Path) -> None:
+    """Remove what blocks that a crash ended have left: unfinished directories, and replaced ones with a successor."""
+    for unfinished in parent.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(unfinished)
+    for replaced in parent.glob(f"{_REPLACED}*"):
+        if replaced.with_name(replaced.name.removeprefix(_REPLACED)).exists():
+            shutil.rmtree(replaced)
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint; a crash in the middle leaves an unfinished directory, not a damaged checkpoint."""
+    hidden = path.with_name(_TEMPORARY + path.name)
+    path.rename(hidden)
+    shutil.rmtree(hidden)
+
+
+def _why(error: OSError | SafetensorError, path: Path, written: int) -> str:
+    number = _error_number(error)
+    if number not in _DISK_FULL:
         return str(error)
     free = shutil.disk_usage(path.parent).free
     return (
-        f"{os.strerror(error.errno or errno.ENOSPC)} after {_mib(written)} (now {_mib(free)} are free "
+        f"{os.strerror(number)} after {_mib(written)} (now {_mib(free)} are free "
         f"on the disk of {path.parent}); free some space"
     )
+
+
+def _error_number(error: OSError | SafetensorError) -> int:
+    """Its errno, or 0. safetensors reports what the system refuses as an error of its own, with the number in it."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    match = _ERROR_NUMBER.search(str(error))
+    return int(match[1]) if match else 0
 
 
 def _mib(count: int) -> str:
@@ -143,7 +171,7 @@ def _mib(count: int) -> str:
 
 def _replace(partial: Path, path: Path) -> None:
     """Put `partial` in the place of `path`. A crash between the two renames leaves the old one as `.replaced-…`."""
-    replaced = path.parent / f"{_REPLACED}{path.name}"
+    replaced = path.with_name(_REPLACED + path.name)
     if path.exists():
         path.rename(replaced)
     partial.rename(path)
@@ -199,7 +227,7 @@ def _problem(directory: Path) -> str | None:
         entries = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=dict[str, _Entry])
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         return f"{MANIFEST} is not readable ({error})"
     return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
 
@@ -210,6 +238,8 @@ def _file_problem(path: Path, entry: _Entry) -> str | None:
     size = path.stat().st_size
     if size != entry.size:
         return f"{path.name} has {size} bytes, expected {entry.size}"
-    if _checksum(path) != entry.crc32:
-        return f"{path.name} has been altered: its checksum differs from that in {MANIFEST}"
-    return None
+    try:
+        altered = _checksum(path) != entry.crc32
+    except OSError as error:
+        return f"{path.name} is not readable ({error})"
+    return f"{path.name} has been altered: its checksum differs from that in {MANIFEST}" if altered else None

@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -69,6 +70,39 @@ def test_an_interrupted_save_leaves_nothing_and_prunes_nothing(
     assert names(store) == ["step_000001", "step_000002"]
 
 
+CRASH_WHILE_REPLACING = """
+import os, shutil, sys
+from pathlib import Path
+from tailrace.trainer.checkpoint import CheckpointStore
+store = CheckpointStore(Path(sys.argv[1]), keep=2)
+store.save(4, lambda directory: (directory / "data").write_bytes(b"old"))
+left = iter(range(int(sys.argv[2])))
+def crashing(function):
+    def call(*args):
+        if next(left, None) is None:
+            os._exit(7)
+        return function(*args)
+    return call
+Path.rename, shutil.rmtree = crashing(Path.rename), crashing(shutil.rmtree)
+store.save(4, lambda directory: (directory / "data").write_bytes(b"new"))
+"""
+
+
+@pytest.mark.parametrize(("finished", "survivor"), [(0, b"old"), (1, b"old"), (2, b"new")])
+def test_a_crash_while_a_checkpoint_is_replaced_loses_neither_it_nor_the_next_save(
+    store: CheckpointStore, finished: int, survivor: bytes
+) -> None:
+    """Three operations replace it: the old one aside, the new one in its place, the old one away."""
+    command = [sys.executable, "-c", CRASH_WHILE_REPLACING, store.directory, str(finished)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == 7
+    latest = store.latest()
+    assert latest is not None
+    store.verify(latest)
+    assert (latest / "data").read_bytes() == survivor
+    store.verify(store.save(4, write))
+    assert names(store) == ["step_000004"]
+
+
 def test_leftovers_of_a_crash_are_no_checkpoint_and_go_with_the_next_save(tmp_path: Path) -> None:
     script = """
 import os, sys
@@ -103,7 +137,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGES)
-def test_damage_names_the_file_and_the_newest_intact_checkpoint_before_it(
+def test_damage_names_the_file_and_the_newest_intact_checkpoint(
     tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     store = CheckpointStore(tmp_path, keep=3)
@@ -140,6 +174,8 @@ def test_a_path_that_is_no_directory_names_the_newest_checkpoint(store: Checkpoi
 FULL_DISK = """
 import resource, signal, sys
 from pathlib import Path
+import numpy as np
+from safetensors.numpy import save_file
 from tailrace.errors import CheckpointError
 from tailrace.trainer.checkpoint import CheckpointStore
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -147,17 +183,22 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
 store = CheckpointStore(Path(sys.argv[1]), keep=1)
 store.save(1, lambda directory: (directory / "small").write_bytes(b"x"))
 try:
-    store.save(2, lambda directory: (directory / "large").write_bytes(bytes(2**21)))
+    store.save(2, lambda directory: {write})
 except CheckpointError as error:
     print(error)
 """
 
 
-def test_a_write_that_the_system_refuses_keeps_the_old_checkpoint_and_says_so(tmp_path: Path) -> None:
-    result = subprocess.run([sys.executable, "-c", FULL_DISK, tmp_path], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize(
+    "write",
+    ['(directory / "large").write_bytes(bytes(2**21))', 'save_file({"a": np.zeros(2**18)}, directory / "large")'],
+)
+def test_a_write_that_the_system_refuses_keeps_the_old_checkpoint_and_says_so(tmp_path: Path, write: str) -> None:
+    script = FULL_DISK.replace("{write}", write)
+    result = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=60)
     assert result.stderr == ""
     message = result.stdout.strip()
-    assert "step_000002 cannot be written: File too large after 1.0 MiB" in message
+    assert re.search(r"step_000002 cannot be written: File too large after \d\.\d MiB", message)
     assert message.endswith(f"the newest checkpoint is {tmp_path / 'step_000001'}")
     assert "\n" not in message
     assert [path.name for path in tmp_path.iterdir()] == ["step_000001"]
