@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from tailrace.errors import ModelError
 from tailrace.models.info import FAMILIES
 
@@ -40,23 +42,33 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     written, or whose writer died, has another name. Of several processes, one converts and the others wait for it.
 
     Raises:
-        ModelError: the file or the libraries to read it are missing, or its model is not supported.
+        ModelError: the file or the libraries to read it are missing, its model is not supported, or the cache cannot be
+            written.
     """
     if not gguf.is_file():
         raise ModelError(f"model.path {gguf} does not exist")
     target = cache / f"{gguf.stem}-{_digest(gguf)}"
     if target.is_dir():
         return target
-    cache.mkdir(parents=True, exist_ok=True)
-    with _lock(cache / f".{target.name}.lock"):
-        if not target.is_dir():
-            _write(gguf, target)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with _lock(cache / f".{target.name}.lock"):
+            if not target.is_dir():
+                _write(gguf, target)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"{gguf.name} is converted into {cache}, which cannot be written: {' '.join(str(error).split())}; "
+            f"make room, or set TAILRACE_CACHE to another directory"
+        ) from None
     return target
 
 
 def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    try:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+    except OSError as error:
+        raise ModelError(f"cannot read model.path {file}: {error.strerror}") from None
 
 
 @contextlib.contextmanager

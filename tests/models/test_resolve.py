@@ -15,6 +15,7 @@ from typing import IO
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import tailrace.models.gguf as gguf_module
@@ -173,6 +174,27 @@ def test_broken_gguf_is_one_line_and_leaves_nothing(content: bytes, tmp_path: Pa
     assert "cannot be read as GGUF" in refusal(tmp_path / "broken.gguf")
     assert names(cache) == []
     assert not any(path.name.endswith(".partial") for path in cache.iterdir())
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SafetensorError("I/O error: no space")])
+def test_full_disk_is_one_line_and_leaves_nothing(
+    error: Exception, tiny_gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_up(gguf: Path, directory: Path) -> None:
+        (directory / "model.safetensors").write_bytes(b"half of it")
+        raise error
+
+    monkeypatch.setattr(gguf_module, "_convert", fill_up)
+    assert "cannot be written: " in (text := refusal(tiny_gguf))
+    assert text.endswith("set TAILRACE_CACHE to another directory")
+    assert names(cache) == []
+    assert not any(path.name.endswith(".partial") for path in cache.iterdir())
+
+
+def test_cache_that_is_a_file_is_one_line(tiny_gguf: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ModelError, match="cannot be written"):
+        convert_gguf(tiny_gguf, tmp_path / "file" / "models")
 
 
 def test_gguf_of_another_family_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:

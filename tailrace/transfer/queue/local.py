@@ -26,6 +26,8 @@ from tailrace.types import COLUMNS, ColumnKind, Value
 
 T = TypeVar("T")
 
+_RAISE_LIMIT = "if the work before it takes that long, raise queue.timeout_s"
+
 
 class _Line:
     """Callers that wait for their turn, first come, first served."""
@@ -109,7 +111,9 @@ class LocalQueue(TransferQueue):
         try:
             ids = await self._producers.wait(lambda: self._try_put(rows, cells), limit)
         except TimeoutError:
-            raise QueueTimeout(f"put of {len(rows)} rows waited {limit:g} s for room: {self._usage()}") from None
+            raise QueueTimeout(
+                f"put of {len(rows)} rows waited {limit:g} s for room: {self._usage()}; {_RAISE_LIMIT}"
+            ) from None
         self._call_consumers()
         return ids
 
@@ -124,7 +128,9 @@ class LocalQueue(TransferQueue):
         try:
             lease = await self._consumers[task].wait(lambda: self._try_claim(task, limit), seconds)
         except TimeoutError:
-            raise QueueTimeout(f"claim of task {task!r} waited {seconds:g} s: {self.stats().tasks[task]}") from None
+            raise QueueTimeout(
+                f"claim of task {task!r} waited {seconds:g} s: {self.stats().tasks[task]}; {_RAISE_LIMIT}"
+            ) from None
         return Claim(lease_id=lease.id, task=task, rows=self._read(lease))
 
     async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
