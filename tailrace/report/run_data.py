@@ -1,4 +1,4 @@
-"""A run, read once from its events, without the work that a resume has superseded."""
+"""A run, read once from its events, without the work that was lost when it was resumed."""
 
 import math
 import statistics
@@ -13,13 +13,10 @@ from tailrace.events import Event, read_events
 
 EVENTS_FILE = "events.jsonl"
 
-_AFTER_STEPS = frozenset({"evaluation", "checkpoint", "export"})
-"""Tasks whose step n means after n steps, where step n of the others is the one trained next."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """What a run did. Of a step that was repeated after a resume only the newest attempt is here."""
+    """What a run did, without what was lost when it was resumed."""
 
     name: str
     events: Sequence[Event]
@@ -95,17 +92,16 @@ def load_run(run_dir: Path) -> RunData:
 
 
 def drop_superseded(events: Iterable[Event]) -> list[Event]:
-    """Leave out what a resumed run did again.
+    """Leave out what was lost when a run was resumed.
 
-    Each `run` event begins an attempt. The attempt's first training step is where its checkpoint stood: whatever
-    earlier attempts did for that step or later ones was lost with them.
+    A `run` event begins an attempt. The run's clock goes on where the attempt's checkpoint was taken, so that whatever
+    earlier attempts ended after that time is not in it; only the writing of that checkpoint itself ends later.
     """
     kept: list[Event] = []
-    for attempt in _attempts(events):
-        first = _first_step(attempt)
-        if first is not None:
-            kept = [event for event in kept if not _is_lost(event, first)]
-        kept.extend(attempt)
+    for event in events:
+        if event.task == "run":
+            kept = [before for before in kept if before.end <= event.start or _wrote(before, event)]
+        kept.append(event)
     return kept
 
 
@@ -141,24 +137,9 @@ def median_seconds(events: Sequence[Event]) -> float:
     return statistics.median([event.end - event.start for event in events]) if events else 0.0
 
 
-def _attempts(events: Iterable[Event]) -> list[list[Event]]:
-    attempts: list[list[Event]] = [[]]
-    for event in events:
-        if event.task == "run":
-            attempts.append([])
-        attempts[-1].append(event)
-    return attempts
-
-
-def _first_step(attempt: Iterable[Event]) -> int | None:
-    steps = [event.step for event in attempt if event.step is not None and event.task not in _AFTER_STEPS]
-    return min(steps, default=None)
-
-
-def _is_lost(event: Event, first: int) -> bool:
-    if event.step is None:
-        return event.task == "update_weights" and event.version is not None and event.version > first
-    return event.step > first if event.task in _AFTER_STEPS else event.step >= first
+def _wrote(event: Event, attempt: Event) -> bool:
+    """Whether `event` is the writing of the checkpoint from which `attempt` goes on."""
+    return event.task == "checkpoint" and event.info.get("path") == attempt.info.get("resumed_from")
 
 
 def _newest_by_step(events: Iterable[Event]) -> list[Event]:

@@ -58,7 +58,8 @@ def timeline(run: RunData) -> dict[str, Any] | None:
 
 def make_windows(run: RunData) -> list[Window]:
     """What came before the first step, then every few steps with what followed them."""
-    blocks = _blocks(run)
+    steps = run.steps
+    blocks = [steps[first : first + STEPS_SHOWN] for first in range(0, len(steps), STEPS_SHOWN)]
     if not blocks:
         return [Window("the run so far", 0.0, run.seconds)]
     starts = [block[0].start for block in blocks]
@@ -71,19 +72,6 @@ def make_windows(run: RunData) -> list[Window]:
 def thin_out(windows: Sequence[Window], spans: int) -> list[Window]:
     """Every so many windows, so that about MAX_SPANS of `spans` remain."""
     return list(windows[:: math.ceil(spans / MAX_SPANS)])
-
-
-def _blocks(run: RunData) -> list[list[Event]]:
-    """The steps, a few at a time; a resume begins a new block, for the time of the lost work lies before it."""
-    resumes = [event.start for event in run.of("run")]
-    blocks: list[list[Event]] = []
-    for step in run.steps:
-        together = blocks and len(blocks[-1]) < STEPS_SHOWN
-        if together and not any(blocks[-1][-1].end <= at <= step.start for at in resumes):
-            blocks[-1].append(step)
-        else:
-            blocks.append([step])
-    return blocks
 
 
 def _last_ends(events: Iterable[Event], starts: Sequence[float]) -> list[float]:

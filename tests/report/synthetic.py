@@ -23,15 +23,18 @@ CONFIG: dict[str, Any] = {
 
 
 class SyntheticRun:
-    """Writes the events of one run, attempt after attempt, on one clock."""
+    """Writes the events of one run, attempt after attempt; the clock of each goes on where its checkpoint was taken."""
 
     def __init__(self, *, total_steps: int = 60, samples: int = 32, evaluate_every: int = 20, seed: int = 0) -> None:
         self.total_steps, self.samples, self.evaluate_every = total_steps, samples, evaluate_every
         self.clock = 0.0
         self._rng = np.random.default_rng(seed)
+        self._saved_at: dict[int, float] = {}
 
     def attempt(self, first: int, stop: int, *, resumed_from: str | None = None) -> Iterator[Event]:
         """From the start, or from a checkpoint, through the steps `first` … `stop` - 1."""
+        if resumed_from is not None:
+            self.clock = self._saved_at[first]
         yield self._run_event(resumed_from)
         if first == 0:
             yield self._evaluation(0)
@@ -39,6 +42,8 @@ class SyntheticRun:
             yield from self._step(step)
             if (step + 1) % self.evaluate_every == 0:
                 yield self._evaluation(step + 1)
+            self._saved_at[step + 1] = self.clock
+            if (step + 1) % self.evaluate_every == 0:
                 yield self._span("checkpoint", "trainer", 1.2, step=step + 1, info={"path": f"checkpoints/{step + 1}"})
         if stop == self.total_steps:
             yield self._span("export", "trainer", 0.8, info={"path": "model"})

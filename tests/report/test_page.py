@@ -167,8 +167,8 @@ def test_the_windows_of_the_timeline_cover_all_steps_without_lost_work(page: str
     windows = embedded(page, "timeline-data")["windows"]
     labels = [window["label"] for window in windows]
     assert labels[:2] == ["before training", "steps 0 to 2"]
-    assert labels[7:9] == ["steps 18 to 19", "steps 20 to 22"]
-    assert labels[-1] == "step 59"
+    assert labels[7:9] == ["steps 18 to 20", "steps 21 to 23"]
+    assert labels[-1] == "steps 57 to 59"
     assert max(window["end"] - window["start"] for window in windows) < 45
 
 

@@ -36,11 +36,28 @@ def test_a_second_resume_supersedes_both_attempts_before_it() -> None:
     assert [event.step for event in drop_superseded(attempts) if event.task == "step"] == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_attempt_that_trained_nothing_supersedes_nothing() -> None:
+def test_work_of_an_interrupted_step_that_the_checkpoint_holds_is_kept() -> None:
+    """Ctrl-C saves the samples that are finished: the resumed run does not make them again."""
     run = SyntheticRun(total_steps=4, samples=4)
-    before = list(run.attempt(0, 3))
-    again = Event(task="run", actor="driver", start=run.clock, end=run.clock, info={"resumed_from": "x"})
-    assert drop_superseded([*before, again]) == [*before, again]
+    before = [event for event in run.attempt(0, 2) if not (event.task == "step" and event.step == 1)]
+    saved = Event(
+        task="checkpoint", actor="trainer", start=run.clock, end=run.clock + 1, info={"path": "checkpoints/1"}
+    )
+    again = Event(task="run", actor="driver", start=run.clock, end=run.clock, info={"resumed_from": "checkpoints/1"})
+    assert drop_superseded([*before, saved, again]) == [*before, saved, again]
+
+
+def test_work_that_was_going_on_while_the_checkpoint_was_taken_is_dropped() -> None:
+    late = Event(task="sample", actor="engine", start=1.0, end=3.0, step=1)
+    again = Event(task="run", actor="driver", start=2.0, end=2.0, info={"resumed_from": "checkpoints/1"})
+    assert drop_superseded([late, again]) == [again]
+
+
+def test_no_two_attempts_overlap_in_time() -> None:
+    kept = drop_superseded(resumed_run())
+    resumed = next(event for event in kept if event.info.get("resumed_from"))
+    earlier = [event for event in kept[: kept.index(resumed)] if event.task != "checkpoint"]
+    assert max(event.end for event in earlier) <= resumed.start
 
 
 def test_a_run_is_finished_when_its_last_step_is(tmp_path: Path) -> None:
