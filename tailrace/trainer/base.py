@@ -38,7 +38,7 @@ class UpdateResult:
     """What one optimizer step did."""
 
     applied: bool
-    """False: the loss or a gradient was not finite and the step was skipped."""
+    """False: the step was skipped, for a loss or gradient that is not finite or for want of any trained token."""
     loss: float
     grad_norm: float
     """Before clipping."""
@@ -64,6 +64,8 @@ class Trainer(ABC):
     @abstractmethod
     def apply(self) -> UpdateResult:
         """Divide by the accumulated denominator, clip, step the optimizer and the schedule, and zero the gradients.
+
+        A skipped step changes no weight, but the schedule goes on.
 
         Raises:
             NonFiniteError: too many optimizer steps in a row were skipped for a non-finite loss or gradient.

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -107,30 +107,30 @@ def _restore_random(generators: Mapping[str, torch.Tensor], numbers: _Numbers) -
     for device, tensor in generators.items():
         if device == "cpu":
             torch.set_rng_state(tensor)
-        else:
+        elif torch.device(device).index < torch.cuda.device_count():  # this machine may have fewer
             torch.cuda.set_rng_state(tensor, device)
     random.setstate(numbers.python_random)
     name, keys, position, has_gauss, gauss = numbers.numpy_random
     np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, gauss))
 
 
-def _read(path: Path, shapes: Mapping[str, torch.Size] | None) -> dict[str, torch.Tensor]:
+def _read(path: Path, shapes: dict[str, torch.Size] | None) -> dict[str, torch.Tensor]:
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from None
-    for name, shape in (shapes or {}).items():
-        found = tensors.get(name)
-        if found is None or found.shape != shape:
-            raise CheckpointError(
-                f"{path} is of another model: {name} is {_shape(found)}, expected {list(shape)}; "
-                f"resume with the model that made the checkpoint"
-            )
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if shapes is not None and found != shapes:
+        name = min(name for name in found | shapes if found.get(name) != shapes.get(name))
+        raise CheckpointError(
+            f"{path} is of another model: {name} is {_shape(found.get(name))} there and {_shape(shapes.get(name))} "
+            f"here; resume with the model that made the checkpoint"
+        )
     return tensors
 
 
-def _shape(tensor: torch.Tensor | None) -> Any:
-    return "missing" if tensor is None else list(tensor.shape)
+def _shape(shape: torch.Size | None) -> str:
+    return "missing" if shape is None else str(list(shape))
 
 
 def _read_numbers(path: Path) -> _Numbers:

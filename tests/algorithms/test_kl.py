@@ -42,6 +42,20 @@ def test_gradients_flow_into_the_policy(estimator: KlEstimator, slope: float) ->
     assert policy.grad.item() == pytest.approx(slope)
 
 
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_mean_gradients_are_nothing_the_gradient_of_the_kl_and_that_of_the_reverse_kl(estimator: KlEstimator) -> None:
+    logits = POLICY.log().requires_grad_()
+    log_probs = logits.log_softmax(0)
+    objective = {
+        "k1": log_probs.sum() * 0,
+        "k2": (log_probs.exp() * (log_probs - REFERENCE.log())).sum(),
+        "k3": (REFERENCE * (REFERENCE.log() - log_probs)).sum(),
+    }[estimator]
+    mean = (POLICY * kl_estimate(log_probs, REFERENCE.log(), estimator)).sum()
+    expected, found = (torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (objective, mean))
+    torch.testing.assert_close(found, expected)
+
+
 def test_k3_keeps_its_precision_near_zero() -> None:
     value = kl_estimate(torch.tensor([-1.0]), torch.tensor([-1.0 + 2**-10]), "k3").item()
     assert value == pytest.approx(2**-21, rel=2e-3)

@@ -93,7 +93,7 @@ def test_a_crash_while_a_checkpoint_is_replaced_loses_neither_it_nor_the_next_sa
     store: CheckpointStore, finished: int, survivor: bytes
 ) -> None:
     """Three operations replace it: the old one aside, the new one in its place, the old one away."""
-    command = [sys.executable, "-c", CRASH_WHILE_REPLACING, store.directory, str(finished)]
+    command = [sys.executable, "-c", CRASH_WHILE_REPLACING, str(store.directory), str(finished)]
     assert subprocess.run(command, timeout=60, check=False).returncode == 7
     latest = store.latest()
     assert latest is not None

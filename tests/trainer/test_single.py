@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
@@ -303,12 +304,15 @@ def test_three_non_finite_steps_in_a_row_stop_the_run_with_evidence(tiny_model: 
     for _ in range(2):
         trainer.accumulate(make_samples(), not_finite)
         assert not trainer.apply().applied
-    trainer.accumulate(make_samples(), not_finite)
+    samples = make_samples()
+    trainer.accumulate(samples[:5], lambda inputs: replace(grpo().loss(inputs), loss_sum=inputs.log_probs_N.sum() * 0))
+    trainer.accumulate(samples[5:], not_finite)
     with pytest.raises(NonFiniteError, match="3 optimizer steps in a row"):
         trainer.apply()
     evidence = json.loads(json.dumps(trainer.evidence()))
     assert evidence["update"] == 2
-    assert all(math.isnan(value) for value in evidence["loss_sums"])
+    assert (evidence["loss"], evidence["gradient_norm"]) == ("nan", "nan")
+    assert evidence["micro_batches"] == [{"groups": [0, 1], "loss_sum": 0.0}, {"groups": [2], "loss_sum": "nan"}]
     assert evidence["gradient_norms"].keys() == dict(trainer.weights()).keys()
 
 
@@ -354,13 +358,25 @@ def test_skipped_steps_in_a_row_survive_a_restart(tiny_model: TinyModel, tmp_pat
         second.apply()
 
 
-def test_a_checkpoint_of_another_model_is_refused_and_nothing_restored(tiny_model: TinyModel, tmp_path: Path) -> None:
-    make_trainer(tiny_model("qwen3")).save(tmp_path)
-    trainer = make_trainer(tiny_model("llama"))
+@pytest.mark.parametrize(("saved", "loading"), [("qwen3", "llama"), ("llama", "qwen2"), ("qwen2", "llama")])
+def test_a_checkpoint_of_another_model_is_refused_and_nothing_restored(
+    tiny_model: TinyModel, tmp_path: Path, saved: str, loading: str
+) -> None:
+    make_trainer(tiny_model(saved)).save(tmp_path)
+    trainer = make_trainer(tiny_model(loading))
     before = weights(trainer)
     with pytest.raises(CheckpointError, match="another model"):
         trainer.load(tmp_path)
     assert_equal(weights(trainer), before)
+
+
+def test_loading_a_model_draws_no_progress_bar_and_leaves_the_setting(
+    tiny_model: TinyModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = logging.is_progress_bar_enabled()
+    make_trainer(tiny_model("llama"), reference=True)
+    assert "".join(capfd.readouterr()) == ""
+    assert logging.is_progress_bar_enabled() == shown
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "optimizer.safetensors", "random.safetensors", "trainer.json"])

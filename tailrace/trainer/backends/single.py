@@ -6,6 +6,7 @@ apply: .grad / denominator, clip, AdamW, schedule
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,8 +14,9 @@ from typing import Any, cast
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
-from tailrace.algorithms.base import LossInputs
+from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.config.trainer import TrainerConfig
 from tailrace.errors import ModelError, NonFiniteError
 from tailrace.trainer import state
@@ -33,13 +35,16 @@ class _Sums:
 
     losses: list[float] = field(default_factory=list)
     """The loss sum of each micro-batch."""
+    groups: list[list[int]] = field(default_factory=list)
+    """The groups in each micro-batch."""
     denominator: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
 
-    def add(self, loss: float, denominator: float, metrics: dict[str, float]) -> None:
-        self.losses.append(loss)
-        self.denominator += denominator
-        for name, value in metrics.items():
+    def add(self, parts: Sequence[GroupPart], output: LossOutput) -> None:
+        self.losses.append(output.loss_sum.item())
+        self.groups.append([part.samples[0].group_id for part in parts])
+        self.denominator += output.denominator
+        for name, value in output.metrics.items():
             self.metrics[name] = self.metrics.get(name, 0.0) + value
 
     def means(self) -> dict[str, float]:
@@ -109,7 +114,7 @@ class SingleTrainer(Trainer):
             output = loss(self._loss_inputs(batch, self._log_probs(self._model, batch, embeddings)))
             output.loss_sum.backward()  # type: ignore[no-untyped-call]
             self._add_embedding_gradient(batch, embeddings)
-            self._sums.add(output.loss_sum.item(), output.denominator, output.metrics)
+            self._sums.add(parts, output)
 
     def apply(self) -> UpdateResult:
         sums, self._sums = self._sums, _Sums()
@@ -160,8 +165,7 @@ class SingleTrainer(Trainer):
         Autograd would first make a V × H gradient of mostly zeros. It would also drop the rows of the padding token,
         which in many tokenizers ends a sequence as well and is a real input here.
         """
-        if embeddings.grad is None:
-            return
+        assert embeddings.grad is not None
         weight = _input_weight(self._model)
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -216,10 +220,15 @@ class SingleTrainer(Trainer):
         """Skip a step whose loss or gradient is not finite, and keep what it saw."""
         self._evidence = {
             "update": self._counters.updates - 1,
-            "loss_sums": sums.losses,
+            "loss": _json(loss),
+            "gradient_norm": _json(norm),
             "denominator": sums.denominator,
+            "micro_batches": [
+                {"groups": groups, "loss_sum": _json(loss_sum)}
+                for groups, loss_sum in zip(sums.groups, sums.losses, strict=True)
+            ],
             "gradient_norms": {
-                name: float(parameter.grad.norm())
+                name: _json(float(parameter.grad.norm()))
                 for name, parameter in self._model.named_parameters()
                 if parameter.grad is not None
             },
@@ -239,8 +248,26 @@ class SingleTrainer(Trainer):
         return UpdateResult(applied=False, loss=loss, grad_norm=norm, lr=rate, metrics=metrics)
 
 
+def _json(value: float) -> float | str:
+    """A number, or its name where JSON has no word for it."""
+    return value if math.isfinite(value) else str(value)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Keep those of transformers away from the display of the run."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+
+
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED)
+    with _no_progress_bars():
+        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED)
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(f"{model_dir} has sliding-window layers, which training does not compute; use full attention")
     model.to(device)  # type: ignore[arg-type]
