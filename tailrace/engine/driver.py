@@ -1,9 +1,10 @@
 """Turns a synchronous core into an asynchronous engine.
 
 Dataflow: `submit` puts requests into an inbox and starts the loop, unless it runs. The loop, while there is work and no
-pause: hand the inbox to the core, run one step of it in the executor, hand finished samples to their streams. Who waits
-on whom: the lock `_turn` is held for each step; pausing, aborting and updating weights take it, in the order of asking,
-so they get in between two steps. A stream waits for its queue. Nothing waits while there is no work.
+pause: hand the inbox and the aborts to the core, run one step of it in the executor, hand finished samples to their
+streams. Who waits on whom: the lock `_turn` is held for each step; pausing, aborting and updating weights take it, in
+the order of asking, so they get in between two steps. A stream waits for its queue. Nothing waits while there is no
+work.
 
 All of it but the core's own calls runs in the event loop's thread. Adding and aborting are plain bookkeeping and happen
 there too, under the lock.
@@ -12,6 +13,7 @@ there too, under the lock.
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -53,6 +55,7 @@ class DrivenEngine(Engine):
         self._core = core
         self._executor = executor
         self._inbox: list[Request] = []
+        self._to_abort: set[int] = set()
         self._streams: dict[int, _Stream] = {}
         self._turn = asyncio.Lock()
         self._loop: asyncio.Task[None] | None = None
@@ -83,10 +86,9 @@ class DrivenEngine(Engine):
 
     async def abort(self, request_ids: Iterable[int]) -> None:
         """See `Engine`."""
+        self._to_abort |= self._streams.keys() & set(request_ids)  # kept, should the caller be cancelled meanwhile
         async with self._turn:
-            if self._failure is None:
-                self._empty_inbox()
-                self._deliver(self._core.abort(set(request_ids)))
+            self._empty_inbox()
 
     async def pause_generation(self) -> None:
         """See `Engine`."""
@@ -140,8 +142,9 @@ class DrivenEngine(Engine):
         try:
             return await asyncio.shield(future)
         finally:
-            if not future.done():
-                await asyncio.wait([future])
+            while not future.done():
+                with suppress(asyncio.CancelledError):  # the first one is under way already
+                    await asyncio.wait([future])
 
     def _on_loop_end(self, loop: asyncio.Task[None]) -> None:
         if loop.cancelled():
@@ -158,14 +161,19 @@ class DrivenEngine(Engine):
             stream.fail(self._failure)
         self._streams.clear()
         self._inbox.clear()
+        self._to_abort.clear()
 
     def _empty_inbox(self) -> None:
+        """Hand the core what was asked for since its last step; `_turn` must be held."""
         for request in self._inbox:
             self._core.add(request)
         self._inbox.clear()
+        if self._to_abort:
+            self._deliver(self._core.abort(self._to_abort.copy()))
 
     def _deliver(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
+            self._to_abort.discard(sample.request_id)
             stream = self._streams.pop(sample.request_id, None)
             if stream is not None:  # none: the engine was closed during the step
                 stream.put(sample)

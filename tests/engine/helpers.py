@@ -1,8 +1,6 @@
 """Requests, and ways to run them, for the engine's tests."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +52,6 @@ def run_core(core: EngineCore, requests: Sequence[Request], *, stagger: bool = F
 
 async def collect(stream: AsyncIterator[Sample]) -> dict[int, Sample]:
     return {sample.request_id: sample async for sample in stream}
-
-
-@contextmanager
-def one_thread() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(max_workers=1) as executor:
-        yield executor
 
 
 def same_tokens(one: dict[int, Sample], other: dict[int, Sample]) -> bool:

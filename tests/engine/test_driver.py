@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import numpy as np
 import pytest
+import torch
 
 from tailrace.engine.backends.fake import FakeCore, FakeEngine, RandomPlaywright, Script
 from tailrace.engine.driver import DrivenEngine
@@ -77,27 +78,60 @@ async def test_updates_get_in_between_the_steps_of_running_responses(executor: T
     assert sample.weight_versions[-1] == 5
 
 
-async def test_a_cancelled_update_ends_before_the_next_step(executor: ThreadPoolExecutor) -> None:
-    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
-    release = asyncio.Event()
+def tensors_after(release: asyncio.Event) -> Iterator[tuple[str, torch.Tensor]]:
+    """No tensors, but not before `release`; to be read in another thread."""
     loop = asyncio.get_running_loop()
 
-    def tensors() -> Iterator[tuple[str, object]]:
+    def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(LIMIT_S)
         yield from ()
 
+    return tensors()
+
+
+async def turns_of_the_event_loop() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("cancellations", [1, 2])
+async def test_a_cancelled_update_ends_before_the_next_step(executor: ThreadPoolExecutor, cancellations: int) -> None:
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
+    release = asyncio.Event()
     async with asyncio.timeout(LIMIT_S):
-        update = asyncio.create_task(engine.update_weights(3, tensors()))  # type: ignore[arg-type]
+        update = asyncio.create_task(engine.update_weights(3, tensors_after(release)))
         await asyncio.sleep(0)
         stream = engine.submit([make_request(0, max_new_tokens=2)])
-        update.cancel()
-        for _ in range(5):
-            await asyncio.sleep(0)
+        for _ in range(cancellations):
+            update.cancel()
+            await turns_of_the_event_loop()
+        assert not update.done()
         assert engine.stats().steps == 0
         release.set()
         with pytest.raises(asyncio.CancelledError):
             await update
         assert set((await collect(stream))[0].weight_versions) == {3}
+
+
+async def test_an_abort_that_is_cancelled_while_it_waits_still_happens(executor: ThreadPoolExecutor) -> None:
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
+    release = asyncio.Event()
+    async with asyncio.timeout(LIMIT_S):
+        update = asyncio.create_task(engine.update_weights(1, tensors_after(release)))
+        await asyncio.sleep(0)
+        stream = engine.submit([make_request(i, max_new_tokens=9, ignore_eos=True) for i in range(2)])
+        abort = asyncio.create_task(engine.abort([0]))
+        await asyncio.sleep(0)
+        abort.cancel()
+        await turns_of_the_event_loop()
+        assert abort.cancelled()
+        release.set()
+        await update
+        samples = await collect(stream)
+    assert {i: (len(s.response_ids), s.finish_reason) for i, s in samples.items()} == {
+        0: (0, FinishReason.ABORT),
+        1: (9, FinishReason.LENGTH),
+    }
 
 
 async def test_a_consumer_that_leaves_early_frees_the_engine(executor: ThreadPoolExecutor) -> None:
