@@ -12,7 +12,6 @@ class Linear:
     """
 
     def __init__(self, rows: int, columns: int, *, bias: bool, dtype: torch.dtype, device: torch.device) -> None:
-        self.shape = (rows, columns)
         self._packs = device.type == "cpu" and dtype == torch.bfloat16 and _cpu_packs_bf16()
         self._weight = torch.empty(0 if self._packs else rows, columns, dtype=dtype, device=device)
         self._bias = torch.zeros(rows, dtype=dtype, device=device) if bias else None
@@ -35,5 +34,15 @@ class Linear:
 
 
 def _cpu_packs_bf16() -> bool:
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(available and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    """Whether packing works here; its operators are private to torch, so a build may lack or a release change them."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    ones = torch.ones(2, 8, dtype=torch.bfloat16)
+    try:
+        if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            return False
+        packed = torch.ops.mkldnn._reorder_linear_weight(ones)
+        product = torch.ops.mkldnn._linear_pointwise(ones, packed, None, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return False
+    return bool(torch.equal(product, torch.full_like(product, 8)))
