@@ -120,7 +120,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; {path.parent} is not a Hugging Face model directory") from None
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # bad JSON, or not even UTF-8
         raise ModelError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}; expected a JSON object")

@@ -59,7 +59,8 @@ class Engine(ABC):
 
         Raises:
             RequestError: here, before any is accepted: a prompt is empty or leaves no room for one new token, its
-                blocks can never fit the cache, or a request id is in flight already.
+                blocks can never fit the cache, it has stop strings and the model no tokenizer, or its id is in
+                flight already.
             EngineError: from the stream: the engine failed or was closed; no further sample will come.
         """
 

@@ -4,7 +4,6 @@ One step is schedule → run → admit → sample → finish. A prompt that is c
 once: their first tokens are sampled together with the next tokens of those that decode.
 """
 
-import functools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from tailrace.engine.runner import Runner, mark_computed
 from tailrace.engine.sampler import SamplingRows, sample, uniforms
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.sequence import Sequence
-from tailrace.engine.stopping import Detokenize, StopRule, read_detokenizer
-from tailrace.engine.weights import read_weights
-from tailrace.errors import RequestError
+from tailrace.engine.stopping import StopRules
+from tailrace.engine.weights import check_weights, read_weights
+from tailrace.errors import EngineError, ModelError, RequestError
 from tailrace.types import Request, Sample, WeightVersion
 
 
@@ -34,15 +33,18 @@ class EngineCore:
 
         Raises:
             ModelError: the directory holds no model that the engine runs.
-            EngineError: the cache cannot hold a block.
+            EngineError: the cache cannot hold a block, or the device cannot hold the cache.
         """
         self.version: WeightVersion = 0
-        self._model_dir = model_dir
-        architecture = self._architecture = read_architecture(model_dir)
+        architecture = read_architecture(model_dir)
         self.max_model_len = min(config.max_model_len or architecture.max_positions, architecture.max_positions)
+        self._stop_rules = StopRules(model_dir, eos_ids=architecture.eos_ids, max_model_len=self.max_model_len)
         dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
         self._model = Model(architecture, max_model_len=self.max_model_len, dtype=dtype, device=device)
-        self._model.load(read_weights(model_dir))
+        try:
+            self._model.load(check_weights(architecture, read_weights(model_dir)))
+        except EngineError as error:
+            raise ModelError(f"{model_dir}: the weights do not fit config.json: {error}") from error
         blocks = blocks_that_fit(architecture, gib=config.kv_cache_gib, block_size=config.block_size, dtype=dtype)
         cache = KVCache(architecture, blocks=blocks, block_size=config.block_size, dtype=dtype, device=device)
         self._runner = Runner(self._model, cache)
@@ -52,6 +54,7 @@ class EngineCore:
             max_batch_size=config.max_batch_size,
             prefill_tokens=config.prefill_tokens,
         )
+        self._weights_are_whole = True
         self._generated_tokens = 0
         self._prefilled_tokens = 0
         self._steps = 0
@@ -76,14 +79,14 @@ class EngineCore:
                 f"request {request.request_id} needs up to {needed} blocks of {block_size} tokens, and the cache has "
                 f"{total}; raise kv_cache_gib or lower max_new_tokens"
             )
-        last = self._architecture.vocab_size - 1
+        last = self._model.architecture.vocab_size - 1
         if int(request.prompt_ids.max()) > last or int(request.prompt_ids.min()) < 0:
             raise RequestError(f"request {request.request_id} has a prompt token outside the vocabulary, 0 … {last}")
-        self._stop_rule(request)
+        self._stop_rules.rule(request)
 
     def add(self, request: Request) -> None:
         """Queue a request that `check` accepted."""
-        self._scheduler.add(request, self._stop_rule(request))
+        self._scheduler.add(request, self._stop_rules.rule(request))
 
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""
@@ -91,7 +94,13 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[Sample]:
-        """Compute one token of each decoding sequence and a share of the waiting prompts; the samples that finished."""
+        """Compute one token of each decoding sequence and a share of the waiting prompts; the samples that finished.
+
+        Raises:
+            EngineError: the logits are not finite, or copying the last weights failed halfway.
+        """
+        if not self._weights_are_whole:
+            raise EngineError("copying the last weights failed halfway, so there are none to generate with")
         plan = self._scheduler.schedule()
         logits_BV = self._runner.run(plan)
         self._prefilled_tokens += mark_computed(plan)
@@ -112,7 +121,10 @@ class EngineCore:
         Raises:
             EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
         """
-        self._model.load(tensors)
+        named = check_weights(self._model.architecture, tensors)
+        self._weights_are_whole = False  # and stay torn if a copy fails, for want of memory: no step may use them
+        self._model.load(named)
+        self._weights_are_whole = True
         self._scheduler.forget_prompts()
         self.version = version
 
@@ -142,15 +154,3 @@ class EngineCore:
                 finished.append((sequence, reason))
         self._generated_tokens += len(sequences)
         return self._scheduler.finish(finished)
-
-    def _stop_rule(self, request: Request) -> StopRule:
-        return StopRule(
-            request.sampling,
-            eos_ids=self._architecture.eos_ids,
-            room=self.max_model_len - len(request.prompt_ids),
-            detokenize=self._detokenize if request.sampling.stop else None,
-        )
-
-    @functools.cached_property
-    def _detokenize(self) -> Detokenize:
-        return read_detokenizer(self._model_dir)

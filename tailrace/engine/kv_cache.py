@@ -1,5 +1,7 @@
 """The block KV cache: who holds which block, and the memory behind it."""
 
+import math
+
 import numpy as np
 import torch
 
@@ -66,9 +68,18 @@ class KVCache:
     def __init__(
         self, architecture: Architecture, *, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        """Allocate it.
+
+        Raises:
+            EngineError: the device has no room for it.
+        """
         a = architecture
         shape = (a.layers, 2, blocks, a.kv_heads, block_size, a.head_dim)
-        self.data = torch.zeros(shape, dtype=dtype, device=device)
+        try:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:  # CUDA's OutOfMemoryError is one, too
+            gib = math.prod(shape) * dtype.itemsize / GIB
+            raise EngineError(f"{device} has no {gib:.1f} GiB for the KV cache; lower kv_cache_gib") from error
         self.block_size = block_size
 
     @property

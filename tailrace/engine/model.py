@@ -3,7 +3,7 @@
 Works on packed tokens: T tokens of any number of sequences, without padding.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import torch
@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.linear import Linear
-from tailrace.engine.weights import check_weights
 
 
 class Attention(Protocol):
@@ -74,13 +73,8 @@ class Model:
         self._head = Linear(a.vocab_size, a.hidden_size, bias=False, dtype=dtype, device=device)
         self._cos, self._sin = _rope_tables(architecture, max_model_len, dtype, device)
 
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace every weight; all are checked before the first is copied.
-
-        Raises:
-            EngineError: a name is missing or unknown, or a shape differs.
-        """
-        named = check_weights(self.architecture, tensors)
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replace every weight by those that `weights.check_weights` let pass."""
         embedding = named["model.embed_tokens.weight"]
         self._embedding_VH.copy_(embedding)
         self._head.load(named.get("lm_head.weight", embedding), None)

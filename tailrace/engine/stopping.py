@@ -1,11 +1,12 @@
 """When a response ends."""
 
+import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.errors import ModelError
-from tailrace.types import FinishReason
+from tailrace.errors import RequestError
+from tailrace.types import FinishReason, Request
 
 REPLACEMENT = "\ufffd"
 MAX_PARTIAL_TOKENS = 8
@@ -37,7 +38,7 @@ class StopStrings:
         context = self._detokenize(self._context)
         text = self._detokenize(self._context + self._pending)[len(context) :]
         complete = not text.endswith(REPLACEMENT) or len(self._pending) > MAX_PARTIAL_TOKENS
-        searched = self._tail + text.rstrip(REPLACEMENT)
+        searched = self._tail + (text if complete else text.rstrip(REPLACEMENT))
         if complete:
             self._tail = searched[-self._keep :] if self._keep else ""
             self._context, self._pending = self._pending, []
@@ -65,18 +66,46 @@ class StopRule:
         return FinishReason.LENGTH if count >= self.max_tokens else None
 
 
-def read_detokenizer(model_dir: Path) -> Detokenize:
-    """The tokenizer in a model's directory. Special tokens are text too, so a stop string may be one.
+class StopRules:
+    """Makes the rule of each request; reads the model's tokenizer when the first stop string asks for it."""
 
-    Raises:
-        ModelError: there is none.
-    """
+    def __init__(self, model_dir: Path, *, eos_ids: Sequence[int], max_model_len: int) -> None:
+        self._model_dir = model_dir
+        self._eos_ids = eos_ids
+        self._max_model_len = max_model_len
+
+    def rule(self, request: Request) -> StopRule:
+        """What ends this request's response.
+
+        Raises:
+            RequestError: it has stop strings, and the model has no tokenizer to find them with.
+        """
+        detokenize = None
+        if request.sampling.stop:
+            try:
+                detokenize = self._detokenize
+            except (OSError, ValueError) as error:
+                raise RequestError(
+                    f"request {request.request_id} has stop strings, and {self._model_dir} has no tokenizer to find "
+                    f"them with ({str(error).splitlines()[0]}); use stop_token_ids, or add the tokenizer's files"
+                ) from error
+        return StopRule(
+            request.sampling,
+            eos_ids=self._eos_ids,
+            room=self._max_model_len - len(request.prompt_ids),
+            detokenize=detokenize,
+        )
+
+    @functools.cached_property
+    def _detokenize(self) -> Detokenize:
+        return _read_detokenizer(self._model_dir)
+
+
+def _read_detokenizer(model_dir: Path) -> Detokenize:
+    """The tokenizer in a model's directory. Special tokens are text too, so a stop string may be one."""
     from transformers import AutoTokenizer
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    except (OSError, ValueError) as error:
-        raise ModelError(
-            f"stop strings need a tokenizer, and {model_dir} has none that can be read: {error}"
-        ) from error
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up for Qwen without files
+        raise ValueError("it knows special tokens only")
     return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))

@@ -17,6 +17,13 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 
+class _Index(msgspec.Struct):
+    """What INDEX_FILE says."""
+
+    weight_map: dict[str, str]
+    """The file of each tensor."""
+
+
 def expected_shapes(architecture: Architecture) -> dict[str, Shape]:
     """Every parameter of the model and its shape. The head of a tied model is not among them."""
     a = architecture
@@ -54,7 +61,7 @@ def _layer_shapes(a: Architecture) -> dict[str, Shape]:
 def check_weights(
     architecture: Architecture, tensors: Iterable[tuple[str, torch.Tensor]]
 ) -> Mapping[str, torch.Tensor]:
-    """Collect `tensors`, of which none may be missing, unknown or of another shape. A tied head may be there or not.
+    """Collect `tensors`: none missing, unknown, of another shape or of integers. A tied head may be there or not.
 
     Raises:
         EngineError: it names the first offender.
@@ -64,12 +71,14 @@ def check_weights(
     if architecture.tied:
         named.pop("lm_head.weight", None)
     if missing := expected.keys() - named.keys():
-        raise EngineError(f"{len(missing)} weights are missing, such as {min(missing)}; send every parameter")
+        raise EngineError(f"{len(missing)} weights are missing, such as {min(missing)}; every parameter is needed")
     if unknown := named.keys() - expected.keys():
         raise EngineError(f"this {architecture.family} model has no weight {min(unknown)!r}; use its HF names")
     for name, tensor in named.items():
         if tuple(tensor.shape) != expected[name]:
             raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the model has {expected[name]}")
+        if not tensor.is_floating_point():
+            raise EngineError(f"{name} has dtype {tensor.dtype}; weights are floating-point numbers")
     return named
 
 
@@ -95,8 +104,11 @@ def _weight_files(directory: Path) -> list[Path]:
     if not index.exists():
         files = [directory / SINGLE_FILE]
     else:
-        weight_map = msgspec.json.decode(index.read_bytes(), type=dict[str, object])["weight_map"]
-        files = [directory / name for name in sorted(set(msgspec.convert(weight_map, dict[str, str]).values()))]
+        try:
+            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
+        except msgspec.MsgspecError as error:
+            raise ModelError(f"{index} is not an index of weight files: {error}") from error
+        files = [directory / name for name in sorted(set(weight_map.values()))]
     for path in files:
         if not path.exists():
             raise ModelError(f"{path} does not exist; the engine reads {SINGLE_FILE} or the files of {INDEX_FILE}")

@@ -98,6 +98,18 @@ def test_directories_that_hold_no_model_are_refused(tiny_model: TinyModel, tmp_p
         list(read_weights(directory))
 
 
+def test_files_that_do_not_say_what_they_should_are_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"the weights do not fit config\.json: 9 weights are missing"):
+        make_core(changed_copy(tiny_model("llama"), tmp_path / "deeper", num_hidden_layers=3))
+    directory = changed_copy(tiny_model("llama"), tmp_path / "m")
+    (directory / "model.safetensors.index.json").write_text('{"weights": {}}')
+    with pytest.raises(ModelError, match=r"index\.json is not an index of weight files"):
+        list(read_weights(directory))
+    (directory / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"config\.json is not JSON"):
+        read_architecture(directory)
+
+
 def test_sharded_checkpoints_are_read_through_their_index(tiny_model: TinyModel, tmp_path: Path) -> None:
     directory = changed_copy(tiny_model("qwen2"), tmp_path / "m")
     tensors = load_file(directory / "model.safetensors")
@@ -142,3 +154,8 @@ def test_biases_of_llama_attention_are_used(tmp_path: Path) -> None:
 def test_a_cache_without_room_for_a_block_is_refused(tiny_model: TinyModel) -> None:
     with pytest.raises(EngineError, match="kv_cache_gib 1e-06 holds no block of 4 tokens; raise it"):
         make_core(tiny_model("llama"), kv_cache_gib=1e-6)
+
+
+def test_a_cache_larger_than_the_memory_is_refused(tiny_model: TinyModel) -> None:
+    with pytest.raises(EngineError, match=r"cpu has no 100000000\.0 GiB for the KV cache; lower kv_cache_gib"):
+        make_core(tiny_model("llama"), kv_cache_gib=1e8)

@@ -178,6 +178,24 @@ async def test_a_closed_engine_tells_its_streams(engine: Engine) -> None:
             await collect(engine.submit([make_request(1)]))
 
 
+async def test_weights_that_break_off_leave_the_old_ones(engine: Engine, tiny_model: TinyModel) -> None:
+    weights = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float32).state_dict()
+
+    def breaking_off() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in list(weights.items())[:-1]:
+            yield name, tensor * 2
+        raise ConnectionError("the sender died")
+
+    async with asyncio.timeout(LIMIT_S):
+        before = await collect(engine.submit([make_request(0)]))
+        with pytest.raises(ConnectionError, match="the sender died"):
+            await engine.update_weights(1, breaking_off())
+        after = await collect(engine.submit([make_request(0)]))
+    assert before[0].rollout_log_probs.tolist() == after[0].rollout_log_probs.tolist()
+    assert set(after[0].weight_versions) == {0}
+    assert engine.stats().version == 0
+
+
 @pytest.mark.parametrize("config", CONFIGS[:2], ids=lambda config: config.type, indirect=True)
 async def test_wrong_weights_leave_the_old_ones(engine: Engine, tiny_model: TinyModel) -> None:
     weights = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float32).state_dict()

@@ -228,7 +228,7 @@ def log_probs_across_versions(old: Path, new: Path, request: Request, sample: Sa
     return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize("break_it", ["missing", "unknown", "shape"])
+@pytest.mark.parametrize("break_it", ["missing", "unknown", "shape", "integers"])
 def test_wrong_weights_are_refused_whole(tiny_model: TinyModel, tmp_path: Path, break_it: str) -> None:
     core = make_core(tiny_model("llama"))
     state = AutoModelForCausalLM.from_pretrained(write_tiny_model("llama", tmp_path / "m", seed=5)).state_dict()
@@ -237,13 +237,29 @@ def test_wrong_weights_are_refused_whole(tiny_model: TinyModel, tmp_path: Path, 
         del state[last]
     elif break_it == "unknown":
         state["model.layers.2.mlp.down_proj.weight"] = state[last]
-    else:
+    elif break_it == "shape":
         state[last] = state[last][:, 1:]
+    else:
+        state[last] = state[last].long()
     with pytest.raises(EngineError, match=r"model\.layers\.[12]\.mlp\.down_proj\.weight"):
         core.load_weights(1, iter(state.items()))
     request = make_request(0, temperature=0)
     assert same_tokens(run_core(core, [request]), run_core(make_core(tiny_model("llama")), [request]))
     assert core.stats().version == 0
+
+
+def test_weights_that_were_copied_in_part_are_not_generated_with(tiny_model: TinyModel) -> None:
+    core = make_core(tiny_model("llama"))
+    state = AutoModelForCausalLM.from_pretrained(tiny_model("llama"), dtype=torch.float32).state_dict()
+    uncopiable = state | {"model.layers.1.mlp.down_proj.weight": torch.empty(64, 96, device="meta")}
+    with pytest.raises(NotImplementedError, match="meta"):
+        core.load_weights(1, uncopiable.items())
+    request = make_request(0, temperature=0)
+    core.add(request)
+    with pytest.raises(EngineError, match="failed halfway"):
+        core.step()
+    core.load_weights(2, state.items())
+    assert same_tokens(run_core(core, []), run_core(make_core(tiny_model("llama")), [request]))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +270,7 @@ def test_wrong_weights_are_refused_whole(tiny_model: TinyModel, tmp_path: Path, 
         (make_request(0, prompt=9, max_new_tokens=20), "needs up to 9 blocks of 4 tokens, and the cache has 8"),
         (
             Request(request_id=0, group_id=0, prompt_ids=np.array([261]), sampling=make_request(0).sampling, seed=0),
-            "261|260",
+            "outside the vocabulary, 0 … 260",
         ),
     ],
 )

@@ -1,10 +1,15 @@
 """Stop strings, token by token."""
 
+import shutil
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.engine.stopping import StopStrings
+from tailrace.engine.stopping import StopRules, StopStrings
+from tailrace.errors import RequestError
+from tests.engine.helpers import TinyModel, make_request
 from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -57,3 +62,20 @@ def test_bytes_that_never_form_text_do_not_grow_the_work() -> None:
         assert not strings.push(lone)
     assert len(strings._pending) + len(strings._context) < 30
     assert [strings.push(token) for token in TOKENIZER.encode("end", add_special_tokens=False)] == [False, False, True]
+
+
+def test_text_on_both_sides_of_broken_bytes_is_not_joined() -> None:
+    strings = StopStrings(("ab",), detokenize)
+    lone = TOKENIZER.encode("é", add_special_tokens=False)[0]
+    a, b = TOKENIZER.encode("ab", add_special_tokens=False)
+    assert not any(strings.push(token) for token in [a, *[lone] * 9, b])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # for Qwen, transformers makes up an empty tokenizer
+def test_stop_strings_without_a_tokenizer_are_refused(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
+    directory = tmp_path / "m"
+    shutil.copytree(tiny_model(family), directory, ignore=shutil.ignore_patterns("tokenizer*"))
+    rules = StopRules(directory, eos_ids=(), max_model_len=64)
+    with pytest.raises(RequestError, match=r"request 3 has stop strings, and .* has no tokenizer .*; use stop_token"):
+        rules.rule(make_request(3, stop=("x",)))
+    assert rules.rule(make_request(4)).max_tokens == 8

@@ -1,6 +1,5 @@
 """transformers `generate` behind the engine interface: slow, and the oracle of the others."""
 
-import functools
 from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Executor
@@ -15,8 +14,8 @@ from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.architecture import read_eos_ids
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import DrivenEngine, check_length
-from tailrace.engine.stopping import Detokenize, StopRule, read_detokenizer
-from tailrace.errors import EngineError
+from tailrace.engine.stopping import StopRule, StopRules
+from tailrace.errors import EngineError, ModelError
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 
@@ -37,20 +36,26 @@ class HfCore:
     """Answers one request in each step."""
 
     def __init__(self, config: HfEngineConfig, model_dir: Path, *, device: torch.device) -> None:
-        """Read the model, with its weights as version 0."""
+        """Read the model, with its weights as version 0.
+
+        Raises:
+            ModelError: there is none.
+        """
         dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
-        model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
+        try:
+            model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{model_dir} holds no model that transformers reads: {error}") from error
         self._model = model.to(device).eval()
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # or its settings would mix with the request's
-        self._model_dir = model_dir
         self._device = device
-        self._eos_ids = read_eos_ids(model_dir)
         self._waiting: deque[Request] = deque()
         self._version: WeightVersion = 0
         self._steps = 0
         self._generated_tokens = 0
         self._prefilled_tokens = 0
         self.max_model_len: int = self._model.config.max_position_embeddings
+        self._stop_rules = StopRules(model_dir, eos_ids=read_eos_ids(model_dir), max_model_len=self.max_model_len)
 
     @property
     def has_work(self) -> bool:
@@ -64,7 +69,7 @@ class HfCore:
             RequestError: it can never be.
         """
         check_length(request, self.max_model_len)
-        self._stop_rule(request)
+        self._stop_rules.rule(request)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -81,7 +86,7 @@ class HfCore:
     def step(self) -> list[Sample]:
         """Generate one whole response."""
         request = self._waiting.popleft()
-        criteria = _RuleCriteria(self._stop_rule(request), len(request.prompt_ids))
+        criteria = _RuleCriteria(self._stop_rules.rule(request), len(request.prompt_ids))
         prompt = torch.from_numpy(request.prompt_ids)[None].to(self._device)
         with torch.random.fork_rng(devices=[] if self._device.type == "cpu" else [self._device]):
             torch.manual_seed(request.seed % 2**63)
@@ -134,14 +139,6 @@ class HfCore:
             version=self._version,
         )
 
-    def _stop_rule(self, request: Request) -> StopRule:
-        return StopRule(
-            request.sampling,
-            eos_ids=self._eos_ids,
-            room=self.max_model_len - len(request.prompt_ids),
-            detokenize=self._detokenize if request.sampling.stop else None,
-        )
-
     def _sample(self, request: Request, tokens: list[int], log_probs: list[float], reason: FinishReason) -> Sample:
         return Sample(
             request_id=request.request_id,
@@ -151,10 +148,6 @@ class HfCore:
             weight_versions=np.full(len(tokens), self._version, np.int64),
             finish_reason=reason,
         )
-
-    @functools.cached_property
-    def _detokenize(self) -> Detokenize:
-        return read_detokenizer(self._model_dir)
 
 
 def _generation_config(sampling: SamplingConfig) -> GenerationConfig:
