@@ -12,8 +12,16 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from tailrace.report.figures import detail_sections, progress_sections
-from tailrace.report.run_data import RunData, first_and_last, load_run, median_seconds, metric_series, step_of
-from tailrace.report.text import counted, duration, metric, number, percent
+from tailrace.report.run_data import (
+    RunData,
+    first_and_last,
+    load_run,
+    median_seconds,
+    metric_series,
+    step_of,
+    write_file,
+)
+from tailrace.report.text import counted, duration, metric, number, percent, setting
 from tailrace.report.timeline import timeline
 
 
@@ -31,12 +39,9 @@ def write_report(run_dir: Path) -> Path:
     """Write `report.html` into the directory of a run, finished or not, and return its path.
 
     Raises:
-        UserError: `run_dir` is not the directory of a run.
+        UserError: `run_dir` is not the directory of a run, or cannot be written.
     """
-    page = render(load_run(run_dir))
-    path = run_dir / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
+    return write_file(run_dir, "report.html", render(load_run(run_dir)).encode())
 
 
 def render(run: RunData) -> str:
@@ -75,20 +80,14 @@ def _facts(run: RunData) -> dict[str, str]:
     """What the run was, for the head of the page; what is not known is left out."""
     config = run.config
     facts = {
-        "Model": _text(config.get("model"), "path"),
-        "Algorithm": _text(config.get("algorithm"), "type"),
-        "Prompts": _text(config.get("prompts"), "source", "task") or _text(config.get("prompts"), "source", "type"),
+        "Model": setting(config, "model.path"),
+        "Algorithm": setting(config, "algorithm.type"),
+        "Prompts": setting(config, "prompts.source.task") or setting(config, "prompts.source.type"),
         "Machine": str(run.info.get("machine") or ""),
         "Tailrace": str(run.info.get("tailrace") or ""),
         "Last event": run.last_event_at.strftime("%Y-%m-%d %H:%M %Z"),
     }
     return {name: value for name, value in facts.items() if value}
-
-
-def _text(value: Any, *keys: str) -> str:
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return "" if value is None else str(value)
 
 
 def _state(run: RunData) -> str:

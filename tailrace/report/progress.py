@@ -2,10 +2,9 @@
 
 import math
 import statistics
-from collections.abc import Mapping
-from typing import Any
 
 from tailrace.events import Event
+from tailrace.report.text import setting
 
 _NEXT = {
     "run": "starting",
@@ -74,7 +73,8 @@ class Progress:
         total = event.info.get("total_steps")
         self.total_steps = total if isinstance(total, int) else self.total_steps
         resumed = event.info.get("resumed_from")
-        words = [_setting(event.info, "algorithm", "type"), _setting(event.info, "model", "path")]
+        config = event.info.get("config")
+        words = [setting(config, "algorithm.type"), setting(config, "model.path")]
         words.append(f"{self.total_steps} steps")
         words.append(f"resumed from {resumed}" if resumed else "")
         self.headline = " · ".join(word for word in words if word)
@@ -104,11 +104,3 @@ class Progress:
         if event.task == "step":
             self._responses = 0
         self.phase = _NEXT.get(event.task, self.phase)
-
-
-def _setting(info: Mapping[str, Any], *keys: str) -> str:
-    """A value of the configuration that an event may carry; empty where it does not."""
-    value: Any = info.get("config")
-    for key in keys:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return "" if value is None else str(value)

@@ -91,6 +91,24 @@ def load_run(run_dir: Path) -> RunData:
     return RunData(name=run_dir.resolve().name, events=drop_superseded(events), last_event_at=written)
 
 
+def write_file(run_dir: Path, name: str, content: bytes) -> Path:
+    """Write the file `name` into the directory of a run, whole or not at all, and return its path.
+
+    Raises:
+        UserError: the operating system refused to, a full disk for one.
+    """
+    path, partial = run_dir / name, run_dir / f".{name}.partial"
+    try:
+        try:
+            partial.write_bytes(content)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; make room, or see who may write there") from None
+    return path
+
+
 def drop_superseded(events: Iterable[Event]) -> list[Event]:
     """Leave out what was lost when a run was resumed.
 

@@ -1,7 +1,9 @@
 """How figures, durations and metric names are written for people; shared by the display and the page."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,14 @@ def number(value: float) -> str:
 def percent(fraction: float) -> str:
     """0.125 as 12.5 %."""
     return f"{100 * fraction:.1f} %"
+
+
+def setting(config: Any, key: str) -> str:
+    """The value of a dotted key of a recorded configuration; empty where it has none."""
+    value = config
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return "" if value is None else str(value)
 
 
 def counted(count: int, noun: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 
 from tailrace.events import Event
 from tailrace.report.lanes import assign_lanes
-from tailrace.report.run_data import load_run
+from tailrace.report.run_data import load_run, write_file
 
 TraceEvent = dict[str, Any]
 
@@ -35,12 +35,10 @@ def write_trace(run_dir: Path) -> Path:
     """Write `trace.json` into the directory of a run and return its path.
 
     Raises:
-        UserError: `run_dir` is not the directory of a run.
+        UserError: `run_dir` is not the directory of a run, or cannot be written.
     """
-    run = load_run(run_dir)
-    path = run_dir / "trace.json"
-    path.write_bytes(msgspec.json.encode({"traceEvents": trace_events(run.events), "displayTimeUnit": "ms"}))
-    return path
+    trace = {"traceEvents": trace_events(load_run(run_dir).events), "displayTimeUnit": "ms"}
+    return write_file(run_dir, "trace.json", msgspec.json.encode(trace))
 
 
 def trace_events(events: Iterable[Event]) -> list[TraceEvent]:

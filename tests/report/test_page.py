@@ -204,3 +204,13 @@ def test_a_directory_that_is_no_run_is_a_user_error(tmp_path: Path) -> None:
 
 def test_the_moving_mean_starts_with_what_there_is() -> None:
     assert moving_mean([2.0, 4.0, 6.0, 8.0], 2) == [2, 3, 5, 7]
+
+
+def test_a_page_that_cannot_be_written_is_one_line_and_leaves_the_one_before(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, list(SyntheticRun(total_steps=1, samples=8).attempt(0, 1)))
+    write_report(run_dir)
+    before = (run_dir / "report.html").read_bytes()
+    (run_dir / ".report.html.partial").mkdir()  # even root cannot write a file there
+    with pytest.raises(UserError, match=r"report\.html cannot be written: Is a directory"):
+        write_report(run_dir)
+    assert (run_dir / "report.html").read_bytes() == before
