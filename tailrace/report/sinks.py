@@ -33,7 +33,7 @@ def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any])
     """The sinks that `observe` asks for. `config` is the resolved configuration, to be shown with the metrics.
 
     Raises:
-        UserError: Weights & Biases is asked for and not installed.
+        UserError: Weights & Biases is asked for, and not installed or not willing.
     """
     sinks: list[ClosableSink] = []
     if observe.wandb_project is not None:
@@ -78,7 +78,7 @@ class WandbSink:
         """Begin a run in `project`.
 
         Raises:
-            UserError: the package is not installed.
+            UserError: the package is not installed, or refuses to begin.
         """
         try:
             wandb = importlib.import_module("wandb")
@@ -86,7 +86,13 @@ class WandbSink:
             raise UserError(
                 f"observe.wandb_project is {project!r}, which needs wandb; pip install wandb, or set it to null"
             ) from None
-        self._run = wandb.init(project=project, name=run_dir.name, config=dict(config), dir=str(run_dir))
+        try:
+            self._run = wandb.init(project=project, name=run_dir.name, config=dict(config), dir=str(run_dir))
+        except Exception as error:  # no login, no network, no such project: it has many kinds
+            raise UserError(
+                f"observe.wandb_project {project!r} cannot be opened: {' '.join(str(error).split())}; "
+                f"set it to null, or WANDB_MODE=offline to send it later"
+            ) from None
         self._run.define_metric("*", step_metric="step")
 
     def __call__(self, event: Event) -> None:

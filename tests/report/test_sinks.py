@@ -110,6 +110,17 @@ def test_a_missing_wandb_is_a_user_error_with_the_command(tmp_path: Path, monkey
     assert not list(tmp_path.iterdir())
 
 
+def test_a_wandb_that_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**arguments: Any) -> None:
+        raise RuntimeError("api_key not configured\n(no-tty)")
+
+    fake = FakeWandb()
+    monkeypatch.setattr(fake, "init", refuse)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    with pytest.raises(UserError, match=r"'sums' cannot be opened: api_key not configured \(no-tty\); set it to null"):
+        open_sinks(ObserveConfig(wandb_project="sums"), tmp_path, {})
+
+
 @pytest.mark.parametrize("wanted", [True, False])
 def test_tensorboard_files_are_written_only_where_wanted(tmp_path: Path, wanted: bool) -> None:
     for sink in open_sinks(ObserveConfig(tensorboard=wanted), tmp_path, {}):

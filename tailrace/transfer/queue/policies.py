@@ -79,12 +79,11 @@ class FirstIn(Policy):
         return [heapq.heappop(self._heap)[2] for _ in range(rows)]
 
 
-class WholeGroups(Policy):
-    """Up to `max_groups` groups all of whose rows are ready, in the order in which they became so."""
+class _GroupPolicy(Policy):
+    """Hands out groups from a line of them."""
 
-    def __init__(self, max_groups: int) -> None:
-        self._max_groups = _at_least_one("WholeGroups.max_groups", max_groups)
-        self._line = _GroupLine(in_order=False, cost=len)
+    def __init__(self, line: "_GroupLine") -> None:
+        self._line = line
 
     def added(self, rows: Sequence[RowMeta]) -> None:
         """See `Policy.added`."""
@@ -98,6 +97,14 @@ class WholeGroups(Policy):
         """See `Policy.consumed`."""
         self._line.consumed(row)
 
+
+class WholeGroups(_GroupPolicy):
+    """Up to `max_groups` groups all of whose rows are ready, in the order in which they became so."""
+
+    def __init__(self, max_groups: int) -> None:
+        super().__init__(_GroupLine(in_order=False, cost=len))
+        self._max_groups = _at_least_one("WholeGroups.max_groups", max_groups)
+
     def take(self, limit: int | None) -> list[RowMeta]:
         """See `Policy.take`."""
         rows: list[RowMeta] = []
@@ -110,7 +117,7 @@ class WholeGroups(Policy):
         return rows
 
 
-class TokenBudget(Policy):
+class TokenBudget(_GroupPolicy):
     """Whole groups gathered until the next one would exceed `tokens`, or the rows reach the caller's limit.
 
     The next-fit rule by which micro-batches are packed: groups are added one after the other, none is skipped, and a
@@ -131,27 +138,15 @@ class TokenBudget(Policy):
         prompt_column: str = "prompt_ids",
         response_column: str = "response_ids",
     ) -> None:
+        super().__init__(_GroupLine(in_order=in_order, cost=len if tokens is None else self._cost))
         self._tokens = None if tokens is None else _at_least_one("TokenBudget.tokens", tokens)
         self._prompt_column = prompt_column
         self._response_column = response_column
-        self._line = _GroupLine(in_order=in_order, cost=len if tokens is None else self._cost)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """See `Policy.columns`."""
         return () if self._tokens is None else (self._prompt_column, self._response_column)
-
-    def added(self, rows: Sequence[RowMeta]) -> None:
-        """See `Policy.added`."""
-        self._line.added(rows)
-
-    def ready(self, row: RowMeta) -> None:
-        """See `Policy.ready`."""
-        self._line.ready(row)
-
-    def consumed(self, row: RowMeta) -> None:
-        """See `Policy.consumed`."""
-        self._line.consumed(row)
 
     def take(self, limit: int | None) -> list[RowMeta]:
         """See `Policy.take`."""
