@@ -157,20 +157,29 @@ def _attend_blocks(
     )
 
 
-def prefill_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, chunk: PrefillChunk) -> torch.Tensor:
+class PrefillPlan:
+    """What a chunk attends to, built once per step and used by every layer."""
+
+    def __init__(self, chunk: PrefillChunk, block_size: int, device: torch.device) -> None:
+        self.tokens = chunk.tokens
+        self.end = chunk.start + chunk.tokens
+        """Tokens of the sequence up to the chunk's last."""
+        self.blocks = torch.tensor(chunk.blocks[: -(-self.end // block_size)], device=device)
+        self.mask: torch.Tensor | None = None
+        """[tokens, end], what each token sees; None where the chunk is all there is, and plainly causal."""
+        if chunk.start:
+            self.mask = torch.ones(self.tokens, self.end, dtype=torch.bool, device=device).tril(chunk.start)
+
+
+def prefill_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, plan: PrefillPlan) -> torch.Tensor:
     """A chunk's queries against everything up to themselves; their own keys are in the cache already.
 
-    q: [chunk.tokens, query_heads, head_dim]; returns the same.
+    q: [plan.tokens, query_heads, head_dim]; returns the same.
     """
-    end = chunk.start + chunk.tokens
-    block_size = keys.shape[2]
-    blocks = torch.tensor(chunk.blocks[: -(-end // block_size)], device=q.device)
-    k, v = (pool[blocks].transpose(0, 1).flatten(1, 2)[None, :, :end] for pool in (keys, values))
-    mask = None
-    if chunk.start:
-        mask = torch.ones(chunk.tokens, end, dtype=torch.bool, device=q.device).tril(chunk.start)
+    k, v = (pool[plan.blocks].transpose(0, 1).flatten(1, 2)[None, :, : plan.end] for pool in (keys, values))
     q = q.transpose(0, 1)[None]
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+    causal = plan.mask is None
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=plan.mask, is_causal=causal, enable_gqa=True)
     return out[0].transpose(0, 1)
 
 
@@ -178,11 +187,11 @@ class StepAttention:
     """The attention of one packed step: prefill chunks first, then one token of every decoding sequence."""
 
     def __init__(
-        self, cache: KVCache, chunks: Seq[PrefillChunk], plan: DecodePlan | None, slots_T: torch.Tensor
+        self, cache: KVCache, prefills: Seq[PrefillPlan], decode: DecodePlan | None, slots_T: torch.Tensor
     ) -> None:
         self._cache = cache
-        self._chunks = chunks
-        self._plan = plan
+        self._prefills = prefills
+        self._decode = decode
         self._rows = cache.rows(slots_T)
 
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -190,9 +199,9 @@ class StepAttention:
         self._cache.write(layer, self._rows, k, v)
         keys, values = self._cache.keys(layer), self._cache.values(layer)
         parts, start = [], 0
-        for chunk in self._chunks:
-            parts.append(prefill_attention(q[start : start + chunk.tokens], keys, values, chunk))
-            start += chunk.tokens
-        if self._plan is not None:
-            parts.append(decode_attention(q[start:], keys, values, self._plan))
+        for plan in self._prefills:
+            parts.append(prefill_attention(q[start : start + plan.tokens], keys, values, plan))
+            start += plan.tokens
+        if self._decode is not None:
+            parts.append(decode_attention(q[start:], keys, values, self._decode))
         return (parts[0] if len(parts) == 1 else torch.cat(parts)).flatten(1)

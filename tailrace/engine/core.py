@@ -110,8 +110,10 @@ class EngineCore:
         sequences = plan.decodes + admission.fresh
         if not sequences:
             return []
-        if admission.logits or logits_BV is None:
-            logits_BV = torch.stack([*(() if logits_BV is None else logits_BV), *admission.logits])
+        if admission.logits:
+            fresh_BV = torch.stack(admission.logits)
+            logits_BV = fresh_BV if logits_BV is None else torch.cat((logits_BV, fresh_BV))
+        assert logits_BV is not None
         return self._sample(sequences, logits_BV)
 
     @torch.no_grad()

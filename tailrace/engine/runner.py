@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tailrace.engine.attention import DecodePlan, DecodeRow, PrefillChunk, StepAttention
+from tailrace.engine.attention import DecodePlan, DecodeRow, PrefillChunk, PrefillPlan, StepAttention
 from tailrace.engine.kv_cache import KVCache
 from tailrace.engine.model import Model
 from tailrace.engine.scheduler import StepPlan
@@ -62,10 +62,12 @@ class Runner:
         return torch.from_numpy(np.concatenate(list(parts))).to(self.model.device)
 
     def _attention(self, plan: StepPlan, slots_T: torch.Tensor) -> StepAttention:
+        block_size, device = self.cache.block_size, self.model.device
         chunks = [PrefillChunk(start=p.start, tokens=len(p.tokens), blocks=p.blocks) for p in plan.prefills]
+        prefills = [PrefillPlan(chunk, block_size, device) for chunk in chunks]
         rows = [self._decode_row(sequence) for sequence in plan.decodes]
-        decode = DecodePlan(rows, self.cache.block_size, self.model.device) if rows else None
-        return StepAttention(self.cache, chunks, decode, slots_T)
+        decode = DecodePlan(rows, block_size, device) if rows else None
+        return StepAttention(self.cache, prefills, decode, slots_T)
 
     def _decode_row(self, sequence: Sequence) -> DecodeRow:
         last_block_tokens = (sequence.length - 1) % self.cache.block_size + 1

@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from tailrace.engine.attention import DecodePlan, DecodeRow, PrefillChunk, decode_attention, prefill_attention
+from tailrace.engine.attention import (
+    DecodePlan,
+    DecodeRow,
+    PrefillChunk,
+    PrefillPlan,
+    decode_attention,
+    prefill_attention,
+)
 
 BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM, QUERY_HEADS = 40, 2, 4, 8, 6
 CPU = torch.device("cpu")
@@ -65,7 +72,8 @@ def test_each_token_of_a_chunk_sees_itself_and_all_before(start: int, tokens: in
     keys, values = make_pools()
     blocks = [17, 3, 25, 8]
     q = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(2))
-    out = prefill_attention(q, keys, values, PrefillChunk(start=start, tokens=tokens, blocks=blocks))
+    plan = PrefillPlan(PrefillChunk(start=start, tokens=tokens, blocks=blocks), BLOCK_SIZE, CPU)
+    out = prefill_attention(q, keys, values, plan)
     for index in range(tokens):
         k, v = (gather(pool, blocks, start + index + 1) for pool in (keys, values))
         torch.testing.assert_close(out[index], plain_attention(q[index], k, v))

@@ -87,7 +87,7 @@ class HfCore:
         """Generate one whole response."""
         request = self._waiting.popleft()
         criteria = _RuleCriteria(self._stop_rules.rule(request), len(request.prompt_ids))
-        prompt = torch.from_numpy(request.prompt_ids)[None].to(self._device)
+        prompt = torch.tensor(request.prompt_ids, device=self._device)[None]
         with torch.random.fork_rng(devices=[] if self._device.type == "cpu" else [self._device]):
             torch.manual_seed(request.seed % 2**63)
             output = self._model.generate(
