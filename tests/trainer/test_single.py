@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
@@ -408,6 +409,16 @@ def test_an_export_takes_the_dtype_asked_for_or_that_of_the_initial_checkpoint(
     for path in (tmp_path / "asked", tmp_path / "kept"):
         model = AutoModelForCausalLM.from_pretrained(path)
         assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_model_that_lacks_a_weight_is_refused(tiny_model: TinyModel, tmp_path: Path) -> None:
+    make_trainer(tiny_model("llama")).export(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.norm.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"lacks 1 weights, such as model\.norm\.weight"):
+        make_trainer(tmp_path / "model")
 
 
 def test_sliding_window_layers_are_refused(tiny_model: TinyModel, tmp_path: Path) -> None:

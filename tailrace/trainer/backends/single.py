@@ -77,7 +77,7 @@ class SingleTrainer(Trainer):
             reference: keep a frozen copy of the initial weights, which `log_probs(reference=True)` needs.
 
         Raises:
-            ModelError: the model has layers that packed training does not compute.
+            ModelError: weights are missing, or the model has layers that packed training does not compute.
         """
         self._config = config
         self._model_dir = model_dir
@@ -267,11 +267,16 @@ def _no_progress_bars() -> Iterator[None]:
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     with _no_progress_bars():
-        model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED, output_loading_info=True
+        )
+    model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    if missing := report["missing_keys"]:  # transformers has filled them with random numbers
+        raise ModelError(f"{model_dir} lacks {len(missing)} weights, such as {min(missing)}; fetch the model again")
     if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
         raise ModelError(f"{model_dir} has sliding-window layers, which training does not compute; use full attention")
     model.to(device)  # type: ignore[arg-type]
-    return cast(PreTrainedModel, model)
+    return model
 
 
 def _input_weight(model: PreTrainedModel) -> torch.nn.Parameter:
