@@ -1,6 +1,7 @@
 """Problems of a reasoning-gym generator."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
@@ -93,6 +94,10 @@ def _check(config: ReasoningGymSource) -> None:
             f"prompts.source.task {config.task!r} is none of reasoning-gym's {len(DATASETS)} tasks"
             f"{nearest(config.task, DATASETS)}"
         )
-    for name in ("seed", "size"):
-        if name in config.parameters:
+    known = {field.name for field in fields(DATASETS[config.task][1])} - {"seed", "size"}
+    for name in config.parameters:
+        if name in ("seed", "size"):
             raise PromptError(f"prompts.source.parameters: set prompts.source.{name} instead of {name}")
+        if name not in known:
+            hint = nearest(name, known) or f"; it has {', '.join(sorted(known))}"
+            raise PromptError(f"prompts.source.parameters: {config.task} has no parameter {name!r}{hint}")
