@@ -374,8 +374,10 @@ def test_a_checkpoint_of_another_model_is_refused_and_nothing_restored(
 def test_loading_a_model_draws_no_progress_bar_and_leaves_the_setting(
     tiny_model: TinyModel, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    model_dir = tiny_model("llama")
+    capfd.readouterr()
     shown = logging.is_progress_bar_enabled()
-    make_trainer(tiny_model("llama"), reference=True)
+    make_trainer(model_dir, reference=True)
     assert "".join(capfd.readouterr()) == ""
     assert logging.is_progress_bar_enabled() == shown
 
