@@ -84,10 +84,10 @@ class StopRules:
         if request.sampling.stop:
             try:
                 detokenize = self._detokenize
-            except (OSError, ValueError) as error:
+            except Exception as error:  # the tokenizers library raises bare Exceptions
                 raise RequestError(
                     f"request {request.request_id} has stop strings, and {self._model_dir} has no tokenizer to find "
-                    f"them with ({str(error).splitlines()[0]}); use stop_token_ids, or add the tokenizer's files"
+                    f"them with; use stop_token_ids, or add the tokenizer's files ({' '.join(str(error).split())})"
                 ) from error
         return StopRule(
             request.sampling,
@@ -105,7 +105,7 @@ def _read_detokenizer(model_dir: Path) -> Detokenize:
     """The tokenizer in a model's directory. Special tokens are text too, so a stop string may be one."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, local_files_only=True)
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # what transformers makes up for Qwen without files
         raise ValueError("it knows special tokens only")
     return lambda ids: str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
