@@ -40,7 +40,7 @@ async def run(config: RunConfig, directory: Path) -> None:
         log = EventLog(directory / "events.jsonl", sinks=(times, take_turns))
         stack.callback(log.close)
         store = CheckpointStore(directory / "checkpoints", keep=1)
-        pipeline, _, _ = build_pipeline(config, inputs, parts, store, log, times)
+        pipeline = build_pipeline(config, inputs, parts, store, log, times)
         gate.wait()
         await pipeline.run()
 

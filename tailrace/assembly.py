@@ -9,6 +9,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -45,8 +46,7 @@ from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget, Whole
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray
 
-GRADE_AT_ONCE = 64
-"""Rows of one reward claim at the most: enough to keep every grading process busy."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +108,10 @@ class Parts:
     trainer: Trainer
     queue: TransferQueue
 
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Do `work` in the device's executor."""
+        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
+
 
 async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -> Parts:
     """Start grading processes, engine, trainer and queue; `stack` closes them.
@@ -121,10 +125,25 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     loop = asyncio.get_running_loop()
     engine = await loop.run_in_executor(executor, lambda: _engine(config, inputs, executor))
     stack.push_async_callback(engine.close)
+    _check_cache(config, inputs, engine)
     trainer = await loop.run_in_executor(executor, lambda: _trainer(config, inputs, algorithm))
     queue = LocalQueue(_queue_tasks(config, algorithm), config.queue)
     stack.callback(queue.close)
     return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer, queue=queue)
+
+
+def _check_cache(config: RunConfig, inputs: Inputs, engine: Engine) -> None:
+    """Whether the longest sequence fits the KV cache by itself: if not, it would fail in the middle of the run."""
+    if config.engine.type != "native":
+        return
+    room = engine.stats().total_blocks * config.engine.block_size
+    prompts = (*inputs.prompts.train, *inputs.prompts.held_out)
+    needed = max(len(prompt.prompt_ids) for prompt in prompts) + config.sampling.max_new_tokens
+    if needed > room:
+        raise ConfigError(
+            f"engine.kv_cache_gib {config.engine.kv_cache_gib} holds {room} tokens, but the longest prompt with "
+            f"sampling.max_new_tokens {config.sampling.max_new_tokens} takes {needed}; raise it or lower that"
+        )
 
 
 def _engine(config: RunConfig, inputs: Inputs, executor: Executor) -> Engine:
@@ -150,7 +169,7 @@ def _queue_tasks(config: RunConfig, algorithm: Algorithm) -> list[QueueTask]:
     )
     policies: dict[str, Policy] = {
         "rollout": WholeGroups(config.groups_per_step),
-        "reward": FirstIn(GRADE_AT_ONCE),
+        "reward": FirstIn(1),
         "reference": WholeGroups(config.groups_per_step),
         "advantage": WholeGroups(config.groups_per_step),
         "actor": budget,
@@ -160,7 +179,7 @@ def _queue_tasks(config: RunConfig, algorithm: Algorithm) -> list[QueueTask]:
 
 def build_pipeline(
     config: RunConfig, inputs: Inputs, parts: Parts, store: CheckpointStore, log: EventLog, times: TaskTimes
-) -> tuple[Pipeline, PromptFeeder, Checkpointer]:
+) -> Pipeline:
     """Connect the parts into the main loop."""
     feeder = PromptFeeder(
         parts.queue,
@@ -170,8 +189,7 @@ def build_pipeline(
         group_size=config.algorithm.group_size,
         groups_per_step=config.groups_per_step,
     )
-    checkpointer = Checkpointer(store, config.checkpoint, parts.trainer, parts.queue, parts.executor, log)
-    pipeline = Pipeline(
+    return Pipeline(
         steps=config.trainer.steps,
         evaluate_every=config.evaluation.every,
         queue=parts.queue,
@@ -181,25 +199,22 @@ def build_pipeline(
         trainer=parts.trainer,
         engine=parts.engine,
         evaluator=_evaluator(config, inputs, parts, log),
-        checkpointer=checkpointer,
+        checkpointer=Checkpointer(store, config.checkpoint, parts.trainer, parts.queue, parts.executor, log),
         times=times,
         log=log,
     )
-    return pipeline, feeder, checkpointer
 
 
 def _services(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -> list[Service]:
     """A worker for each task of the table but the actor, which the loop itself drives."""
-    queue, lease_s, samples = parts.queue, config.queue.lease_s, config.trainer.train_batch_size
+    queue, samples = parts.queue, config.trainer.train_batch_size
     makers: dict[str, Callable[[], Service]] = {
         "rollout": lambda: RolloutWorker(
-            queue, parts.engine, config.sampling, inputs.decode, log, lease_s=lease_s, samples_per_step=samples
+            queue, parts.engine, config.sampling, inputs.decode, log, samples_per_step=samples
         ),
-        "reward": lambda: RewardTask(queue, log, parts.pool, config.rewards, lease_s=lease_s, samples_per_step=samples),
-        "reference": lambda: ReferenceTask(
-            queue, log, _reference_log_probs(parts), lease_s=lease_s, samples_per_step=samples
-        ),
-        "advantage": lambda: AdvantageTask(queue, log, parts.algorithm, lease_s=lease_s, samples_per_step=samples),
+        "reward": lambda: RewardTask(queue, log, parts.pool, config.rewards, samples_per_step=samples),
+        "reference": lambda: ReferenceTask(queue, log, _reference_log_probs(parts), samples_per_step=samples),
+        "advantage": lambda: AdvantageTask(queue, log, parts.algorithm, samples_per_step=samples),
     }
     return [makers[spec.name]() for spec in parts.algorithm.tasks if spec.name != "actor"]
 
@@ -207,8 +222,7 @@ def _services(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) ->
 def _reference_log_probs(parts: Parts) -> LogProbs:
     async def log_probs(claim: Claim) -> list[FloatArray]:
         samples = [train_sample(row) for row in claim.rows]
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(parts.executor, lambda: parts.trainer.log_probs(samples, reference=True))
+        return await parts.compute(lambda: parts.trainer.log_probs(samples, reference=True))
 
     return log_probs
 
@@ -222,7 +236,6 @@ def _actor(config: RunConfig, parts: Parts, log: EventLog) -> Actor:
         log,
         batch_size=config.trainer.train_batch_size,
         mini_batch_size=config.mini_batch_size,
-        lease_s=config.queue.lease_s,
     )
 
 

@@ -49,7 +49,7 @@ def read_run_state(checkpoint: Path) -> RunState:
 
 
 class Checkpointer:
-    """Saves and restores trainer and queue together."""
+    """Saves trainer and queue together."""
 
     def __init__(
         self,
@@ -90,15 +90,15 @@ class Checkpointer:
             path = await loop.run_in_executor(self._executor, lambda: self._store.save(trained_steps, write))
             span.info = {"path": str(path)}
 
-    async def load(self, checkpoint: Path) -> None:
-        """Restore trainer and queue from a verified checkpoint.
 
-        Raises:
-            CheckpointError: it does not belong to this model or this table of tasks.
-        """
-        try:
-            self._queue.restore((checkpoint / QUEUE_FILE).read_bytes())
-        except (OSError, QueueError) as error:
-            raise CheckpointError(f"{checkpoint / QUEUE_FILE} cannot be restored: {error}") from None
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, lambda: self._trainer.load(checkpoint))
+def restore(checkpoint: Path, trainer: Trainer, queue: TransferQueue) -> None:
+    """Restore trainer and queue from a verified checkpoint.
+
+    Raises:
+        CheckpointError: it does not belong to this model or this table of tasks.
+    """
+    try:
+        queue.restore((checkpoint / QUEUE_FILE).read_bytes())
+    except (OSError, QueueError) as error:
+        raise CheckpointError(f"{checkpoint / QUEUE_FILE} cannot be restored: {error}") from None
+    trainer.load(checkpoint)

@@ -1,5 +1,6 @@
 """The command line. Heavy imports happen inside the commands, so that --help answers at once."""
 
+import errno
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -47,7 +48,11 @@ def train(
         return
     from tailrace.run import train as run_training
 
-    raise typer.Exit(run_training(config, resume=resume or resume_from is not None, checkpoint=resume_from))
+    try:
+        code = run_training(config, resume=resume or resume_from is not None, checkpoint=resume_from)
+    except KeyboardInterrupt:  # before there is anything to save, or after everything was
+        code = 130
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -68,8 +73,12 @@ def main() -> None:
         sys.exit(_fail(error, 2))
     except TailraceError as error:
         sys.exit(_fail(error, 1))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        sys.exit(_fail(error, 1))
 
 
-def _fail(error: TailraceError, code: int) -> int:
+def _fail(error: Exception, code: int) -> int:
     print(f"tailrace: {error}", file=sys.stderr)
     return code

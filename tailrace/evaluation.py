@@ -8,7 +8,7 @@ from contextlib import aclosing
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.base import Engine
 from tailrace.events import EventLog
-from tailrace.metrics import reward_metrics
+from tailrace.metrics import failure_metrics, reward_metrics
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.worker import Decode
@@ -67,6 +67,6 @@ def _summary(grades: list[Grade], lengths: list[int]) -> dict[str, float]:
     rewards = [math.nan if grade.reward is None else grade.reward for grade in grades]
     return {
         **reward_metrics(rewards),
-        "reward_failures": float(sum(grade.reward is None for grade in grades)),
+        **failure_metrics(grade.error for grade in grades),
         "response_tokens": statistics.fmean(lengths),
     }

@@ -31,7 +31,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Training step, from 0."""
     samples: int | None = None
     tokens: int | None = None
-    """Response tokens, or packed tokens for the actor."""
+    """Response tokens."""
     version: int | None = None
     """Weight version used or, for update_weights, installed."""
     metrics: dict[str, float] = {}

@@ -1,12 +1,15 @@
 """The figures of one training step, from its rows and its updates."""
 
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from tailrace.events import Event
+from tailrace.rewards.base import failure_kind
 from tailrace.trainer.actor import StepResult
 from tailrace.trainer.base import UpdateResult
 from tailrace.transfer.queue.base import Row
@@ -41,7 +44,7 @@ def step_metrics(result: StepResult, seconds: float) -> dict[str, float]:
     lengths = [response_tokens(row) for row in result.rows]
     return {
         **reward_metrics([cast(float, row.cells["reward"]) for row in result.rows]),
-        "reward_failures": float(sum(row.cells["reward_error"] != "" for row in result.rows)),
+        **failure_metrics([cast(str, row.cells["reward_error"]) for row in result.rows]),
         "flat_groups": float(_flat_groups(result.rows)),
         "response_tokens_mean": statistics.fmean(lengths),
         "response_tokens_max": float(max(lengths)),
@@ -56,7 +59,7 @@ def step_metrics(result: StepResult, seconds: float) -> dict[str, float]:
 
 def reward_metrics(rewards: Sequence[float]) -> dict[str, float]:
     """Mean, standard deviation and accuracy over the rewards that were graded; none of them where none was."""
-    graded = [reward for reward in rewards if not np.isnan(reward)]
+    graded = [reward for reward in rewards if not math.isnan(reward)]
     if not graded:
         return {}
     return {
@@ -66,17 +69,27 @@ def reward_metrics(rewards: Sequence[float]) -> dict[str, float]:
     }
 
 
+def failure_metrics(errors: Iterable[str | None]) -> dict[str, float]:
+    """`reward_failures`, and `reward_failures/<kind>` for each kind that there was."""
+    kinds = Counter(failure_kind(error) for error in errors if error)
+    return {
+        "reward_failures": float(kinds.total()),
+        **{f"reward_failures/{kind}": float(count) for kind, count in kinds.items()},
+    }
+
+
 def response_tokens(row: Row) -> int:
     """R of a row."""
     return len(cast("np.ndarray[Any, Any]", row.cells["response_ids"]))
 
 
 def _flat_groups(rows: Sequence[Row]) -> int:
-    """Groups whose rewards are all equal: they teach nothing."""
-    rewards: dict[int, set[object]] = {}
+    """Groups whose graded rewards are all equal: they teach nothing."""
+    rewards: dict[int, set[float]] = {}
     for row in rows:
-        rewards.setdefault(row.group_id, set()).add(row.cells["reward"])
-    return sum(len(values) == 1 for values in rewards.values())
+        reward = cast(float, row.cells["reward"])
+        rewards.setdefault(row.group_id, set()).update(() if math.isnan(reward) else (reward,))
+    return sum(len(values) <= 1 for values in rewards.values())
 
 
 def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:

@@ -22,10 +22,10 @@ from typing import Protocol
 from tailrace.checkpointing import Checkpointer
 from tailrace.engine.base import Engine
 from tailrace.evaluation import Evaluator
-from tailrace.events import EventLog
-from tailrace.metrics import TaskTimes, step_metrics
+from tailrace.events import Event, EventLog
+from tailrace.metrics import TaskTimes, response_tokens, step_metrics
 from tailrace.rollout.feeder import PromptFeeder
-from tailrace.trainer.actor import Actor
+from tailrace.trainer.actor import Actor, StepResult
 from tailrace.trainer.base import Trainer
 from tailrace.transfer.queue.base import TransferQueue
 
@@ -85,19 +85,37 @@ class Pipeline:
 
     async def _train_step(self, step: int) -> None:
         self._times.take()
-        with self._log.span("step", "driver", step=step, version=step) as span:
-            await self._feeder.put(step)
-            result = await self._actor.update(step, on_commit=self._count_step)
-            await self.update_weights()
-            span.samples = len(result.rows)
-            metrics = step_metrics(result, self._log.now() - span.start)
-            span.metrics = {**metrics, **self._times.take()}
-            span.tokens = round(metrics["response_tokens_mean"] * len(result.rows))
+        start = self._log.now()
 
-    def _count_step(self) -> None:
-        self.trained_steps += 1
+        async def finish(result: StepResult) -> None:
+            self.trained_steps += 1
+            await self._update_weights()
+            self._log.emit(self._step_event(step, start, result))
 
-    async def update_weights(self) -> None:
+        await self._feeder.put(step)
+        await self._actor.update(step, on_commit=finish)
+
+    def _step_event(self, step: int, start: float, result: StepResult) -> Event:
+        end = self._log.now()
+        return Event(
+            task="step",
+            actor="driver",
+            start=start,
+            end=end,
+            step=step,
+            version=step,
+            samples=len(result.rows),
+            tokens=sum(response_tokens(row) for row in result.rows),
+            metrics={**step_metrics(result, end - start), **self._times.take()},
+        )
+
+    async def resume_at(self, trained_steps: int, next_step: int) -> None:
+        """Go on where a restored trainer and queue stand: `next_step` is the first step whose prompts are not in."""
+        self.trained_steps = trained_steps
+        self._feeder.next_step = next_step
+        await self._update_weights()
+
+    async def _update_weights(self) -> None:
         """Give the engine the trainer's weights."""
         with self._log.span("update_weights", "engine", version=self.trained_steps):
             await self._engine.update_weights(self.trained_steps, self._trainer.weights())

@@ -9,9 +9,8 @@ pipeline, saves a checkpoint and exits; a second one exits at once.
 import asyncio
 import os
 import platform
-import signal
 from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,21 +19,19 @@ import torch
 
 import tailrace
 from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts, prepare_torch
-from tailrace.checkpointing import read_run_state
+from tailrace.checkpointing import read_run_state, restore
 from tailrace.config.run import RunConfig
 from tailrace.errors import CheckpointError, NonFiniteError, TailraceError
 from tailrace.events import Event, EventLog, Sink
+from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
-from tailrace.report.sinks import open_sinks
+from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
 from tailrace.trainer.checkpoint import CheckpointStore
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,17 +50,21 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
     `resume`: go on from `checkpoint`, by default the newest one of `config.output_dir`.
 
     Raises:
-        UserError: something about the input is wrong; nothing was written.
-        TailraceError: the run failed; its last checkpoint is there.
+        UserError: something about the input is wrong, and nothing was written; or a checkpoint cannot be written.
+        TailraceError: the run failed. Its last checkpoint is there.
     """
     directory = RunDirectory(Path(config.output_dir))
     store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep)
     start = _find_start(config, directory, store, checkpoint) if resume else None
     if start is None:
         directory.check_new()
+    check_sinks(config.observe)
     prepare_torch(config)
     inputs = load_inputs(config)
-    return asyncio.run(_run(config, inputs, directory, store, start))
+    try:
+        return asyncio.run(_run(config, inputs, directory, store, start))
+    except asyncio.CancelledError:
+        return INTERRUPTED
 
 
 def _find_start(config: RunConfig, directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
@@ -82,19 +83,25 @@ async def _run(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, store: CheckpointStore, start: Resume | None
 ) -> int:
     async with AsyncExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt.watching())
         parts = await open_parts(config, inputs, stack)
+        if start is not None:
+            await parts.compute(lambda: restore(start.checkpoint, parts.trainer, parts.queue))
         stack.enter_context(directory.opened(config))
         times = TaskTimes()
         log = _open_log(config, directory, start, times, stack)
-        pipeline, feeder, checkpointer = build_pipeline(config, inputs, parts, store, log, times)
+        pipeline = build_pipeline(config, inputs, parts, store, log, times)
         if start is not None:
-            await checkpointer.load(start.checkpoint)
-            pipeline.trained_steps, feeder.next_step = start.trained_steps, start.next_step
-            await pipeline.update_weights()
-        if await _train(pipeline, parts, directory):
-            return _say_interrupted(directory)
-        await _export(parts, directory, log)
-    return _finish(directory)
+            await pipeline.resume_at(start.trained_steps, start.next_step)
+        if not await _train(pipeline, parts, directory, interrupt):
+            print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
+            return INTERRUPTED
+        with log.span("export", "trainer", info={"path": str(directory.model)}):
+            await parts.compute(lambda: parts.trainer.export(directory.model))
+    report = write_report(directory.path)
+    write_trace(directory.path)
+    print(f"Report: {report}\nModel:  {directory.model}")
+    return 0
 
 
 def _open_log(
@@ -119,42 +126,31 @@ def _open_log(
     return log
 
 
-async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory) -> bool:
-    """Run the pipeline; True when it was interrupted, and saved."""
-    training = asyncio.create_task(pipeline.run())
-    with _cancelled_by_signals(training):
-        try:
-            await training
-        except asyncio.CancelledError:
-            await pipeline.save()
-            return True
-        except BaseExceptionGroup as group:
-            error = _first_error(group)
-            if isinstance(error, NonFiniteError):
-                directory.evidence.write_bytes(msgspec.json.encode(parts.trainer.evidence()))
-                raise NonFiniteError(f"{error}; the evidence is in {directory.evidence}") from error
-            raise error from None
-    return False
-
-
-@contextmanager
-def _cancelled_by_signals(training: asyncio.Task[None]) -> Iterator[None]:
-    """The first SIGINT or SIGTERM cancels `training`, a second one ends the process at once."""
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        if training.cancelled() or training.cancelling():
-            os._exit(INTERRUPTED)
-        training.cancel()
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for number in signals:
-        loop.add_signal_handler(number, stop)
+async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory, interrupt: Interrupt) -> bool:
+    """Run the pipeline to its end; False when it was interrupted, and saved."""
     try:
-        yield
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
+        await pipeline.run()
+    except (asyncio.CancelledError, BaseExceptionGroup) as error:
+        if interrupt.asked:
+            interrupt.accept()
+            await pipeline.save()
+        if isinstance(error, BaseExceptionGroup):
+            raise _explained(_first_error(error), parts, directory) from error
+        if not interrupt.asked:
+            raise
+        return False
+    return True
+
+
+def _explained(error: BaseException, parts: Parts, directory: RunDirectory) -> BaseException:
+    """The error to raise; a step that stayed non-finite leaves its evidence in the run's directory."""
+    if not isinstance(error, NonFiniteError):
+        return error
+    try:
+        directory.evidence.write_bytes(msgspec.json.encode(parts.trainer.evidence()))
+    except OSError as problem:
+        return NonFiniteError(f"{error}; its evidence could not be written: {problem.strerror}")
+    return NonFiniteError(f"{error}; the evidence is in {directory.evidence}")
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -169,21 +165,3 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
             yield from _leaves(inner)
     else:
         yield error
-
-
-async def _export(parts: Parts, directory: RunDirectory, log: EventLog) -> None:
-    with log.span("export", "trainer", info={"path": str(directory.model)}):
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(parts.executor, lambda: parts.trainer.export(directory.model))
-
-
-def _finish(directory: RunDirectory) -> int:
-    report = write_report(directory.path)
-    write_trace(directory.path)
-    print(f"Report: {report}\nModel:  {directory.model}")
-    return 0
-
-
-def _say_interrupted(directory: RunDirectory) -> int:
-    print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
-    return INTERRUPTED

@@ -14,10 +14,7 @@ import yaml
 
 from tailrace.config.load import parse_config
 from tailrace.config.run import RunConfig
-from tailrace.errors import CheckpointError, ConfigError, UserError
-
-FIXED = ("seed", "model", "prompts", "algorithm.group_size", "trainer.train_batch_size", "trainer.mini_batch_size")
-"""Keys that a resumed run must have as they were: the data position and the optimizer mean nothing under others."""
+from tailrace.errors import CheckpointError, ConfigError, UserError, one_line
 
 
 class RunDirectory:
@@ -42,14 +39,15 @@ class RunDirectory:
     def check_same(self, config: RunConfig) -> None:
         """Raises a UserError where there is no run, or `config` differs from its own where it must not."""
         try:
-            text = self.config.read_text()
+            before = parse_config(yaml.safe_load(self.config.read_text()), source=str(self.config))
         except FileNotFoundError:
             raise CheckpointError(f"output_dir {self.path} holds no run to resume; leave out --resume") from None
-        before = parse_config(yaml.safe_load(text), source=str(self.config))
-        for key in FIXED:
-            was, now = _get(before, key), _get(config, key)
-            if was != now:
-                raise ConfigError(f"{key} cannot change when a run is resumed: it was {was!r} and is {now!r}")
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise CheckpointError(f"{self.config} cannot be read: {one_line(error)}") from None
+        was, now = _identity(before), _identity(config)
+        for key in was:
+            if was[key] != now[key]:
+                raise ConfigError(f"{key} cannot change when a run is resumed: it was {was[key]!r} and is {now[key]!r}")
 
     @contextmanager
     def opened(self, config: RunConfig) -> Iterator[None]:
@@ -68,12 +66,22 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
-            self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+            self.evidence.unlink(missing_ok=True)
+            try:
+                self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+            except OSError as error:
+                raise UserError(f"{self.config} cannot be written: {error.strerror}") from None
             yield
 
 
-def _get(config: RunConfig, key: str) -> object:
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+def _identity(config: RunConfig) -> dict[str, object]:
+    """What a resumed run must have as it was: data position, queue and optimizer mean nothing under other values."""
+    return {
+        "seed": config.seed,
+        "model": config.model,
+        "prompts": config.prompts,
+        "algorithm.group_size": config.algorithm.group_size,
+        "algorithm.kl.coefficient > 0": config.algorithm.kl.coefficient > 0,
+        "trainer.train_batch_size": config.trainer.train_batch_size,
+        "trainer.mini_batch_size": config.mini_batch_size,
+    }

@@ -16,7 +16,8 @@ class KlConfig(Config):
     coefficient: NonNegativeFloat = 0.0
     """0 computes no reference log-probabilities at all."""
     estimator: KlEstimator = "k3"
-    """k1 unbiased, k2 half the squared log-ratio, k3 unbiased and non-negative."""
+    """k1 is the log-ratio: as a penalty its mean gradient is 0, so it only reports. k2 is half its square. k3 is
+    unbiased and non-negative."""
 
 
 class GrpoConfig(Config):

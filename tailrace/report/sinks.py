@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
 from tailrace.config.pipeline import ObserveConfig
-from tailrace.errors import UserError
+from tailrace.errors import UserError, one_line
 from tailrace.events import Event
 
 LENGTHS_TAG = "train/response_tokens"
@@ -27,6 +28,16 @@ class ClosableSink(Protocol):
 
     def close(self) -> None:
         """Write what is left and let go of it."""
+
+
+def check_sinks(observe: ObserveConfig) -> None:
+    """Find out before a run begins whether its sinks can be opened.
+
+    Raises:
+        UserError: Weights & Biases is asked for and not installed.
+    """
+    if observe.wandb_project is not None:
+        _wandb(observe.wandb_project)
 
 
 def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any]) -> list[ClosableSink]:
@@ -80,17 +91,12 @@ class WandbSink:
         Raises:
             UserError: the package is not installed, or refuses to begin.
         """
-        try:
-            wandb = importlib.import_module("wandb")
-        except ModuleNotFoundError:
-            raise UserError(
-                f"observe.wandb_project is {project!r}, which needs wandb; pip install wandb, or set it to null"
-            ) from None
+        wandb = _wandb(project)
         try:
             self._run = wandb.init(project=project, name=run_dir.name, config=dict(config), dir=str(run_dir))
         except Exception as error:  # no login, no network, no such project: it has many kinds
             raise UserError(
-                f"observe.wandb_project {project!r} cannot be opened: {' '.join(str(error).split())}; "
+                f"observe.wandb_project {project!r} cannot be opened: {one_line(error)}; "
                 f"set it to null, or WANDB_MODE=offline to send it later"
             ) from None
         self._run.define_metric("*", step_metric="step")
@@ -104,6 +110,15 @@ class WandbSink:
     def close(self) -> None:
         """Finish the run."""
         self._run.finish()
+
+
+def _wandb(project: str) -> ModuleType:
+    try:
+        return importlib.import_module("wandb")
+    except ModuleNotFoundError:
+        raise UserError(
+            f"observe.wandb_project is {project!r}, which needs wandb; pip install wandb, or set it to null"
+        ) from None
 
 
 class StepLengths:

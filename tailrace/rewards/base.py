@@ -43,3 +43,8 @@ def expected_text(request: GradingRequest) -> str:
     if request.answer is None:
         raise RewardError("the prompt has no answer to compare with; set answer_column of prompts.source")
     return str(request.answer).strip()
+
+
+def failure_kind(error: str) -> str:
+    """The kind of a `Grade.error`: timeout, died, or the name of the grader's exception."""
+    return error.partition(":")[0]

@@ -35,7 +35,6 @@ class RolloutWorker:
         decode: Decode,
         log: EventLog,
         *,
-        lease_s: float,
         samples_per_step: int,
     ) -> None:
         self._queue = queue
@@ -43,7 +42,6 @@ class RolloutWorker:
         self._sampling = sampling
         self._decode = decode
         self._log = log
-        self._lease_s = lease_s
         self._samples_per_step = samples_per_step
 
     async def run(self) -> None:
@@ -71,7 +69,7 @@ class RolloutWorker:
         step = claim.rows[0].order // self._samples_per_step
         with self._log.span("rollout", "rollout", step=step, samples=len(claim.rows)) as span:
             span.version = self._engine.stats().version
-            async with held(self._queue, claim, lease_s=self._lease_s):
+            async with held(self._queue, claim):
                 span.tokens = await self._stream(claim, step)
 
     async def _stream(self, claim: Claim, step: int) -> int:

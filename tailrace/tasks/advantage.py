@@ -16,16 +16,8 @@ class AdvantageTask(Task):
     name = "advantage"
     actor = "advantage"
 
-    def __init__(
-        self,
-        queue: TransferQueue,
-        log: EventLog,
-        algorithm: Algorithm,
-        *,
-        lease_s: float,
-        samples_per_step: int,
-    ) -> None:
-        super().__init__(queue, log, lease_s=lease_s, samples_per_step=samples_per_step)
+    def __init__(self, queue: TransferQueue, log: EventLog, algorithm: Algorithm, *, samples_per_step: int) -> None:
+        super().__init__(queue, log, samples_per_step=samples_per_step)
         self._algorithm = algorithm
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:

@@ -1,5 +1,6 @@
 """The loop that every small task shares: claim, compute, ack, until the queue is closed."""
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
@@ -20,26 +21,29 @@ class Task(ABC):
     actor: str
     """Its row in the timeline."""
 
-    def __init__(self, queue: TransferQueue, log: EventLog, *, lease_s: float, samples_per_step: int) -> None:
+    def __init__(self, queue: TransferQueue, log: EventLog, *, samples_per_step: int, workers: int = 1) -> None:
+        """`workers`: claims that are computed at the same time."""
         self._queue = queue
         self._log = log
-        self._lease_s = lease_s
         self._samples_per_step = samples_per_step
+        self._workers = workers
 
     async def run(self) -> None:
         """Serve until the queue is closed."""
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(self._workers):
+                workers.create_task(self._serve())
+
+    async def _serve(self) -> None:
         while True:
             try:
                 claim = await self._queue.claim(self.name)
             except QueueClosed:
                 return
-            await self._serve(claim)
-
-    async def _serve(self, claim: Claim) -> None:
-        step = claim.rows[0].order // self._samples_per_step
-        with self._log.span(self.name, self.actor, step=step, samples=len(claim.rows)) as span:
-            async with held(self._queue, claim, lease_s=self._lease_s):
-                await self._queue.ack(claim, await self.compute(claim, span))
+            step = claim.rows[0].order // self._samples_per_step
+            with self._log.span(self.name, self.actor, step=step, samples=len(claim.rows)) as span:
+                async with held(self._queue, claim):
+                    await self._queue.ack(claim, await self.compute(claim, span))
 
     @abstractmethod
     async def compute(self, claim: Claim, span: Event) -> Outputs:

@@ -17,10 +17,8 @@ class ReferenceTask(Task):
     name = "reference"
     actor = "trainer"
 
-    def __init__(
-        self, queue: TransferQueue, log: EventLog, log_probs: LogProbs, *, lease_s: float, samples_per_step: int
-    ) -> None:
-        super().__init__(queue, log, lease_s=lease_s, samples_per_step=samples_per_step)
+    def __init__(self, queue: TransferQueue, log: EventLog, log_probs: LogProbs, *, samples_per_step: int) -> None:
+        super().__init__(queue, log, samples_per_step=samples_per_step)
         self._log_probs = log_probs
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:

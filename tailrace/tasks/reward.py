@@ -1,12 +1,11 @@
 """The reward task: grades responses in worker processes."""
 
-import asyncio
 from collections import Counter
 from typing import Any, cast
 
 from tailrace.config.rewards import RewardsConfig
 from tailrace.events import Event, EventLog
-from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.base import Grade, GradingRequest, failure_kind
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.base import Outputs, Task
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
@@ -14,29 +13,25 @@ from tailrace.types import Value
 
 
 class RewardTask(Task):
-    """Writes `reward`, and `reward_error` where the grading failed: then the reward is the configured one, or NaN."""
+    """Writes `reward`, and `reward_error` where the grading failed: then the reward is the configured one, or NaN.
+
+    As many claims are graded at a time as there are grading processes, so that a slow one holds back no other.
+    """
 
     name = "reward"
     actor = "reward"
 
     def __init__(
-        self,
-        queue: TransferQueue,
-        log: EventLog,
-        pool: GraderPool,
-        config: RewardsConfig,
-        *,
-        lease_s: float,
-        samples_per_step: int,
+        self, queue: TransferQueue, log: EventLog, pool: GraderPool, config: RewardsConfig, *, samples_per_step: int
     ) -> None:
-        super().__init__(queue, log, lease_s=lease_s, samples_per_step=samples_per_step)
+        super().__init__(queue, log, samples_per_step=samples_per_step, workers=config.workers)
         self._pool = pool
         self._on_failure = float("nan") if config.failure_reward is None else config.failure_reward
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
-        """Grade all rows of the claim at once; the pool bounds how many run."""
-        grades = await asyncio.gather(*(self._pool.grade(grading_request(row)) for row in claim.rows))
-        failures = Counter(grade.error.partition(":")[0] for grade in grades if grade.error)
+        """Grade the rows of the claim, which is usually one."""
+        grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
+        failures = Counter(failure_kind(grade.error) for grade in grades if grade.error)
         if failures:
             span.info = {"failures": dict(failures)}
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}

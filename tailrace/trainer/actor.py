@@ -12,7 +12,7 @@ step: they are computed for each claim as it comes, and the optimizer steps foll
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -40,6 +40,9 @@ class StepResult:
     updates: tuple[UpdateResult, ...]
 
 
+OnCommit = Callable[[StepResult], Awaitable[None]]
+
+
 class Actor:
     """Trains on each row of a step exactly once."""
 
@@ -53,7 +56,6 @@ class Actor:
         *,
         batch_size: int,
         mini_batch_size: int,
-        lease_s: float,
     ) -> None:
         self._queue = queue
         self._trainer = trainer
@@ -62,13 +64,12 @@ class Actor:
         self._log = log
         self._batch_size = batch_size
         self._mini_batch_size = mini_batch_size
-        self._lease_s = lease_s
 
-    async def update(self, step: int, *, on_commit: Callable[[], None]) -> StepResult:
+    async def update(self, step: int, *, on_commit: OnCommit) -> StepResult:
         """Train on the rows of one step.
 
-        `on_commit` is called when the last optimizer step is done and its rows are acked, which no cancellation
-        comes between.
+        `on_commit` is awaited with the result when the last optimizer step is done and the rows are acked; no
+        cancellation comes between these three.
         """
         async with AsyncExitStack() as leases:
             try:
@@ -87,7 +88,7 @@ class Actor:
             claims.append(claim)
         return claims
 
-    async def _mini_batches(self, step: int, leases: AsyncExitStack, on_commit: Callable[[], None]) -> StepResult:
+    async def _mini_batches(self, step: int, leases: AsyncExitStack, on_commit: OnCommit) -> StepResult:
         claims, samples = [], []
         async for claim in self._claims(leases):
             samples += await self._with_old_log_probs(claim)
@@ -95,7 +96,7 @@ class Actor:
         return await uninterrupted(self._optimize(step, claims, samples, on_commit))
 
     async def _optimize(
-        self, step: int, claims: list[Claim], samples: list[TrainSample], on_commit: Callable[[], None]
+        self, step: int, claims: list[Claim], samples: list[TrainSample], on_commit: OnCommit
     ) -> StepResult:
         updates: list[UpdateResult] = []
         starts = range(0, len(samples), self._mini_batch_size)
@@ -105,9 +106,9 @@ class Actor:
                 updates.append(await self._apply(step))
         return await self._commit(step, claims, updates, on_commit)
 
-    async def _claims(self, leases: AsyncExitStack) -> Any:
+    async def _claims(self, leases: AsyncExitStack) -> AsyncIterator[Claim]:
         async for claim in StreamingLoader(self._queue, "actor", rows=self._batch_size):
-            yield await leases.enter_async_context(held(self._queue, claim, lease_s=self._lease_s))
+            yield await leases.enter_async_context(held(self._queue, claim))
 
     async def _with_old_log_probs(self, claim: Claim) -> list[TrainSample]:
         samples = [train_sample(row) for row in claim.rows]
@@ -126,14 +127,15 @@ class Actor:
         return result
 
     async def _commit(
-        self, step: int, claims: Sequence[Claim], updates: Sequence[UpdateResult], on_commit: Callable[[], None]
+        self, step: int, claims: Sequence[Claim], updates: Sequence[UpdateResult], on_commit: OnCommit
     ) -> StepResult:
         result = await self._apply(step)
         for claim in claims:
             await self._queue.ack(claim, {row.id: {} for row in claim.rows})
-        on_commit()
         rows = sorted((row for claim in claims for row in claim.rows), key=lambda row: row.order)
-        return StepResult(rows=tuple(rows), updates=(*updates, result))
+        step_result = StepResult(rows=tuple(rows), updates=(*updates, result))
+        await on_commit(step_result)
+        return step_result
 
     async def _compute(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

@@ -47,7 +47,7 @@ def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog) -> Rollout
         return " ".join(map(str, ids))
 
     sampling = SamplingConfig(max_new_tokens=9)
-    return RolloutWorker(queue, engine, sampling, decode, log, lease_s=60.0, samples_per_step=8)
+    return RolloutWorker(queue, engine, sampling, decode, log, samples_per_step=8)
 
 
 def rows(groups: range) -> list[NewRow]:

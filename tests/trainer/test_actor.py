@@ -15,7 +15,7 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.transfer import QueueConfig
 from tailrace.events import EventLog
-from tailrace.trainer.actor import Actor, train_sample
+from tailrace.trainer.actor import Actor, StepResult, train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
@@ -104,10 +104,10 @@ class Bench:
             log,
             batch_size=SAMPLES,
             mini_batch_size=mini,
-            lease_s=60.0,
         )
 
-    def count(self) -> None:
+    async def count(self, result: StepResult) -> None:
+        assert self.queue.stats().rows == 0
         self.commits += 1
 
     def update(self) -> asyncio.Task[Any]:

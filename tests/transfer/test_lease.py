@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,7 +14,7 @@ LEASE_S = 6.0
 
 
 async def ack_then_claim_again(queue: TransferQueue, claim: Claim) -> None:
-    async with held(queue, claim, lease_s=LEASE_S):
+    async with held(queue, claim):
         await asyncio.sleep(0)
         await queue.ack(claim, outputs(claim))
     await queue.claim(claim.task)
@@ -23,7 +24,7 @@ async def ack_then_claim_again(queue: TransferQueue, claim: Claim) -> None:
 async def test_work_longer_than_the_lease_keeps_its_rows() -> None:
     queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
     await queue.put(group(0, 2))
-    async with held(queue, await queue.claim("only"), lease_s=LEASE_S) as claim:
+    async with held(queue, await queue.claim("only")) as claim:
         await asyncio.sleep(10 * LEASE_S)
         await queue.ack(claim, outputs(claim))
     assert queue.stats().tasks["only"].consumed == 2
@@ -34,7 +35,7 @@ async def test_work_longer_than_the_lease_keeps_its_rows() -> None:
 async def test_work_may_go_on_after_its_last_row_was_acked() -> None:
     queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
     await queue.put(group(0, 2))
-    async with held(queue, await queue.claim("only"), lease_s=LEASE_S) as claim:
+    async with held(queue, await queue.claim("only")) as claim:
         await queue.ack(claim, outputs(claim))
         await asyncio.sleep(10 * LEASE_S)
 
@@ -44,10 +45,10 @@ async def test_rows_that_were_not_acked_go_back_at_once_however_the_work_ends() 
     queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
     await queue.put(group(0, 2))
     with pytest.raises(ZeroDivisionError):
-        async with held(queue, await queue.claim("only"), lease_s=LEASE_S):
+        async with held(queue, await queue.claim("only")):
             raise ZeroDivisionError
     assert queue.stats().tasks["only"].ready == 2
-    async with held(queue, await queue.claim("only"), lease_s=LEASE_S):
+    async with held(queue, await queue.claim("only")):
         pass
     assert queue.stats().tasks["only"].ready == 2
 
@@ -57,7 +58,7 @@ async def test_a_lease_lost_meanwhile_is_the_error_of_the_ack() -> None:
     queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
     await queue.put(group(0, 2))
     claim = await queue.claim("only")
-    async with held(queue, claim, lease_s=10 * LEASE_S):  # renews too late
+    async with held(queue, replace(claim, lease_s=10 * LEASE_S)):  # renews too late
         await asyncio.sleep(5 * LEASE_S)
         with pytest.raises(LeaseError, match="not under lease"):
             await queue.ack(claim, outputs(claim))

@@ -57,6 +57,8 @@ class Claim:
     """Rows under a lease. Every row is acked or nacked, together or one by one, before the lease expires."""
 
     lease_id: int
+    lease_s: float
+    """Seconds that the lease lasts from now, or from a renewal."""
     task: str
     rows: tuple[Row, ...]
 

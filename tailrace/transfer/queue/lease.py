@@ -9,12 +9,12 @@ from tailrace.transfer.queue.base import Claim, TransferQueue
 
 
 @asynccontextmanager
-async def held(queue: TransferQueue, claim: Claim, *, lease_s: float) -> AsyncIterator[Claim]:
+async def held(queue: TransferQueue, claim: Claim) -> AsyncIterator[Claim]:
     """Renew the lease of `claim` while the block runs; at its end, however it ends, give back what was not acked.
 
-    `lease_s`: seconds of the queue's leases; a third of it passes between renewals.
+    A third of the lease passes between renewals.
     """
-    heartbeat = asyncio.create_task(_renew(queue, claim, lease_s / 3))
+    heartbeat = asyncio.create_task(_renew(queue, claim, claim.lease_s / 3))
     try:
         yield claim
     finally:

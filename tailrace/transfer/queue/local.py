@@ -131,7 +131,7 @@ class LocalQueue(TransferQueue):
             raise QueueTimeout(
                 f"claim of task {task!r} waited {seconds:g} s: {self.stats().tasks[task]}; {_RAISE_LIMIT}"
             ) from None
-        return Claim(lease_id=lease.id, task=task, rows=self._read(lease))
+        return Claim(lease_id=lease.id, lease_s=self._config.lease_s, task=task, rows=self._read(lease))
 
     async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `TransferQueue.ack`."""
