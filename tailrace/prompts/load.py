@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 
 from tailrace.config.prompts import PromptsConfig
-from tailrace.errors import PromptError
+from tailrace.errors import PromptError, one_line
 from tailrace.prompts.order import permutation
-from tailrace.prompts.sources.base import Row, one_line
+from tailrace.prompts.sources.base import Row
 from tailrace.prompts.sources.factory import source_rows
 from tailrace.types import Prompt
 

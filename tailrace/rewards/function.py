@@ -5,11 +5,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from tailrace.config.rewards import FunctionReward
-from tailrace.errors import UserError
+from tailrace.errors import UserError, did_you_mean
 from tailrace.rewards.base import Grader, GradingRequest
 
 
@@ -45,8 +44,7 @@ def load_function(path: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     module = _import(module_name, path)
     if not hasattr(module, name):
-        near = get_close_matches(name, dir(module), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(name, dir(module))
         raise UserError(f"rewards.grader.path {path!r}: module {module_name!r} has no {name!r}{hint}")
     function = getattr(module, name)
     if not callable(function):

@@ -23,7 +23,7 @@ import msgspec
 from pydantic import TypeAdapter
 
 from tailrace.config.rewards import Grader as GraderConfig
-from tailrace.errors import UserError
+from tailrace.errors import UserError, one_line
 from tailrace.rewards.base import Grade, Grader, GradingRequest
 from tailrace.rewards.factory import make_grader
 from tailrace.rewards.wire import LENGTH, Ready, frame
@@ -112,9 +112,9 @@ def _finite(reward: Any) -> float:
 
 
 def _describe(error: Exception) -> str:
-    """`ErrorName: message` on one line of bounded length."""
-    message = " ".join(str(error).split())
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    """`ErrorName: message`, or the name alone, on one line of bounded length."""
+    name, message = type(error).__name__, one_line(error)
+    text = name if message == name else f"{name}: {message}"
     return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
 from tailrace.config.prompts import ColumnsConfig
-from tailrace.errors import PromptError
+from tailrace.errors import PromptError, did_you_mean
 
 Message = dict[str, Any]
 """A chat message: at least `role` and `content`, both strings."""
@@ -47,22 +46,12 @@ def table_rows(records: Iterable[tuple[str, Mapping[str, Any]]], columns: Column
         )
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean 'x'?`, or nothing where no known name is near."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def one_line(error: BaseException) -> str:
-    """What a library's error says, on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def _cell(record: Mapping[str, Any], column: str, setting: str, prompt_id: str) -> Any:
     if column not in record:
+        null = "; set it to null if there are no answers" if setting == "answer_column" else ""
         raise PromptError(
             f"{prompt_id} has no column {column!r} (prompts.source.{setting}); it has {', '.join(record) or 'none'}"
-            + (nearest(column, record) or ("; set it to null if there are no answers" if "answer" in setting else ""))
+            f"{did_you_mean(column, record) or null}"
         )
     return record[column]
 

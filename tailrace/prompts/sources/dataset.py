@@ -6,8 +6,8 @@ from types import ModuleType
 from typing import Any
 
 from tailrace.config.prompts import DatasetSource, HubSource
-from tailrace.errors import PromptError
-from tailrace.prompts.sources.base import Row, nearest, one_line, table_rows
+from tailrace.errors import PromptError, did_you_mean, one_line
+from tailrace.prompts.sources.base import Row, table_rows
 
 
 def dataset_rows(config: DatasetSource) -> Iterator[Row]:
@@ -62,7 +62,7 @@ def _pick_split(loaded: Any, config: DatasetSource) -> tuple[str, Any]:
         return next(iter(loaded.items()))
     if config.split is None or config.split not in loaded:
         asked = "is needed" if config.split is None else f"{config.split!r} is not there"
-        hint = nearest(config.split or "", loaded)
+        hint = did_you_mean(config.split or "", loaded)
         raise PromptError(f"prompts.source.split {asked}: {config.path} has {', '.join(loaded)}{hint}")
     return config.split, loaded[config.split]
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from tailrace.config.prompts import JsonlSource
-from tailrace.errors import PromptError
-from tailrace.prompts.sources.base import Row, one_line, table_rows
+from tailrace.errors import PromptError, one_line
+from tailrace.prompts.sources.base import Row, table_rows
 
 
 def jsonl_rows(config: JsonlSource) -> Iterator[Row]:

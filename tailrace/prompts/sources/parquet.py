@@ -8,8 +8,8 @@ from typing import Any
 import polars as pl
 
 from tailrace.config.prompts import ParquetSource
-from tailrace.errors import PromptError
-from tailrace.prompts.sources.base import Row, one_line, table_rows
+from tailrace.errors import PromptError, one_line
+from tailrace.prompts.sources.base import Row, table_rows
 
 
 def parquet_rows(config: ParquetSource) -> Iterator[Row]:

@@ -10,8 +10,8 @@ from reasoning_gym.composite import DatasetSpec  # type: ignore[import-untyped]
 from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
 
 from tailrace.config.prompts import ReasoningGymSource
-from tailrace.errors import PromptError
-from tailrace.prompts.sources.base import Row, nearest, one_line
+from tailrace.errors import PromptError, did_you_mean, one_line
+from tailrace.prompts.sources.base import Row
 
 _GENERATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a generator's checks, and what they forgot to check, raise."""
@@ -92,12 +92,12 @@ def _check(config: ReasoningGymSource) -> None:
     if config.task not in DATASETS:
         raise PromptError(
             f"prompts.source.task {config.task!r} is none of reasoning-gym's {len(DATASETS)} tasks"
-            f"{nearest(config.task, DATASETS)}"
+            f"{did_you_mean(config.task, DATASETS)}"
         )
     known = {field.name for field in fields(DATASETS[config.task][1])} - {"seed", "size"}
     for name in config.parameters:
         if name in ("seed", "size"):
             raise PromptError(f"prompts.source.parameters: set prompts.source.{name} instead of {name}")
         if name not in known:
-            hint = nearest(name, known) or f"; it has {', '.join(sorted(known))}"
+            hint = did_you_mean(name, known) or f"; it has {', '.join(sorted(known))}"
             raise PromptError(f"prompts.source.parameters: {config.task} has no parameter {name!r}{hint}")
