@@ -219,3 +219,13 @@ def test_an_unwritable_output_dir_is_a_users_error(tmp_path: Path, tiny_model: T
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="cannot be written"):
         train(small_run(tmp_path / "file" / "run", tiny_model("llama"), prompts), resume=False)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_engine_and_trainer_agree_on_the_log_probabilities_of_what_was_sampled(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, family: str
+) -> None:
+    train(small_run(tmp_path / "run", tiny_model(family), prompts, sampling__temperature=0.7), resume=False)
+    mismatches = [event.metrics["rollout_mismatch"] for event in steps_of(tmp_path / "run")]
+    assert len(mismatches) == 4
+    assert max(mismatches) < 1e-4

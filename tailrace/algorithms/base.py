@@ -29,6 +29,8 @@ class LossInputs:
     samples: int
     """S"""
     ref_log_probs_N: torch.Tensor | None = None
+    rollout_log_probs_N: torch.Tensor | None = None
+    """Of the engine while sampling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

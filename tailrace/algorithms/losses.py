@@ -48,7 +48,8 @@ def clipped_policy_loss(
     """The clipped surrogate plus the KL penalty, token by token, then aggregated.
 
     Metrics, as sums over the N tokens of the mask: `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`,
-    `clip_fraction_high`, `approx_kl` (k3 of the old weights and the current ones), and with a penalty `ref_kl`.
+    `clip_fraction_high`, `approx_kl` (k3 of the old weights and the current ones), with a penalty `ref_kl`, and with
+    the engine's log-probabilities `rollout_mismatch`, the distance of the old ones from them.
     """
     tokens = clipped_surrogate(inputs, clip_low=clip_low, clip_high=clip_high)
     per_token = {
@@ -64,6 +65,8 @@ def clipped_policy_loss(
         per_token["ref_kl"] = reference_kl(inputs, kl)
         loss = loss + kl.coefficient * per_token["ref_kl"]
     loss_sum, denominator = aggregate(loss, inputs, mode)
+    if inputs.rollout_log_probs_N is not None:
+        per_token["rollout_mismatch"] = (inputs.old_log_probs_N - inputs.rollout_log_probs_N).abs()
     metrics = {name: masked_sum(value.detach(), inputs.mask_N).item() for name, value in per_token.items()}
     return LossOutput(loss_sum=loss_sum, denominator=denominator, metrics=metrics)
 

@@ -166,4 +166,5 @@ def train_sample(row: Row) -> TrainSample:
         response_mask=cells.get("response_mask", np.ones_like(response_ids)) * graded,
         advantages=cells.get("advantages", np.zeros(len(response_ids), np.float32)),
         ref_log_probs=cast("FloatArray | None", cells.get("ref_log_probs")),
+        rollout_log_probs=cast("FloatArray | None", cells.get("rollout_log_probs")),
     )

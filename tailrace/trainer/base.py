@@ -31,6 +31,8 @@ class TrainSample:
     """[R]; None says that the weights have not changed since the step began, so they equal the current ones."""
     ref_log_probs: FloatArray | None = None
     """[R]"""
+    rollout_log_probs: FloatArray | None = None
+    """[R] of the engine while sampling."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

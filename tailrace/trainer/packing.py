@@ -57,6 +57,7 @@ class PackedBatch:
     advantages_N: FloatArray
     old_log_probs_N: FloatArray | None
     ref_log_probs_N: FloatArray | None
+    rollout_log_probs_N: FloatArray | None
     samples: int
     """S"""
 
@@ -110,7 +111,7 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
     """Lay the parts out in one row.
 
     Raises:
-        ValueError: only some of the samples carry `old_log_probs` or `ref_log_probs`.
+        ValueError: only some of the samples carry old, reference or rollout log-probabilities.
     """
     spans: list[PartSpan] = []
     for part in parts:
@@ -129,6 +130,7 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
         advantages_N=np.concatenate([sample.advantages for sample in samples]),
         old_log_probs_N=_all_or_none(samples, "old_log_probs", lambda sample: sample.old_log_probs),
         ref_log_probs_N=_all_or_none(samples, "ref_log_probs", lambda sample: sample.ref_log_probs),
+        rollout_log_probs_N=_all_or_none(samples, "rollout_log_probs", lambda sample: sample.rollout_log_probs),
         samples=len(samples),
     )
 

@@ -189,7 +189,7 @@ class SingleTrainer(Trainer):
         )
 
     def _loss_inputs(self, batch: PackedBatch, log_probs_N: torch.Tensor) -> LossInputs:
-        old, reference = batch.old_log_probs_N, batch.ref_log_probs_N
+        old, reference, rollout = batch.old_log_probs_N, batch.ref_log_probs_N, batch.rollout_log_probs_N
         return LossInputs(
             log_probs_N=log_probs_N,
             old_log_probs_N=log_probs_N.detach() if old is None else self._tensor(old),
@@ -198,6 +198,7 @@ class SingleTrainer(Trainer):
             sample_N=self._tensor(batch.sample_N),
             samples=batch.samples,
             ref_log_probs_N=None if reference is None else self._tensor(reference),
+            rollout_log_probs_N=None if rollout is None else self._tensor(rollout),
         )
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
