@@ -105,7 +105,7 @@ class DrivenEngine(Engine):
         """See `Engine`."""
         async with self._turn:
             if self._failure is not None:
-                raise self._failure
+                raise EngineError(str(self._failure)) from self._failure  # raised itself, its traceback would grow
             await self._run(self._core.load_weights, version, tensors)
 
     def stats(self) -> EngineStats:

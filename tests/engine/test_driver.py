@@ -50,6 +50,23 @@ async def test_a_failing_step_reaches_every_stream_and_later_ones(executor: Thre
             await anext(streams[0])
 
 
+async def test_a_failure_that_is_raised_often_does_not_grow(executor: ThreadPoolExecutor) -> None:
+    engine = DrivenEngine(FailingCore(RandomPlaywright(256)), executor)
+    raised = []
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(EngineError, match="the third step"):
+            await collect(engine.submit([make_request(0, max_new_tokens=9, ignore_eos=True)]))
+        for _ in range(2):
+            with pytest.raises(EngineError, match="the third step") as caught:
+                await engine.update_weights(1, [])
+            raised.append(caught.value)
+    failure = raised[0].__cause__
+    assert isinstance(failure, EngineError)
+    assert isinstance(failure.__cause__, FloatingPointError)
+    assert raised[1].__cause__ is failure
+    assert failure.__traceback__ is None, "it is never raised itself"
+
+
 async def test_fakes_play_the_script_they_are_given(executor: ThreadPoolExecutor) -> None:
     def playwright(request: Request) -> Script:
         tokens = np.arange(request.request_id + 1)
