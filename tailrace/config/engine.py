@@ -25,7 +25,8 @@ class SamplingConfig(Config):
     stop: tuple[str, ...] = ()
     """Strings that end a response; the response keeps the token that completed one."""
     ignore_eos: bool = False
-    """Neither end-of-sequence nor stops end a response: it has exactly max_new_tokens (workload replay)."""
+    """Neither end-of-sequence nor stops end a response: it has exactly max_new_tokens, or what the context has room
+    for (workload replay)."""
 
     @field_validator("stop")
     @classmethod
@@ -50,11 +51,11 @@ class NativeEngineConfig(Config):
     prefill_tokens: PositiveInt = 4096
     """Prompt tokens computed in one engine step at the most."""
     max_model_len: PositiveInt | None = None
-    """Prompt and response tokens of a sequence at the most; the model's context by default."""
+    """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
 
 
 class HfEngineConfig(Config):
-    """transformers `generate`, one group at a time: the oracle, and slow."""
+    """transformers `generate`, one request at a time: the oracle, and slow."""
 
     type: Literal["hf"] = "hf"
     dtype: Literal["bfloat16", "float32"] = "float32"
