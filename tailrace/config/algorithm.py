@@ -43,6 +43,7 @@ class GrpoConfig(Config):
     def _needs_a_group(cls, group_size: int) -> int:
         if group_size < 2:
             raise ValueError(
-                "is too small: GRPO compares the samples of a group, and a lone sample's advantage is 0; use 2 or more"
+                f"is {group_size}: GRPO compares the samples of a group, "
+                f"and a lone sample's advantage is 0; use 2 or more"
             )
         return group_size
