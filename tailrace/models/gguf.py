@@ -98,9 +98,11 @@ def _convert(gguf: Path, directory: Path) -> None:
             raise ModelError(f"reading {gguf.name} needs {package}: pip install 'tailrace[gguf]'")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        with contextlib.redirect_stderr(io.StringIO()):  # progress bars that have no other switch
+        with contextlib.redirect_stderr(io.StringIO()):  # the bar of reading GGUF has no other switch
             tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
             quantized = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     except _READER_ERRORS as error:
@@ -116,8 +118,7 @@ def _convert(gguf: Path, directory: Path) -> None:
     model.load_state_dict(weights, assign=True)
     model.tie_weights()
     model.config.dtype = torch.bfloat16
-    with contextlib.redirect_stderr(io.StringIO()):
-        model.save_pretrained(directory)
+    model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from tailrace.config.engine import EngineConfig, FakeEngineConfig, HfEngineConfig, NativeEngineConfig
 from tailrace.engine.base import Engine
@@ -40,6 +41,16 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture
 def engine(config: EngineConfig, executor: ThreadPoolExecutor, tiny_model: TinyModel) -> Engine:
     return make_engine(config, tiny_model("llama"), device="cpu", executor=executor)
+
+
+def test_making_an_engine_draws_no_progress_bar(
+    config: EngineConfig, executor: ThreadPoolExecutor, tiny_model: TinyModel, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model_dir = tiny_model("llama")
+    capfd.readouterr()
+    logging.enable_progress_bar()  # type: ignore[no-untyped-call]
+    make_engine(config, model_dir, device="cpu", executor=executor)
+    assert "".join(capfd.readouterr()) == ""
 
 
 async def test_every_request_gets_one_sample_with_aligned_arrays(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.utils import logging as transformers_logging
 
 from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.architecture import read_eos_ids
@@ -42,6 +43,7 @@ class HfCore:
             ModelError: there is none.
         """
         dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the run's display
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
         except (OSError, ValueError) as error:

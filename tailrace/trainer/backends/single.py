@@ -6,7 +6,6 @@ apply: .grad / denominator, clip, AdamW, schedule
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -254,23 +253,11 @@ def _json(value: float) -> float | str:
     return value if math.isfinite(value) else str(value)
 
 
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Keep those of transformers away from the display of the run."""
-    shown = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        if shown:
-            transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-
-
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    with _no_progress_bars():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED, output_loading_info=True
-        )
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the run's display
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED, output_loading_info=True
+    )
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if missing := report["missing_keys"]:  # transformers has filled them with random numbers
         raise ModelError(f"{model_dir} lacks {len(missing)} weights, such as {min(missing)}; fetch the model again")
