@@ -1,0 +1,22 @@
+"""The words that messages share."""
+
+from tailrace.errors import did_you_mean, nearest, one_line
+
+
+def test_an_error_of_several_lines_becomes_one() -> None:
+    assert one_line(ValueError("first\n\n  second\tthird ")) == "first second third"
+
+
+def test_an_error_that_says_nothing_is_its_name() -> None:
+    assert one_line(KeyError()) == "KeyError"
+
+
+def test_the_most_alike_name_is_the_nearest() -> None:
+    assert nearest("rewrad", ["rewards", "reward", "prompt"]) == "reward"
+    assert nearest("rewrad", ["prompt"]) is None
+    assert nearest("rewrad", ["reward"], cutoff=0.9) is None
+
+
+def test_a_hint_ends_a_message_only_where_there_is_a_near_name() -> None:
+    assert did_you_mean("rewrad", iter({"reward": 1})) == "; did you mean 'reward'?"
+    assert did_you_mean("rewrad", []) == ""
