@@ -1,16 +1,34 @@
 """Shared fixtures: one torch thread, and tiny random models of every family."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
+from tailrace.events import EventLog
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
 
 TinyModel = Callable[..., Path]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[EventLog]:
+    """An event log in the test's directory."""
+    event_log = EventLog(tmp_path / "events.jsonl")
+    yield event_log
+    event_log.close()
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    """A device: one thread."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        yield pool
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,8 @@
 """Every admitted row gets a response, and what goes wrong in the engine is seen by the caller."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,6 @@ from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import Request, TaskSpec
 
 SINK = TaskSpec(name="sink", reads=ROLLOUT.writes)
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EventLog]:
-    event_log = EventLog(tmp_path / "events.jsonl")
-    yield event_log
-    event_log.close()
-
-
-@pytest.fixture
-def executor() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        yield pool
 
 
 def make_queue() -> LocalQueue:

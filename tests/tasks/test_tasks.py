@@ -2,8 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,13 +27,6 @@ REWARD = TaskSpec(name="reward", reads=("prompt", "response", "answer", "metadat
 ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
 SINK = TaskSpec(name="sink", reads=("advantages", "reward", "reward_error"))
 COMMON: dict[str, Any] = {"samples_per_step": 4}
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EventLog]:
-    event_log = EventLog(tmp_path / "events.jsonl")
-    yield event_log
-    event_log.close()
 
 
 def group(responses: list[str]) -> list[NewRow]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -112,19 +112,6 @@ class Bench:
 
     def update(self) -> asyncio.Task[Any]:
         return asyncio.create_task(self.actor.update(0, on_commit=self.count))
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[EventLog]:
-    event_log = EventLog(tmp_path / "events.jsonl")
-    yield event_log
-    event_log.close()
-
-
-@pytest.fixture
-async def executor() -> AsyncIterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        yield pool
 
 
 async def test_one_optimizer_step_trains_on_the_whole_batch(log: EventLog, executor: ThreadPoolExecutor) -> None:
