@@ -19,7 +19,7 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
-quickstart: $(READY) ## train SmolLM2-135M on two-number sums, about ten minutes on 2 cores
+quickstart: $(READY) ## train SmolLM2-135M on two-number sums, about six minutes on 2 cores
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY) ## the tests; any warning is an error

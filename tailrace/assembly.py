@@ -199,7 +199,15 @@ def build_pipeline(
         trainer=parts.trainer,
         engine=parts.engine,
         evaluator=_evaluator(config, inputs, parts, log),
-        checkpointer=Checkpointer(store, config.checkpoint, parts.trainer, parts.queue, parts.executor, log),
+        checkpointer=Checkpointer(
+            store,
+            config.checkpoint,
+            parts.trainer,
+            parts.queue,
+            parts.executor,
+            log,
+            prompts=inputs.prompts.fingerprint,
+        ),
         times=times,
         log=log,
     )

@@ -33,6 +33,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """First step whose prompts have not entered the queue."""
     elapsed_s: float
     """Seconds that the run has taken."""
+    prompts: str
+    """Fingerprint of the prompts that the data position counts in."""
 
 
 def read_run_state(checkpoint: Path) -> RunState:
@@ -48,6 +50,19 @@ def read_run_state(checkpoint: Path) -> RunState:
         raise CheckpointError(f"{path} cannot be read ({error}); is {checkpoint} a checkpoint of a run?") from None
 
 
+def check_prompts(state: RunState, prompts: str) -> None:
+    """Whether the prompts are those that the checkpoint's data position counts in.
+
+    Raises:
+        CheckpointError: they have changed.
+    """
+    if state.prompts != prompts:
+        raise CheckpointError(
+            "the prompts are not those of the checkpoint: prompts.source has changed since; "
+            "put the old ones back, or start a new run from the exported model"
+        )
+
+
 class Checkpointer:
     """Saves trainer and queue together."""
 
@@ -59,7 +74,11 @@ class Checkpointer:
         queue: TransferQueue,
         executor: Executor,
         log: EventLog,
+        *,
+        prompts: str,
     ) -> None:
+        """`prompts`: their fingerprint."""
+        self._prompts = prompts
         self._store = store
         self._config = config
         self._trainer = trainer
@@ -78,7 +97,9 @@ class Checkpointer:
             CheckpointError: it cannot be written, a full disk for one.
         """
         snapshot = self._queue.snapshot()
-        state = RunState(trained_steps=trained_steps, next_step=next_step, elapsed_s=self._log.now())
+        state = RunState(
+            trained_steps=trained_steps, next_step=next_step, elapsed_s=self._log.now(), prompts=self._prompts
+        )
 
         def write(directory: Path) -> None:
             self._trainer.save(directory)

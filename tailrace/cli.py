@@ -1,6 +1,5 @@
 """The command line. Heavy imports happen inside the commands, so that --help answers at once."""
 
-import errno
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -41,15 +40,16 @@ def train(
     from tailrace.config.load import load_config
 
     config = load_config(recipe, overrides or ())
+    resume = resume or resume_from is not None
     if dry_run:
         from tailrace.dry_run import print_plan
 
-        print_plan(config)
+        print_plan(config, resume=resume)
         return
     from tailrace.run import train as run_training
 
     try:
-        code = run_training(config, resume=resume or resume_from is not None, checkpoint=resume_from)
+        code = run_training(config, resume=resume, checkpoint=resume_from)
     except KeyboardInterrupt:  # before there is anything to save, or after everything was
         code = 130
     raise typer.Exit(code)
@@ -73,9 +73,7 @@ def main() -> None:
         sys.exit(_fail(error, 2))
     except TailraceError as error:
         sys.exit(_fail(error, 1))
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+    except OSError as error:  # a full disk, a missing right: it names what was refused, and a traceback adds nothing
         sys.exit(_fail(error, 1))
 
 

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import yaml
@@ -11,17 +12,23 @@ from tailrace.assembly import load_inputs, prepare_torch
 from tailrace.config.run import RunConfig
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
+from tailrace.run_directory import RunDirectory
 
 PROBE = 1536
 """Rows and columns of the matrices that the machine is measured with."""
 
 
-def print_plan(config: RunConfig) -> None:
+def print_plan(config: RunConfig, *, resume: bool) -> None:
     """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
 
     Raises:
-        UserError: the model or the prompts do not fit what was asked for.
+        UserError: the model or the prompts do not fit what was asked for, or the run to resume.
     """
+    directory = RunDirectory(Path(config.output_dir))
+    if resume:
+        directory.check_same(config)
+    else:
+        directory.check_new()
     prepare_torch(config)
     inputs = load_inputs(config)
     info = describe_model(inputs.model_dir)

@@ -49,6 +49,7 @@ class EventLog:
     def __init__(self, path: Path, *, sinks: tuple[Sink, ...] = (), offset: float = 0.0) -> None:
         """`offset`: seconds that the run had taken before, when it is resumed."""
         self.path = path
+        _drop_cut_line(path)
         self._file = path.open("ab")
         self._sinks = sinks
         self._origin = time.perf_counter() - offset
@@ -60,10 +61,18 @@ class EventLog:
     def emit(self, event: Event) -> None:
         """Write `event` and tell the sinks. Metrics that are not finite are dropped: JSON has no word for them."""
         event.metrics = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
-        self._file.write(msgspec.json.encode(event) + b"\n")
-        self._file.flush()
+        try:
+            self._write(event)
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written: {error.strerror}; mend that, then go on with --resume"
+            ) from None
         for sink in self._sinks:
             sink(event)
+
+    def _write(self, event: Event) -> None:
+        self._file.write(msgspec.json.encode(event) + b"\n")
+        self._file.flush()
 
     @contextmanager
     def span(self, task: str, actor: str, **fields: Any) -> Iterator[Event]:
@@ -82,6 +91,15 @@ class EventLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Remove a last line that a crash or a full disk cut short, so that the next one begins a line."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        content = file.read()
+        file.truncate(content.rfind(b"\n") + 1)
 
 
 def read_events(path: Path) -> list[Event]:

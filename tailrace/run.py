@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import torch
 
 import tailrace
 from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts, prepare_torch
-from tailrace.checkpointing import read_run_state, restore
+from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore
 from tailrace.config.run import RunConfig
 from tailrace.errors import CheckpointError, NonFiniteError, TailraceError
 from tailrace.events import Event, EventLog, Sink
@@ -39,9 +39,7 @@ class Resume:
     """Where a run goes on: a verified checkpoint."""
 
     checkpoint: Path
-    elapsed_s: float
-    trained_steps: int
-    next_step: int
+    state: RunState
 
 
 def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) -> int:
@@ -55,28 +53,30 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
     """
     directory = RunDirectory(Path(config.output_dir))
     store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep)
-    start = _find_start(config, directory, store, checkpoint) if resume else None
-    if start is None:
-        directory.check_new()
-    check_sinks(config.observe)
-    prepare_torch(config)
-    inputs = load_inputs(config)
-    try:
-        return asyncio.run(_run(config, inputs, directory, store, start))
-    except asyncio.CancelledError:
-        return INTERRUPTED
+    with ExitStack() as stack:
+        start = None
+        if resume:
+            directory.check_same(config)
+            stack.enter_context(directory.locked())
+            start = _find_start(directory, store, checkpoint)
+        else:
+            directory.check_new()
+        check_sinks(config.observe)
+        prepare_torch(config)
+        inputs = load_inputs(config)
+        try:
+            return asyncio.run(_run(config, inputs, directory, store, start))
+        except asyncio.CancelledError:
+            print("Interrupted; there was nothing new to save.")
+            return INTERRUPTED
 
 
-def _find_start(config: RunConfig, directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
-    directory.check_same(config)
+def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
     path = checkpoint or store.latest()
     if path is None:
         raise CheckpointError(f"output_dir {directory.path} holds no checkpoint; start again in a new output_dir")
     store.verify(path)
-    state = read_run_state(path)
-    return Resume(
-        checkpoint=path, elapsed_s=state.elapsed_s, trained_steps=state.trained_steps, next_step=state.next_step
-    )
+    return Resume(checkpoint=path, state=read_run_state(path))
 
 
 async def _run(
@@ -84,15 +84,20 @@ async def _run(
 ) -> int:
     async with AsyncExitStack() as stack:
         interrupt = stack.enter_context(Interrupt.watching())
+        if start is not None:
+            check_prompts(start.state, inputs.prompts.fingerprint)
         parts = await open_parts(config, inputs, stack)
         if start is not None:
             await parts.compute(lambda: restore(start.checkpoint, parts.trainer, parts.queue))
-        stack.enter_context(directory.opened(config))
+        else:
+            stack.enter_context(directory.locked())
+            directory.check_new()  # again: another process may have been faster
+        directory.begin(config)
         times = TaskTimes()
         log = _open_log(config, directory, start, times, stack)
         pipeline = build_pipeline(config, inputs, parts, store, log, times)
         if start is not None:
-            await pipeline.resume_at(start.trained_steps, start.next_step)
+            await pipeline.resume_at(start.state.trained_steps, start.state.next_step)
         if not await _train(pipeline, parts, directory, interrupt):
             print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
             return INTERRUPTED
@@ -113,7 +118,7 @@ def _open_log(
     for sink in others:
         stack.callback(sink.close)
     sinks: tuple[Sink, ...] = (times, display, *others)
-    log = EventLog(directory.events, sinks=sinks, offset=start.elapsed_s if start else 0.0)
+    log = EventLog(directory.events, sinks=sinks, offset=start.state.elapsed_s if start else 0.0)
     stack.callback(log.close)
     info = {
         "config": resolved,

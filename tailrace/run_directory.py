@@ -31,7 +31,11 @@ class RunDirectory:
 
     def check_new(self) -> None:
         """Raises UserError where the directory holds a run already."""
-        if self.events.exists():
+        try:
+            taken = self.events.exists()
+        except OSError as error:
+            raise UserError(f"output_dir {self.path} cannot be used: {error.strerror}") from None
+        if taken:
             raise UserError(
                 f"output_dir {self.path} holds a run already; go on with it (--resume) or choose another output_dir"
             )
@@ -50,11 +54,11 @@ class RunDirectory:
                 raise ConfigError(f"{key} cannot change when a run is resumed: it was {was[key]!r} and is {now[key]!r}")
 
     @contextmanager
-    def opened(self, config: RunConfig) -> Iterator[None]:
-        """Make the directory, hold it for this process, and write the configuration: the newest one of a resumed run.
+    def locked(self) -> Iterator[None]:
+        """Make the directory and hold it for this process.
 
         Raises:
-            UserError: it cannot be written, or another process trains in it.
+            UserError: it cannot be made, or another process trains in it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -66,12 +70,15 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
-            self.evidence.unlink(missing_ok=True)
-            try:
-                self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-            except OSError as error:
-                raise UserError(f"{self.config} cannot be written: {error.strerror}") from None
             yield
+
+    def begin(self, config: RunConfig) -> None:
+        """Write the configuration, the newest one of a resumed run; evidence of an earlier failure goes."""
+        try:
+            self.evidence.unlink(missing_ok=True)
+            self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        except OSError as error:
+            raise UserError(f"{self.config} cannot be written: {error.strerror}") from None
 
 
 def _identity(config: RunConfig) -> dict[str, object]:

@@ -113,7 +113,7 @@ def test_streaming_in_arrival_order_gives_the_same_update_up_to_rounding(
 
 
 def test_failed_gradings_are_counted_and_leave_the_run_going(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rewards = {"grader": {"type": "function", "path": "tests.graders.fails_on_even_length"}, "workers": 1}
     run = tmp_path / "run"
@@ -122,6 +122,7 @@ def test_failed_gradings_are_counted_and_leave_the_run_going(
     kinds = [e.info["failures"] for e in read_events(run / "events.jsonl") if e.task == "reward" and e.info]
     assert failures > 0
     assert sum(kind["ArithmeticError"] for kind in kinds) == failures
+    assert capsys.readouterr().out.count("grading failed · ArithmeticError: even\n") == 1
 
 
 def test_three_non_finite_updates_stop_the_run_with_the_evidence(
@@ -208,11 +209,31 @@ def test_a_corrupt_checkpoint_offers_the_one_before(tmp_path: Path, tiny_model: 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
     config = small_run(tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=1)
+    train(config, resume=False)
     with (
-        RunDirectory(tmp_path / "run").opened(config),
+        RunDirectory(tmp_path / "run").locked(),
         pytest.raises(UserError, match="another process is training in"),
     ):
-        train(config, resume=False)
+        train(config, resume=True)
+
+
+def test_prompts_that_changed_are_not_resumed_with(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=1)
+    train(config, resume=False)
+    prompts.write_text(prompts.read_text().replace("n7", "m7"))
+    with pytest.raises(UserError, match=r"prompts\.source has changed"):
+        train(config, resume=True)
+
+
+def test_a_run_whose_last_event_was_cut_short_resumes_and_reports(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    run = tmp_path / "run"
+    train(small_run(run, tiny_model("llama"), prompts), resume=False)
+    events = run / "events.jsonl"
+    events.write_bytes(events.read_bytes()[:-40])
+    assert train(small_run(run, tiny_model("llama"), prompts, trainer__steps=5), resume=True) == 0
+    assert [event.step for event in steps_of(run)] == [0, 1, 2, 3, 4]
 
 
 def test_an_unwritable_output_dir_is_a_users_error(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:

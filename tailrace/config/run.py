@@ -79,6 +79,14 @@ class RunConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.sampling.temperature == 0:
+            raise ValueError(
+                "sampling.temperature is 0: the greedy samples of a group are all equal and teach nothing; use 1.0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _in_order_streams(self) -> Self:
         if self.pipeline.in_order and not self.pipeline.streaming:
             raise ValueError("pipeline.in_order needs pipeline.streaming: true (synchronous is always in order)")

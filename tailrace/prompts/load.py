@@ -5,6 +5,7 @@ source rows ──▶ present (chat template or raw) ──▶ tokenize ──�
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,15 @@ class PromptSet:
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
     """Without two equal texts."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal for equal prompts in equal order, with equal answers."""
+        digest = blake2b(digest_size=16)
+        for prompt in (*self.train, *self.held_out):
+            digest.update(repr((prompt.text, prompt.answer)).encode())
+        digest.update(str(len(self.train)).encode())
+        return digest.hexdigest()
 
 
 def load_prompts(

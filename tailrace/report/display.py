@@ -52,6 +52,7 @@ class Display:
         self._progress = Progress()
         self._lock = threading.Lock()
         self._live: Live | None = None
+        self._failures: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._console.is_interactive:
@@ -69,9 +70,19 @@ class Display:
         """Take one event; one that says nothing to the display is passed over."""
         with self._lock:
             self._progress.add(event, at=time.monotonic())
+            for error in self._new_failures(event):
+                self._console.print(f"grading failed · {error}", markup=False, highlight=False, soft_wrap=True)
             if not self._console.is_interactive:
                 for line in plain_lines(event, self._progress):
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _new_failures(self, event: Event) -> Iterator[str]:
+        """The first error of each kind that grading failed with: how often is among the figures."""
+        for error in event.info.get("errors", ()) if event.task == "reward" else ():
+            kind = str(error).partition(":")[0]
+            if kind not in self._failures:
+                self._failures.add(kind)
+                yield str(error)
 
     def _draw(self) -> RenderableType:
         with self._lock:

@@ -33,7 +33,7 @@ class RewardTask(Task):
         grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
         failures = Counter(failure_kind(grade.error) for grade in grades if grade.error)
         if failures:
-            span.info = {"failures": dict(failures)}
+            span.info = {"failures": dict(failures), "errors": [grade.error for grade in grades if grade.error]}
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}
 
     def _cells(self, grade: Grade) -> dict[str, Value]:

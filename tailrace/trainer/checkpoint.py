@@ -229,6 +229,8 @@ def _problem(directory: Path) -> str | None:
         return f"{MANIFEST} is missing"
     except (OSError, msgspec.MsgspecError) as error:
         return f"{MANIFEST} is not readable ({error})"
+    if not entries:
+        return f"{MANIFEST} names no files"
     return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.load import load_config, parse_config
+from tailrace.config.prompts import JsonlSource
 from tailrace.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -40,6 +42,35 @@ def test_a_new_type_drops_the_keys_of_the_old_variant() -> None:
     assert load_config(QUICKSTART, ["engine.type=hf"]).engine.type == "hf"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["prompts.source={type: jsonl, path: p.jsonl}"],
+        ["prompts.source.type=jsonl", "prompts.source.path=p.jsonl"],
+        ["prompts.source.path=p.jsonl", "prompts.source.type=jsonl"],
+    ],
+)
+def test_a_variant_is_chosen_in_any_form_and_order(overrides: list[str]) -> None:
+    assert load_config(QUICKSTART, overrides).prompts.source == JsonlSource(path="p.jsonl")
+
+
+def test_a_section_with_a_default_variant_needs_no_type(tmp_path: Path) -> None:
+    values = yaml.safe_load(QUICKSTART.read_text())
+    del values["engine"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(values))
+    assert load_config(recipe, ["engine.dtype=float32"]).engine == NativeEngineConfig(dtype="float32")
+
+
+def test_a_missing_type_names_the_types(tmp_path: Path) -> None:
+    values = yaml.safe_load(QUICKSTART.read_text())
+    del values["prompts"]["source"]["type"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"prompts\.source\.type is required: one of 'jsonl', 'parquet', 'dataset'"):
+        load_config(recipe)
+
+
 def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
     config = load_config(QUICKSTART, ["prompts.source.type=reasoning_gym", "prompts.source.size=100"])
     assert config.prompts.source.type == "reasoning_gym"
@@ -61,6 +92,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("trainer.train_batch_size=30", "does not divide into groups of algorithm.group_size 8; use 24 or 32"),
         ("trainer.mini_batch_size=12", "trainer.mini_batch_size 12 must be a multiple of algorithm.group_size 8"),
         ("queue.max_rows=16", "queue.max_rows 16 cannot hold the 32 rows of a step"),
+        ("sampling.temperature=0", "sampling.temperature is 0: the greedy samples of a group are all equal"),
         ("pipeline.in_order=true", "pipeline.in_order needs pipeline.streaming: true"),
         ("rewards.grader.pattern='('", "rewards.grader.pattern is not a regular expression"),
         ("sampling.stop=['']", "an empty stop string would end every response at once"),
