@@ -36,7 +36,7 @@ _TABLE = (
     "grad_norm",
     "lr",
 )
-_LINE = ("reward", "accuracy", "response_tokens_mean", "loss", "grad_norm", "samples_per_s")
+_LINE = ("reward", "accuracy", "response_tokens_mean", "loss", "grad_norm", "ref_kl", "samples_per_s")
 _WARNINGS = ("reward_failures", "skipped_updates")
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan", "red", "white")
 _WIDTH, _BAR_WIDTH = 80, 76

@@ -31,7 +31,16 @@ TASK_COLOURS = {
 
 _STEP = "Training step"
 _CHARTED = frozenset({"reward", "accuracy", "samples_per_s", "tokens_per_s", "reward_failures", "loss", "grad_norm"})
-_OPTIMIZATION = ("loss", "grad_norm", "lr", "clip_fraction", "kl", "rollout_mismatch")
+_OPTIMIZATION = (
+    "loss",
+    "grad_norm",
+    "lr",
+    "clip_fraction_low",
+    "clip_fraction_high",
+    "approx_kl",
+    "ref_kl",
+    "rollout_mismatch",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,13 +99,10 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
     else:
         caption = f"Each training step, and the mean of the last {_window(values)}."
         data = _series(steps, values, shown.title, percent=shown.percent)
-    return Figure(
-        id=f"metric-{name.replace('/', '-')}",
-        title=shown.title,
-        caption=caption,
-        data=data,
-        layout=_layout(_STEP, shown.full_title, percent=shown.percent) | {"showlegend": False},
-    )
+    layout = _layout(_STEP, shown.full_title, percent=shown.percent) | {"showlegend": False}
+    if name == "lr":  # left to itself, a constant of 1e-6 is drawn as 0 on an axis from -1 to 1
+        layout["yaxis"]["range"] = [0, 1.1 * max(values)]
+    return Figure(id=f"metric-{name.replace('/', '-')}", title=shown.title, caption=caption, data=data, layout=layout)
 
 
 def accuracy_figure(run: RunData) -> Figure | None:

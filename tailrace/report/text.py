@@ -39,11 +39,13 @@ _METRICS = {
     "loss": Metric("Loss"),
     "grad_norm": Metric("Gradient norm"),
     "lr": Metric("Learning rate"),
-    "clip_fraction": Metric("Clipped tokens", percent=True),
+    "clip_fraction_low": Metric("Tokens clipped low", percent=True),
+    "clip_fraction_high": Metric("Tokens clipped high", percent=True),
     "skipped_updates": Metric("Skipped updates", "updates"),
     "flat_groups": Metric("Groups without signal", "groups"),
     "rollout_mismatch": Metric("Rollout mismatch", "nats"),
-    "kl": Metric("KL divergence", "nats"),
+    "approx_kl": Metric("KL from the start of the step", "nats"),
+    "ref_kl": Metric("KL from the reference", "nats"),
 }
 
 

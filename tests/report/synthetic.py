@@ -132,7 +132,7 @@ class SyntheticRun:
             "loss": float(rng.normal(0, 0.02)),
             "grad_norm": float(rng.lognormal(-0.5, 0.3)),
             "lr": 1e-5 * min(1.0, (step + 1) / 5),
-            "clip_fraction": float(rng.uniform(0, 0.02)),
+            "clip_fraction_low": float(rng.uniform(0, 0.02)),
             "skipped_updates": 0.0,
             "flat_groups": float(rng.integers(0, 3)),
             "rollout_mismatch": float(rng.uniform(0.001, 0.003)),
@@ -142,7 +142,7 @@ class SyntheticRun:
             "time/actor": seconds - rollout - 0.97,
             "time/optimizer": 0.4,
             "time/update_weights": 0.25,
-            "kl": 0.0001 * step,
+            "ref_kl": 0.0001 * step,
         }
 
 

@@ -50,7 +50,7 @@ def steps() -> list[Event]:
     return [newest[step] for step in range(60)]
 
 
-@pytest.mark.parametrize("name", ["reward", "samples_per_s", "tokens_per_s", "loss", "grad_norm", "lr", "kl"])
+@pytest.mark.parametrize("name", ["reward", "samples_per_s", "tokens_per_s", "loss", "grad_norm", "lr", "ref_kl"])
 def test_each_metric_is_drawn_as_the_events_have_it(figures: dict[str, Any], steps: list[Event], name: str) -> None:
     points = figures[f"metric-{name}"]["data"][0]
     assert points["x"] == list(range(60))
