@@ -94,14 +94,13 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
     if not steps:
         return None
     shown = metric(name)
+    layout = _layout(_STEP, shown.full_title, percent=shown.percent) | {"showlegend": False}
     if name == "lr":  # set by a schedule: it has no noise to average out
         caption, data = "As its schedule sets it.", [_line(steps, values, shown.title, BLUE, width=2.4)]
+        layout["yaxis"]["range"] = [0, 1.1 * max(values)]  # by itself a constant 1e-6 is drawn as 0, from -1 to 1
     else:
         caption = f"Each training step, and the mean of the last {_window(values)}."
         data = _series(steps, values, shown.title, percent=shown.percent)
-    layout = _layout(_STEP, shown.full_title, percent=shown.percent) | {"showlegend": False}
-    if name == "lr":  # left to itself, a constant of 1e-6 is drawn as 0 on an axis from -1 to 1
-        layout["yaxis"]["range"] = [0, 1.1 * max(values)]
     return Figure(id=f"metric-{name.replace('/', '-')}", title=shown.title, caption=caption, data=data, layout=layout)
 
 
