@@ -5,7 +5,6 @@ goes on where the interrupted one stopped.
 """
 
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -81,12 +80,6 @@ class EventLog:
         yield event
         event.end = self.now()
         self.emit(event)
-
-    def sync(self) -> int:
-        """Force the file to disk and return its length in bytes."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return self._file.tell()
 
     def close(self) -> None:
         """Close the file."""
