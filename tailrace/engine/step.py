@@ -1,0 +1,53 @@
+"""What the driver tells the ranks of a replica in each step, and what they answer: plain numbers, ready for a wire.
+
+A step is a list of chunks. A chunk is consecutive tokens of one sequence whose keys and values are not in the cache yet:
+part of a prompt (prefill), or the newest token alone (decode). Nothing else tells the two apart.
+"""
+
+import msgspec
+
+
+class Draw(msgspec.Struct, frozen=True, array_like=True):
+    """How the token after a chunk is drawn."""
+
+    seed: int
+    """0 … 2**64 - 1, the request's."""
+    position: int
+    """Tokens of the response so far."""
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+class Chunk(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive tokens of one sequence to compute."""
+
+    start: int
+    """Position of the first; everything before it is in the cache."""
+    tokens: list[int]
+    """At least one."""
+    blocks: list[int]
+    """Of positions 0 … start + len(tokens) - 1 at least, in order."""
+    draw: Draw | None
+    """None where further tokens of the sequence are to be computed before the next one can be drawn."""
+
+
+class StepInput(msgspec.Struct, frozen=True, array_like=True):
+    """One step of one replica; every TP rank gets the same."""
+
+    copies: list[tuple[int, int]]
+    """(source, target) blocks to copy first. No target is a source of the same step."""
+    chunks: list[Chunk]
+    """At most one of each sequence."""
+    profile: bool = False
+    """Whether to measure where the time goes."""
+
+
+class StepOutput(msgspec.Struct, frozen=True, array_like=True):
+    """The tokens drawn in a step, in the order of the chunks that have a draw."""
+
+    tokens: list[int]
+    log_probs: list[float]
+    seconds: dict[str, float] = {}
+    """Where the time went, by part of the step; empty unless asked for."""
