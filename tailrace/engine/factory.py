@@ -3,7 +3,7 @@
 from concurrent.futures import Executor
 from pathlib import Path
 
-from tailrace.config.engine import EngineConfig, FakeEngineConfig, HfEngineConfig, NativeEngineConfig
+from tailrace.config.engine import EngineConfig, FakeEngineConfig, HfEngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.engine.base import Engine
 
 
@@ -27,6 +27,8 @@ def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor:
             from tailrace.engine.backends.hf import HfEngine
 
             return HfEngine(config, model_dir, device=device, executor=executor)
+        case VllmEngineConfig():
+            raise NotImplementedError
         case FakeEngineConfig():
             from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 
