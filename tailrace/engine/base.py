@@ -28,8 +28,13 @@ class EngineStats:
     generated_tokens: int
     prefilled_tokens: int
     """Prompt tokens computed; a prompt shared by a group counts once."""
+    shared_tokens: int = 0
+    """Prompt tokens taken from the cache instead."""
     steps: int
     preemptions: int
+    """Times that a running sequence gave up its blocks to another, to be computed again."""
+    restarts: int = 0
+    """Times that worker processes died and were replaced."""
     used_blocks: int
     total_blocks: int
     version: WeightVersion
@@ -77,14 +82,15 @@ class Engine(ABC):
         """Go on with every unfinished sequence where it stopped."""
 
     @abstractmethod
-    async def update_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, "torch.Tensor"]]) -> None:
-        """Install new weights between two steps: HF parameter names, full tensors, any float dtype. All or nothing.
+    async def update_weights(self, version: WeightVersion, tensors: "Weights") -> None:
+        """Install new weights between two steps: all of them or, after an error, none.
 
-        Tokens made from then on carry `version`. Unfinished sequences go on with their cache kept; no cached prefix
-        of an older version is used for requests submitted afterwards.
+        `tensors` has HF parameter names with full tensors, or with shards that cover a parameter together, of any float
+        dtype. Tokens made from then on carry `version`. Unfinished sequences go on, with their cache kept or computed
+        anew (`cache_on_update`); no cached prefix of an older version is used for sequences that start afterwards.
 
         Raises:
-            EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
+            EngineError: a name is unknown or missing, or a shape or dtype is wrong; the old weights stay.
         """
 
     @abstractmethod

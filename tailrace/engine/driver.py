@@ -28,7 +28,10 @@ Result = TypeVar("Result")
 
 
 class Core(Protocol):
-    """What the driver needs. One call at a time, but for `check`, `max_model_len` and `stats`."""
+    """What the driver needs. One call at a time, but for `check`, `max_model_len` and `stats`.
+
+    A step may leave work under way, on ranks that run beside each other; `settle` waits for it and starts no more.
+    """
 
     max_model_len: int
 
@@ -43,9 +46,13 @@ class Core(Protocol):
 
     def step(self) -> list[Sample]: ...
 
+    def settle(self) -> list[Sample]: ...
+
     def load_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None: ...
 
     def stats(self) -> EngineStats: ...
+
+    def close(self) -> None: ...
 
 
 class DrivenEngine(Engine):
@@ -93,8 +100,7 @@ class DrivenEngine(Engine):
     async def pause_generation(self) -> None:
         """See `Engine`."""
         self._paused = True
-        async with self._turn:  # free once the step under way has ended
-            pass
+        await self._settle()
 
     async def resume_generation(self) -> None:
         """See `Engine`."""
@@ -117,9 +123,15 @@ class DrivenEngine(Engine):
         """See `Engine`."""
         self._fail(EngineError("the engine was closed"))
         async with self._turn:  # free once the step under way has ended
-            pass
+            await self._run(self._core.close)
         if self._loop is not None:
             await asyncio.wait([self._loop])
+
+    async def _settle(self) -> None:
+        """Return once no step is under way."""
+        async with self._turn:
+            if self._failure is None:
+                self._deliver(await self._run(self._core.settle))
 
     def _wake(self) -> None:
         if self._loop is None or self._loop.done():

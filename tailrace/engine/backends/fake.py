@@ -119,6 +119,13 @@ class FakeCore:
             del self._responses[response.request.request_id]
         return [response.finish(response.script.finish_reason) for response in complete]
 
+    def settle(self) -> list[Sample]:
+        """Nothing is under way between two steps."""
+        return []
+
+    def close(self) -> None:
+        """Holds nothing that must be given back."""
+
     def load_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None:
         """Take the tensors, whatever they are, and the version."""
         for _ in tensors:

@@ -108,6 +108,13 @@ class HfCore:
         self._prefilled_tokens += prompt.shape[1]
         return [self._sample(request, tokens, log_probs, criteria.reason)]
 
+    def settle(self) -> list[Sample]:
+        """Nothing is under way between two steps."""
+        return []
+
+    def close(self) -> None:
+        """Holds nothing that must be given back."""
+
     def load_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Install new weights, all or none.
 

@@ -16,9 +16,6 @@ class RankDied(EngineError):
 class Replica(ABC):
     """A copy of the model on TP ranks. One step at a time: `start`, then `finish`."""
 
-    blocks: int
-    """Cache blocks of each rank."""
-
     @abstractmethod
     def start(self, step: StepInput) -> None:
         """Hand the step to the ranks.
@@ -37,8 +34,16 @@ class Replica(ABC):
         """
 
     @abstractmethod
+    def fileno(self) -> int | None:
+        """What becomes readable once `finish` need not wait; None if the step is computed inside `finish`."""
+
+    @abstractmethod
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replace the weights on every rank by these full, checked tensors. No step is under way."""
+        """Replace the weights on every rank by these full, checked tensors. No step is under way.
+
+        Raises:
+            RankDied: a rank died on the way; `restart` makes new ones, with these weights.
+        """
 
     @abstractmethod
     def restart(self) -> None:

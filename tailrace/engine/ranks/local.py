@@ -1,0 +1,42 @@
+"""The replica of an engine with one rank: no worker process, nothing on a wire."""
+
+from collections.abc import Mapping
+
+import torch
+
+from tailrace.engine.ranks.base import Replica
+from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.step import StepInput, StepOutput
+
+
+class LocalReplica(Replica):
+    """One rank in this process; a step is computed while it is waited for."""
+
+    def __init__(self, rank: Rank) -> None:
+        self._rank = rank
+        self._step: StepInput | None = None
+
+    def start(self, step: StepInput) -> None:
+        """See `Replica`."""
+        self._step = step
+
+    def finish(self) -> StepOutput:
+        """See `Replica`."""
+        assert self._step is not None, "no step was started"
+        step, self._step = self._step, None
+        return self._rank.execute(step)
+
+    def fileno(self) -> None:
+        """See `Replica`."""
+        return None
+
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """See `Replica`."""
+        self._rank.load(named)
+
+    def restart(self) -> None:
+        """See `Replica`; this process cannot die on itself."""
+        raise AssertionError("a rank in this process does not die alone")
+
+    def close(self) -> None:
+        """See `Replica`."""

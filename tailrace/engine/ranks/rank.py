@@ -1,0 +1,58 @@
+"""One rank: its share of the model, its cache and its sampler. Executes what the driver has scheduled."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.architecture import read_architecture
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder.base import Batch
+from tailrace.engine.decoder.factory import make_decoder
+from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
+from tailrace.engine.sharding import shard_weights, vocab_range
+from tailrace.engine.step import StepInput, StepOutput
+
+
+class Rank:
+    """Not thread-safe; one call at a time. Without weights until `load`."""
+
+    def __init__(
+        self, config: NativeEngineConfig, model_dir: Path, shard: Shard, *, device: torch.device, collective: Collective
+    ) -> None:
+        """Allocate weights and cache.
+
+        Raises:
+            ModelError: the directory holds no model that the engine runs.
+            EngineError: the cache cannot hold a block, the device cannot hold the cache, or no kernels can be had.
+        """
+        self._shard = shard
+        self._architecture = read_architecture(model_dir)
+        self._block_size = config.block_size
+        self._device = device
+        self._decoder = make_decoder(config, self._architecture, shard, device=device, collective=collective)
+        self._sampler = Sampler(vocab_range(self._architecture, shard), collective, self._decoder.primitives)
+
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Replace every weight by this rank's share of these full, checked tensors."""
+        self._decoder.load(shard_weights(self._architecture, self._shard, named))
+
+    @torch.inference_mode()
+    def execute(self, step: StepInput) -> StepOutput:
+        """Compute the chunks and draw the tokens after them; the same on every rank of the replica.
+
+        Raises:
+            EngineError: logits are not finite, or another rank did not take part.
+        """
+        self._decoder.copy_blocks(step.copies)
+        batch = Batch.of(step.chunks, self._block_size)
+        logits_NV = self._decoder.forward(batch)
+        draws = [chunk.draw for chunk in step.chunks if chunk.draw is not None]
+        if not draws:
+            return StepOutput([], [])
+        rows = SamplingRows.of(draws, self._device)
+        where = uniforms([draw.seed for draw in draws], [draw.position for draw in draws])
+        tokens, log_probs = self._sampler.sample(logits_NV, rows, where)
+        return StepOutput(tokens, log_probs)
