@@ -34,8 +34,11 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def fileno(self) -> int | None:
-        """What becomes readable once `finish` need not wait; None if the step is computed inside `finish`."""
+    def waitables(self) -> list[int]:
+        """File descriptors of the step under way: `finish` has something to say when one becomes readable.
+
+        None where the step is computed inside `finish`.
+        """
 
     @abstractmethod
     def load(self, named: Mapping[str, torch.Tensor]) -> None:

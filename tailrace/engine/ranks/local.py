@@ -26,9 +26,9 @@ class LocalReplica(Replica):
         step, self._step = self._step, None
         return self._rank.execute(step)
 
-    def fileno(self) -> None:
+    def waitables(self) -> list[int]:
         """See `Replica`."""
-        return None
+        return []
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """See `Replica`."""
