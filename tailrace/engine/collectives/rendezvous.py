@@ -1,0 +1,38 @@
+"""Where the ranks of a replica meet to set up their collective."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_MEMORY_BACKED = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """A fresh directory that every rank of one replica can reach. Plain data: send it to the worker processes."""
+
+    directory: str
+
+    @property
+    def memory(self) -> Path:
+        """The file that ranks with shared memory map. It is unlinked once all of them have."""
+        return Path(self.directory, "memory")
+
+    @property
+    def store(self) -> Path:
+        """The file through which the ranks of a process group find each other."""
+        return Path(self.directory, "store")
+
+
+@contextmanager
+def rendezvous() -> Iterator[Rendezvous]:
+    """A rendezvous for one set of ranks; its directory goes when the context ends.
+
+    The driver opens it before it starts the ranks and leaves it as soon as each of them has its collective, so that a
+    driver which is killed later leaves nothing behind. Ranks that are started anew need a new rendezvous.
+    """
+    place = _MEMORY_BACKED if _MEMORY_BACKED.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=place) as directory:
+        yield Rendezvous(directory)
