@@ -1,0 +1,118 @@
+"""Compiles a C++ source of this package for this machine at first use, and loads it.
+
+Sources have a plain C interface and include no torch headers, so a compiler is all that is needed, and a library serves
+every torch. Libraries are kept in the cache directory under a hash of all that decides what they contain.
+"""
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch  # noqa: F401  (its OpenMP runtime has to be the process's first, which libraries then share)
+
+from tailrace.errors import EngineError, one_line
+
+SOURCES = Path(__file__).parent
+COMPILERS = ("g++", "c++", "clang++")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wall", "-Wextra")
+COMPILE_TIMEOUT_S = 300.0
+
+
+class KernelUnavailable(EngineError):
+    """A kernel cannot be had on this machine; its message says why and what would help."""
+
+
+@functools.cache
+def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library of `name`.cpp in this package, compiled if it has not been yet. Safe in concurrent processes.
+
+    needs: flags of /proc/cpuinfo, without which the library would not run.
+
+    Raises:
+        KernelUnavailable: the CPU lacks one, there is no compiler, or it fails.
+    """
+    if missing := set(needs) - cpu_flags():
+        raise KernelUnavailable(f"the {name} kernel needs a CPU with {', '.join(sorted(missing))}")
+    source = SOURCES / f"{name}.cpp"
+    compiler = _compiler(name)
+    library = cache_directory() / f"{name}-{_fingerprint(source, compiler)}.so"
+    if not library.exists():
+        _compile(source, compiler, library)
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise KernelUnavailable(f"{library} cannot be loaded; remove it: {one_line(error)}") from None
+
+
+def cache_directory() -> Path:
+    """`kernels` in $TAILRACE_CACHE, or in `tailrace` in $XDG_CACHE_HOME or in ~/.cache."""
+    own = os.environ.get("TAILRACE_CACHE")
+    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tailrace"
+    return base.expanduser() / "kernels"
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """What this CPU can do, in the words of /proc/cpuinfo; empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags: Iterable[str] = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(iter(flags), "").split())
+
+
+def _compiler(name: str) -> tuple[str, ...]:
+    """The command of $CXX, else of the first compiler there is."""
+    if own := os.environ.get("CXX"):
+        command = tuple(shlex.split(own))
+        if not command or shutil.which(command[0]) is None:
+            raise KernelUnavailable(f"the {name} kernel needs a C++ compiler and $CXX {own!r} is none; unset or fix it")
+        return command
+    found = next((path for compiler in COMPILERS if (path := shutil.which(compiler))), None)
+    if found is None:
+        raise KernelUnavailable(f"the {name} kernel needs a C++ compiler: install {', '.join(COMPILERS)} or set $CXX")
+    return (found,)
+
+
+def _fingerprint(source: Path, compiler: tuple[str, ...]) -> str:
+    """A hash of the sources, the compiler, its flags and the CPU."""
+    parts = [path.read_bytes() for path in (source, *sorted(SOURCES.glob("*.h")))]
+    parts += [_run((*compiler, "--version"), source.stem), repr((compiler, FLAGS)).encode()]
+    parts += [platform.machine().encode(), " ".join(sorted(cpu_flags())).encode()]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def _compile(source: Path, compiler: tuple[str, ...], library: Path) -> None:
+    """Compile beside the final name and rename: whoever sees the library sees all of it."""
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=library.parent)
+    except OSError as error:
+        raise KernelUnavailable(f"compiled kernels cannot be kept in {library.parent}: {one_line(error)}") from None
+    with scratch as directory:
+        made = Path(directory) / library.name
+        _run((*compiler, *FLAGS, str(source), "-o", str(made)), source.stem)
+        os.replace(made, library)
+
+
+def _run(command: tuple[str, ...], name: str) -> bytes:
+    """What the compiler prints."""
+    try:
+        return subprocess.run(command, capture_output=True, check=True, timeout=COMPILE_TIMEOUT_S).stdout
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").splitlines()
+        first = next((line for line in said if "error" in line), said[0] if said else f"exit code {error.returncode}")
+        raise KernelUnavailable(f"{command[0]} cannot compile the {name} kernel: {first.strip()}") from None
+    except subprocess.TimeoutExpired:
+        raise KernelUnavailable(f"{command[0]} took over {COMPILE_TIMEOUT_S:.0f} s for the {name} kernel") from None
+    except OSError as error:
+        raise KernelUnavailable(f"{command[0]} cannot be run: {one_line(error)}") from None
