@@ -1,7 +1,7 @@
 """The exchange between the TP ranks of one replica.
 
-Every rank makes the same calls in the same order with tensors of the same shape and dtype. Results are equal bit for bit
-on every rank (sums are taken in the order of the ranks), so that ranks that compute the same from them stay in step.
+Every rank makes the same calls in the same order with tensors of the same shape and dtype. Results are equal bit for
+bit on every rank, so that ranks that compute the same from them stay in step.
 """
 
 from abc import ABC, abstractmethod

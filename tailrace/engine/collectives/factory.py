@@ -4,8 +4,13 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.base import Alone, Collective
+from tailrace.engine.collectives.emulated import EmulatedLink
+from tailrace.engine.collectives.process_group import ProcessGroupCollective
 from tailrace.engine.collectives.rendezvous import Rendezvous
+from tailrace.engine.collectives.shared_memory import SharedMemoryCollective, load_kernel
+from tailrace.engine.kernels.build import KernelUnavailable
 from tailrace.engine.ranks.layout import Shard
+from tailrace.errors import ConfigError
 
 
 def resolve_collectives(config: NativeEngineConfig, device: torch.device) -> NativeEngineConfig:
@@ -14,7 +19,14 @@ def resolve_collectives(config: NativeEngineConfig, device: torch.device) -> Nat
     Raises:
         ConfigError: the configured collectives cannot run on this device.
     """
-    raise NotImplementedError
+    on_cuda = device.type == "cuda"
+    if config.collectives == "auto":
+        return config.model_copy(update={"collectives": "nccl" if on_cuda else _best_on_cpu()})
+    if on_cuda and config.collectives == "shared_memory":
+        raise ConfigError(f"engine.collectives=shared_memory is for ranks on CPUs, not on {device}; use auto or nccl")
+    if not on_cuda and config.collectives == "nccl":
+        raise ConfigError(f"engine.collectives=nccl is for ranks on CUDA devices, not on {device}; use auto")
+    return config
 
 
 def make_collective(
@@ -27,8 +39,30 @@ def make_collective(
 
     Raises:
         ConfigError: the configured collectives cannot run on this device.
-        EngineError: a rank did not come in time.
+        EngineError: a rank did not come in time, or the exchange cannot be set up.
     """
     if shard.degree == 1:
         return Alone()
-    raise NotImplementedError
+    collective = _make(resolve_collectives(config, device), shard, device, rendezvous, timeout_s)
+    return collective if config.link is None else EmulatedLink(collective, config.link)
+
+
+def _make(
+    config: NativeEngineConfig, shard: Shard, device: torch.device, rendezvous: Rendezvous, timeout_s: float
+) -> Collective:
+    rank, size = shard.index, shard.degree
+    match config.collectives:
+        case "shared_memory":
+            return SharedMemoryCollective(rank, size, rendezvous.memory, timeout_s)
+        case "gloo" | "nccl" as backend:
+            return ProcessGroupCollective(backend, rank, size, rendezvous.store, timeout_s, device)
+        case "auto":
+            raise AssertionError("resolved before")
+
+
+def _best_on_cpu() -> str:
+    try:
+        load_kernel()
+    except KernelUnavailable:
+        return "gloo"
+    return "shared_memory"
