@@ -1,107 +1,86 @@
-"""A prompt's shared cache, and one response in the making."""
+"""One response in the making."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
+from tailrace.engine.blocks import Node
+from tailrace.engine.step import Draw
 from tailrace.engine.stopping import StopRule
-from tailrace.types import FinishReason, IntArray, Request, Sample, WeightVersion
-
-PromptKey = tuple[int, bytes]
-"""The group and the prompt's bytes."""
-
-
-@dataclass(slots=True, eq=False)
-class PromptCache:
-    """The cache of one group's prompt.
-
-    It holds one reference to each of its blocks, and each started sequence of the group another one to the full blocks.
-    The partial last block is copied for each sequence that starts.
-    """
-
-    key: PromptKey
-    prompt_ids: IntArray
-    block_size: int
-    blocks: list[int] = field(default_factory=list)
-    """Of the whole prompt, the partial last one included; empty before prefill and after eviction."""
-    computed: int = 0
-    """Tokens of the prompt whose keys and values are in the cache."""
-    logits_V: torch.Tensor | None = None
-    """After the last token: what the first token of each sequence is sampled from."""
-    waiting: int = 0
-    """Sequences that have not started, or were preempted."""
-    running: int = 0
-
-    @property
-    def length(self) -> int:
-        return len(self.prompt_ids)
-
-    @property
-    def full_blocks(self) -> int:
-        """Blocks that the prompt fills, which its sequences share."""
-        return self.length // self.block_size
-
-    @property
-    def has_tail(self) -> bool:
-        return self.length % self.block_size > 0
-
-    @property
-    def size(self) -> int:
-        """Blocks of the prompt, the partial last one included."""
-        return self.full_blocks + self.has_tail
-
-    @property
-    def ready(self) -> bool:
-        """Whether sequences can start."""
-        return self.logits_V is not None
+from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One response. Its tokens so far survive preemption; its blocks do not."""
+    """Its tokens survive whatever happens to its blocks."""
 
     request: Request
     stop: StopRule
     arrival: int
-    prompt: PromptCache
+    prompt_length: int = field(init=False)
     tokens: list[int] = field(default_factory=list)
+    """Of the prompt, then of the response; empty until `open`."""
     log_probs: list[float] = field(default_factory=list)
     versions: list[WeightVersion] = field(default_factory=list)
-    prompt_blocks: list[int] = field(default_factory=list)
-    """The full blocks of the prompt."""
     blocks: list[int] = field(default_factory=list)
-    """Its own: the rest of the prompt and the response."""
+    """Of all tokens, in order, while it runs."""
     cached: int = 0
-    """Tokens, prompt included, whose keys and values are in the cache."""
+    """Tokens, from the first, whose keys and values are in the blocks."""
+    tip: Node | None = None
+    """The last of its blocks that can be found, or the root; None where its cache is of older weights."""
+    indexed: int = 0
+    """Full blocks up to the tip."""
+    counted: int = 0
+    """Prompt tokens that statistics have seen, so that computing them anew does not count again."""
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_ids)
 
     @property
-    def length(self) -> int:
-        """Prompt and response tokens."""
-        return self.prompt.length + len(self.tokens)
+    def order(self) -> tuple[float, int]:
+        """The lower starts first, and gives way last."""
+        return -self.request.priority, self.arrival
 
     @property
     def missing(self) -> int:
-        """Tokens to prefill again before it can decode; the newest token is fed by decoding itself."""
-        return max(0, self.length - 1 - self.cached)
+        """Tokens to compute before the next one can be drawn."""
+        return len(self.tokens) - self.cached
 
-    def blocks_for(self, tokens: int) -> int:
-        """Own blocks that a cache of its first `tokens` tokens takes, prompt included."""
-        return -(-tokens // self.prompt.block_size) - self.prompt.full_blocks
+    @property
+    def started(self) -> bool:
+        """Whether it has run before."""
+        return bool(self.tokens)
+
+    def open(self) -> None:
+        """Have the prompt as a list: not before it is needed, since thousands may wait."""
+        if not self.tokens:
+            self.tokens = self.request.prompt_ids.tolist()
+
+    def draw(self) -> Draw:
+        """How its next token is drawn."""
+        sampling = self.request.sampling
+        return Draw(
+            self.request.seed,
+            len(self.log_probs),
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+        )
 
     def append(self, token: int, log_prob: float, version: WeightVersion) -> FinishReason | None:
-        """Add a sampled token; the reason if it ends the response."""
+        """Add a token; the reason if it ends the response."""
         self.tokens.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
-        return self.stop.check(token, len(self.tokens))
+        return self.stop.check(token, len(self.log_probs))
 
     def finish(self, reason: FinishReason) -> Sample:
         """The sample that it has become."""
         return Sample(
             request_id=self.request.request_id,
             group_id=self.request.group_id,
-            response_ids=np.array(self.tokens, np.int64),
+            response_ids=np.array(self.tokens[self.prompt_length :], np.int64),
             rollout_log_probs=np.array(self.log_probs, np.float32),
             weight_versions=np.array(self.versions, np.int64),
             finish_reason=reason,
