@@ -8,11 +8,12 @@ from pathlib import Path
 
 import gate
 
-from tailrace.assembly import build_pipeline, load_inputs, open_parts, prepare_torch
+from tailrace.assembly import build_pipeline, load_inputs, open_parts
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventLog
 from tailrace.metrics import TaskTimes
+from tailrace.preparation import prepare_torch
 from tailrace.trainer.checkpoint import CheckpointStore
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
@@ -32,7 +33,7 @@ def take_turns(event: Event) -> None:
 
 async def run(config: RunConfig, directory: Path) -> None:
     """Train, each step when asked to, until the benchmark is done."""
-    prepare_torch(config)
+    prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.allocator import keep_freed_memory
 from tailrace.checkpointing import Checkpointer
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
@@ -25,10 +23,10 @@ from tailrace.errors import ConfigError
 from tailrace.evaluation import Evaluator
 from tailrace.events import EventLog
 from tailrace.metrics import TaskTimes
-from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import load_tokenizer
+from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
+from tailrace.preparation import check_cache, context_length
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
@@ -59,9 +57,7 @@ class Inputs:
 
     def decode(self, token_ids: list[int]) -> str:
         """Text without special tokens."""
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        assert isinstance(text, str)
-        return text
+        return decode_text(self.tokenizer, token_ids)
 
 
 def load_inputs(config: RunConfig) -> Inputs:
@@ -79,9 +75,7 @@ def load_inputs(config: RunConfig) -> Inputs:
 
 
 def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
-    context = describe_model(model_dir).context_length
-    if config.engine.type == "native" and config.engine.max_model_len is not None:
-        context = min(context, config.engine.max_model_len)
+    context = context_length(config.engine, model_dir)
     room = context - config.sampling.max_new_tokens
     if room < 1:
         raise ConfigError(
@@ -125,25 +119,16 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     loop = asyncio.get_running_loop()
     engine = await loop.run_in_executor(executor, lambda: _engine(config, inputs, executor))
     stack.push_async_callback(engine.close)
-    _check_cache(config, inputs, engine)
+    check_cache(
+        config.engine,
+        engine,
+        longest_prompt=max(len(prompt.prompt_ids) for prompt in (*inputs.prompts.train, *inputs.prompts.held_out)),
+        max_new_tokens=config.sampling.max_new_tokens,
+    )
     trainer = await loop.run_in_executor(executor, lambda: _trainer(config, inputs, algorithm))
     queue = LocalQueue(_queue_tasks(config, algorithm), config.queue)
     stack.callback(queue.close)
     return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer, queue=queue)
-
-
-def _check_cache(config: RunConfig, inputs: Inputs, engine: Engine) -> None:
-    """Whether the longest sequence fits the KV cache by itself: if not, it would fail in the middle of the run."""
-    if config.engine.type != "native":
-        return
-    room = engine.stats().total_blocks * config.engine.block_size
-    prompts = (*inputs.prompts.train, *inputs.prompts.held_out)
-    needed = max(len(prompt.prompt_ids) for prompt in prompts) + config.sampling.max_new_tokens
-    if needed > room:
-        raise ConfigError(
-            f"engine.kv_cache_gib {config.engine.kv_cache_gib} holds {room} tokens, but the longest prompt with "
-            f"sampling.max_new_tokens {config.sampling.max_new_tokens} takes {needed}; raise it or lower that"
-        )
 
 
 def _engine(config: RunConfig, inputs: Inputs, executor: Executor) -> Engine:
@@ -252,19 +237,3 @@ def _evaluator(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -
     if not prompts:
         return None
     return Evaluator(parts.engine, parts.pool, prompts, config.sampling, inputs.decode, log)
-
-
-def prepare_torch(config: RunConfig) -> None:
-    """Set torch's threads and memory for the whole process, and see that the device is there.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    keep_freed_memory()
-    if config.threads is not None:
-        torch.set_num_threads(config.threads)
-    try:
-        torch.empty(0, device=config.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        raise ConfigError(f"device {config.device!r} cannot be used here: {reason}") from None

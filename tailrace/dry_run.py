@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 import yaml
 
-from tailrace.assembly import load_inputs, prepare_torch
+from tailrace.assembly import load_inputs
 from tailrace.config.run import RunConfig
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
+from tailrace.preparation import prepare_torch
 from tailrace.run_directory import RunDirectory
 
 PROBE = 1536
@@ -29,7 +30,7 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
         directory.check_same(config)
     else:
         directory.check_new()
-    prepare_torch(config)
+    prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)
     info = describe_model(inputs.model_dir)
     size = ModelSize(

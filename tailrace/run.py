@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 import tailrace
-from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts, prepare_torch
+from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts
 from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore
 from tailrace.config.run import RunConfig
 from tailrace.errors import CheckpointError, NonFiniteError, TailraceError
@@ -26,6 +26,7 @@ from tailrace.events import Event, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
+from tailrace.preparation import prepare_torch
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.sinks import check_sinks, open_sinks
@@ -62,7 +63,7 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
         else:
             directory.check_new()
         check_sinks(config.observe)
-        prepare_torch(config)
+        prepare_torch(config.device, config.threads)
         inputs = load_inputs(config)
         try:
             return asyncio.run(_run(config, inputs, directory, store, start))

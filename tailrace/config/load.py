@@ -3,7 +3,7 @@
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -14,44 +14,59 @@ from pydantic_core import ErrorDetails, PydanticUndefined
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, nearest, one_line
 
+Schema = TypeVar("Schema", bound=BaseModel)
+
 
 def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a training run; see `load_as`."""
+    return load_as(RunConfig, recipe, overrides)
+
+
+def load_as(schema: type[Schema], recipe: Path | None, overrides: Sequence[str] = ()) -> Schema:
     """Read a YAML recipe, apply `key=value` overrides and OmegaConf interpolations, and validate the whole.
+
+    Without a recipe there are the overrides alone.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, an override is malformed, a key is unknown (the message
             names the nearest valid one), or a value is not valid.
     """
-    merged = _read_recipe(recipe)
+    merged = OmegaConf.create() if recipe is None else _read_recipe(recipe)
     for override in sorted(overrides, key=_chooses_no_type):
         merged = _apply(merged, override)
+    source = "command line" if recipe is None else str(recipe)
     try:
         values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{recipe}: {_first_line(error)}") from None
-    return parse_config(_with_default_types(typing.cast("dict[str, Any]", values)), source=str(recipe))
+        raise ConfigError(f"{source}: {_first_line(error)}") from None
+    return parse_as(schema, _with_default_types(schema, typing.cast("dict[str, Any]", values)), source=source)
 
 
-def _with_default_types(values: dict[str, Any]) -> dict[str, Any]:
+def _with_default_types(schema: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """A section that is a variant by default needs no `type` to change one of its keys."""
-    for name, field in RunConfig.model_fields.items():
+    for name, field in schema.model_fields.items():
         if field.discriminator and field.default is not PydanticUndefined and isinstance(values.get(name), dict):
             values[name] = {"type": field.default.type, **values[name]}
     return values
 
 
 def parse_config(values: Mapping[str, Any], *, source: str) -> RunConfig:
+    """The configuration of a training run; see `parse_as`."""
+    return parse_as(RunConfig, values, source=source)
+
+
+def parse_as(schema: type[Schema], values: Mapping[str, Any], *, source: str) -> Schema:
     """Validate plain values.
 
     Raises:
         ConfigError: a key is unknown or a value is not valid; `source` says where the values came from.
     """
     try:
-        return RunConfig.model_validate(values)
+        return schema.model_validate(values)
     except ValidationError as error:
         problems = error.errors()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ConfigError(f"{source}: {_explain(problems[0])}{more}") from None
+        raise ConfigError(f"{source}: {_explain(schema, problems[0])}{more}") from None
 
 
 def _read_recipe(recipe: Path) -> DictConfig:
@@ -107,15 +122,15 @@ def _nearest_file(recipe: Path) -> str:
     return f"; did you mean {recipe.parent / close}?" if close else ""
 
 
-def _explain(problem: ErrorDetails) -> str:
+def _explain(root: type[BaseModel], problem: ErrorDetails) -> str:
     location, kind, message = problem["loc"], problem["type"], problem["msg"]
-    key = ".".join(_config_keys(location))
+    key = ".".join(_config_keys(root, location))
     if kind == "extra_forbidden":
-        return f"unknown key {key}; {_nearest_key(location)}"
+        return f"unknown key {key}; {_nearest_key(root, location)}"
     if kind == "missing":
         return f"{key} is required and missing"
     if kind == "union_tag_not_found":
-        _, variants = _descend(_schema_at(location[:-1]), str(location[-1]))
+        _, variants = _descend(_schema_at(root, location[:-1]), str(location[-1]))
         return f"{key}.type is required: one of {', '.join(map(repr, variants))}"
     if kind == "union_tag_invalid":
         context = problem["ctx"]
@@ -126,17 +141,17 @@ def _explain(problem: ErrorDetails) -> str:
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _config_keys(location: tuple[int | str, ...]) -> Iterator[str]:
+def _config_keys(root: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
     """The keys of a pydantic location, without the tags that it adds for unions."""
-    for key, tag in _walk(location):
+    for key, tag in _walk(root, location):
         if not tag:
             yield key
 
 
-def _walk(location: tuple[int | str, ...]) -> Iterator[tuple[str, bool]]:
+def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[tuple[str, bool]]:
     """Each part of a location, and whether it is a union's tag."""
     variants: dict[str, type[BaseModel]] = {}
-    model: type[BaseModel] | None = RunConfig
+    model: type[BaseModel] | None = root
     for part in map(str, location):
         if part in variants:
             model, variants = variants[part], {}
@@ -164,21 +179,21 @@ def schemas_in(annotation: Any) -> list[type[BaseModel]]:
     return [schema for argument in typing.get_args(annotation) for schema in schemas_in(argument)]
 
 
-def _nearest_key(location: tuple[int | str, ...]) -> str:
+def _nearest_key(root: type[BaseModel], location: tuple[int | str, ...]) -> str:
     """The valid key that was probably meant: in the same place, else anywhere."""
     unknown = str(location[-1])
-    place = ".".join(_config_keys(location[:-1]))
-    siblings = sorted(_schema_at(location[:-1]).model_fields)
+    place = ".".join(_config_keys(root, location[:-1]))
+    siblings = sorted(_schema_at(root, location[:-1]).model_fields)
     if close := nearest(unknown, siblings):
         return f"did you mean {place + '.' if place else ''}{close}?"
-    everywhere = dict(_all_keys(RunConfig, ""))
+    everywhere = dict(_all_keys(root, ""))
     if close := nearest(unknown, everywhere, cutoff=0.8):
         return f"did you mean {everywhere[close]}?"
     return f"expected one of {', '.join(siblings)}"
 
 
-def _schema_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    model: type[BaseModel] | None = RunConfig
+def _schema_at(root: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
+    model: type[BaseModel] | None = root
     variants: dict[str, type[BaseModel]] = {}
     for part in map(str, location):
         model, variants = (variants[part], {}) if part in variants else _descend(model, part)

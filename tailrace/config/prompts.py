@@ -68,19 +68,23 @@ class ReasoningGymSource(Config):
     """Of the generator, such as {min_terms: 2}."""
 
 
-PromptSource = Annotated[
-    JsonlSource | ParquetSource | DatasetSource | HubSource | ReasoningGymSource, Field(discriminator="type")
-]
+AnySource = JsonlSource | ParquetSource | DatasetSource | HubSource | ReasoningGymSource
+PromptSource = Annotated[AnySource, Field(discriminator="type")]
 
 
-class PromptsConfig(Config):
-    """Where prompts come from and how they are presented to the model."""
+class Presentation(Config):
+    """How prompts are presented to the model."""
 
-    source: PromptSource
     chat_template: bool = True
     """Wrap each prompt as a user message; off feeds the text as it is."""
     system_prompt: str | None = None
     """Put in front of every conversation that has none."""
+
+
+class PromptsConfig(Presentation):
+    """Where prompts come from and how they are presented to the model."""
+
+    source: PromptSource
     held_out: NonNegativeInt = 64
     """Prompts kept away from training, for evaluation. Training prompts equal to one of them are dropped."""
     shuffle: bool = True

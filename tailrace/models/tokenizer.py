@@ -24,3 +24,10 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     if len(tokenizer) <= len(tokenizer.all_special_ids):  # its class fills in for the files: all text would be no token
         raise ModelError(f"the tokenizer in {directory} has special tokens only; tokenizer.json is missing there")
     return tokenizer
+
+
+def decode_text(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> str:
+    """The text of `token_ids`, without special tokens."""
+    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text

@@ -3,7 +3,7 @@
 source rows ──▶ present (chat template or raw) ──▶ tokenize ──▶ held-out | train, without a common text
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -13,7 +13,7 @@ import jinja2
 import msgspec
 import numpy as np
 
-from tailrace.config.prompts import PromptsConfig
+from tailrace.config.prompts import Presentation, PromptsConfig
 from tailrace.errors import PromptError, one_line
 from tailrace.prompts.order import permutation
 from tailrace.prompts.sources.base import Row
@@ -54,21 +54,35 @@ def load_prompts(
         PromptError: the source cannot be read or is empty, a prompt is longer than `max_tokens`, the tokenizer has no
             chat template where one is asked for, or nothing is left to train on.
     """
-    _check_presentation(config, tokenizer)
-    rows = list(source_rows(config.source))
-    if not rows:
+    prompts = present(source_rows(config.source), config, tokenizer)
+    if not prompts:
         raise PromptError(f"prompts.source of type {config.source.type} has no prompts")
-    _check_metadata(rows)
-    prompts = _tokenize(rows, config, tokenizer)
     _check_lengths(prompts, max_tokens)
     return _split(prompts, config.held_out, seed)
 
 
-def _check_presentation(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase") -> None:
+def present(rows: Iterable[Row], config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
+    """Prompts as the model reads them, tokenized, in the order of `rows`.
+
+    Raises:
+        PromptError: the rows cannot be read, one cannot be presented or has no tokens, or the tokenizer has no chat
+            template where one is asked for.
+    """
+    _check_presentation(config, tokenizer)
+    rows = list(rows)
+    _check_metadata(rows)
+    prompts = _tokenize(rows, config, tokenizer) if rows else []
+    for prompt in prompts:
+        if not len(prompt.prompt_ids):
+            raise PromptError(f"prompt {prompt.prompt_id} has no tokens")
+    return prompts
+
+
+def _check_presentation(config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> None:
     if config.chat_template and not tokenizer.chat_template:
         raise PromptError(
             "prompts.chat_template is true, but the model's tokenizer has no chat template; "
-            "set prompts.chat_template: false, or train an instruct model"
+            "set prompts.chat_template: false, or use an instruct model"
         )
     if config.system_prompt is not None and not config.chat_template:
         raise PromptError("prompts.system_prompt needs prompts.chat_template: true; raw text has no system message")
@@ -83,7 +97,7 @@ def _check_metadata(rows: Sequence[Row]) -> None:
             raise PromptError(f"the metadata of {row.prompt_id} cannot be kept: {error}; drop the column") from None
 
 
-def _tokenize(rows: Sequence[Row], config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
+def _tokenize(rows: Sequence[Row], config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
     texts = [_present(row, config, tokenizer) for row in rows]
     # A chat template writes the special tokens itself.
     ids = tokenizer(texts, add_special_tokens=not config.chat_template, return_attention_mask=False)["input_ids"]
@@ -99,7 +113,7 @@ def _tokenize(rows: Sequence[Row], config: PromptsConfig, tokenizer: "PreTrained
     ]
 
 
-def _present(row: Row, config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+def _present(row: Row, config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> str:
     """The text that the model reads."""
     if not config.chat_template:
         if not isinstance(row.prompt, str):
@@ -123,9 +137,6 @@ def _check_lengths(prompts: Sequence[Prompt], max_tokens: int) -> None:
             f"({count} of {len(prompts)} prompts are too long); remove them, raise prompts.max_prompt_tokens, "
             f"or lower sampling.max_new_tokens"
         )
-    for prompt in prompts:
-        if not len(prompt.prompt_ids):
-            raise PromptError(f"prompt {prompt.prompt_id} has no tokens")
 
 
 def _split(prompts: Sequence[Prompt], held_out: int, seed: int) -> PromptSet:

@@ -83,7 +83,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("trainer.lrr=3", "unknown key trainer.lrr; did you mean trainer.lr?"),
         ("lr=3", "unknown key lr; did you mean trainer.lr?"),
         ("engine.dtypee=bfloat16", "unknown key engine.dtypee; did you mean engine.dtype?"),
-        ("engine.type=foo", "engine.type is 'foo'; expected one of 'native', 'hf', 'fake'"),
+        ("engine.type=foo", "engine.type is 'foo'; expected one of 'native', 'vllm', 'hf', 'fake'"),
         ("zzz=1", "unknown key zzz; expected one of algorithm, checkpoint"),
         ("trainer.steps=abc", "trainer.steps is 'abc': input should be a valid integer"),
         ("trainer.steps=0", "trainer.steps is 0: input should be greater than 0"),

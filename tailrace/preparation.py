@@ -1,0 +1,56 @@
+"""What has to be right before an engine starts, whatever it is to be used for."""
+
+from pathlib import Path
+
+import torch
+
+from tailrace.allocator import keep_freed_memory
+from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
+from tailrace.engine.base import Engine
+from tailrace.errors import ConfigError
+from tailrace.models.info import describe_model
+
+
+def prepare_torch(device: str, threads: int | None) -> None:
+    """Set torch's threads and memory for the whole process, and see that the device is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    keep_freed_memory()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None
+
+
+def context_length(engine: EngineConfig, model_dir: Path) -> int:
+    """Tokens of a sequence at the most, as the model and the configuration have it.
+
+    Raises:
+        ModelError: the model cannot be read.
+    """
+    context = describe_model(model_dir).context_length
+    if isinstance(engine, NativeEngineConfig | VllmEngineConfig) and engine.max_model_len is not None:
+        context = min(context, engine.max_model_len)
+    return context
+
+
+def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, max_new_tokens: int) -> None:
+    """Whether the longest sequence fits the KV cache by itself: if not, it would fail in the middle of the run.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not isinstance(config, NativeEngineConfig):
+        return
+    room = engine.stats().total_blocks // config.dp * config.block_size
+    needed = min(longest_prompt + max_new_tokens, engine.max_model_len)
+    if needed > room:
+        raise ConfigError(
+            f"engine.kv_cache_gib {config.kv_cache_gib} holds {room} tokens, but the longest prompt with "
+            f"sampling.max_new_tokens {max_new_tokens} takes {needed}; raise it or lower that"
+        )
