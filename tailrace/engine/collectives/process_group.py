@@ -54,7 +54,7 @@ class ProcessGroupCollective(Collective):
         assert tensor.is_contiguous()
         gathered = tensor.new_empty((self.size, *tensor.shape))
         try:
-            self._group._allgather_base(gathered, tensor).wait()
+            self._group._allgather_base(gathered.flatten(), tensor.flatten()).wait()
         except RuntimeError as error:
             raise self._failure(error) from error
         return gathered
@@ -86,6 +86,6 @@ class ProcessGroupCollective(Collective):
 
     def _failure(self, error: RuntimeError) -> EngineError:
         return EngineError(
-            f"rank {self.rank} of {self.size} had no answer from another over {self._backend}, which died or took more than "
-            f"{self._timeout.total_seconds():g} s: {one_line(error)}"
+            f"an exchange over {self._backend} failed on rank {self.rank} of {self.size}, for another rank died, took "
+            f"more than {self._timeout.total_seconds():g} s or made another call: {one_line(error)}"
         )

@@ -1,0 +1,151 @@
+"""Processes that are ranks of a collective, for tests: made once, and told what to exchange."""
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.collectives.factory import make_collective
+from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
+from tailrace.engine.ranks.layout import Shard
+from tailrace.errors import EngineError
+
+ANSWER_LIMIT_S = 60
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One call, and what each rank puts in."""
+
+    verb: Literal["sum", "gather"]
+    dtype: str
+    shape: tuple[int, ...]
+    seed: int = 0
+
+    def part(self, rank: int) -> torch.Tensor:
+        """Of a rank: numbers of all sizes, so that the order of a sum shows."""
+        generator = torch.Generator().manual_seed(self.seed * 64 + rank)
+        spread = torch.randn(self.shape, generator=generator, dtype=torch.float64)
+        return (spread * 10 ** (3 * torch.randn(self.shape, generator=generator))).to(getattr(torch, self.dtype))
+
+    def run(self, collective: Collective) -> bytes:
+        tensor = self.part(collective.rank)
+        if self.verb == "gather":
+            return as_bytes(collective.all_gather(tensor))
+        collective.all_reduce(tensor)
+        return as_bytes(tensor)
+
+
+def as_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+class RankProcess:
+    """A process that can be a rank. Calls return at once; `answer` waits."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def open(self, kind: str, shard: Shard, place: Rendezvous, timeout_s: float) -> None:
+        self._connection.send((_open, (kind, shard, place, timeout_s)))
+
+    def exchange(self, exchanges: Sequence[Exchange]) -> None:
+        self._connection.send((_exchange, (exchanges,)))
+
+    def close(self) -> None:
+        self._connection.send((_close, ()))
+
+    def answer(self) -> Any:
+        """The result of the oldest call that has not been answered yet."""
+        assert self._connection.poll(ANSWER_LIMIT_S), "a rank hangs"
+        answer = self._connection.recv()
+        if isinstance(answer, EngineError):
+            raise answer
+        return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, number)
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
+
+
+@contextmanager
+def rank_processes(count: int) -> Iterator[list[RankProcess]]:
+    ranks = [RankProcess() for _ in range(count)]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.end()
+
+
+def join(ranks: Sequence[RankProcess], kind: str, timeout_s: float = ANSWER_LIMIT_S) -> None:
+    """Make `ranks` one collective. Its rendezvous is over before anything is exchanged."""
+    with rendezvous() as place:
+        for index, rank in enumerate(ranks):
+            rank.open(kind, Shard(index, len(ranks)), place, timeout_s)
+        for rank in ranks:
+            rank.answer()
+        assert not place.memory.exists()
+    assert not Path(place.directory).exists()
+
+
+def leave(ranks: Sequence[RankProcess]) -> None:
+    """End the collective that `ranks` joined."""
+    for rank in ranks:
+        rank.close()
+        rank.answer()
+
+
+def run(ranks: Sequence[RankProcess], kind: str, exchanges: Sequence[Exchange]) -> list[list[bytes]]:
+    """What each rank has after each exchange."""
+    join(ranks, kind)
+    for rank in ranks:
+        rank.exchange(exchanges)
+    results = [rank.answer() for rank in ranks]
+    leave(ranks)
+    return results
+
+
+_collectives: list[Collective] = []
+"""Of a rank's process: the one that is open."""
+
+
+def _serve(connection: Connection) -> None:
+    torch.set_num_threads(1)
+    while True:
+        call, arguments = connection.recv()
+        try:
+            connection.send(call(*arguments))
+        except EngineError as error:
+            connection.send(error)
+
+
+def _open(kind: Any, shard: Shard, place: Rendezvous, timeout_s: float) -> None:
+    _collectives.append(make_collective(NativeEngineConfig(collectives=kind), shard, CPU, place, timeout_s))
+
+
+def _exchange(exchanges: Sequence[Exchange]) -> list[bytes]:
+    return [exchange.run(_collectives[0]) for exchange in exchanges]
+
+
+def _close() -> None:
+    _collectives.pop().close()
