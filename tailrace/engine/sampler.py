@@ -1,26 +1,36 @@
-"""From logits to tokens, with the log-probability of each.
+"""From logits to tokens, with the log-probability of each, whatever the number of ranks that hold the vocabulary.
 
 Temperature, top-k, top-p and min-p mean what they mean in transformers, in that order. A token is found by inverting
 the cumulative distribution at one uniform number, which depends on the sample's seed and the token's position and on
-nothing else, so a sample is the same whatever shares its batch. Without filters that is a few passes over the logits:
-no sort, and no cumulative sum longer than a block.
+nothing else, so a sample is the same whatever shares its batch.
+
+Each rank sums the weights of its share of the vocabulary in blocks. All ranks gather the same sums, choose the same
+block, and learn the token from the block's owner. Blocks begin at the same tokens whatever the number of ranks, so that
+number changes no bit of the result. Only rows with a filter are gathered whole.
+
+    maxima ─▶ all_gather ─▶ block sums ─▶ all_gather ─▶ choose a block ─▶ its owner finds the token ─▶ all_gather
+
+On CUDA the host waits once, at the end, for rows without a filter.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tailrace.config.engine import SamplingConfig
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.sharding import VOCAB_MULTIPLE
 from tailrace.errors import EngineError
 
-BLOCK = 256
+BLOCK = VOCAB_MULTIPLE
 """Vocabulary entries that are summed before the first search."""
 FIRST_CANDIDATES = 256
 """Most likely tokens looked at for top-p before more are."""
+CPU_ENTRIES = 2**16
+"""Logits whose exponentials a CPU holds at a time: they stay in its cache."""
 
 UInts = npt.NDArray[np.uint64]
 
@@ -44,125 +54,223 @@ def _mix(x: UInts) -> UInts:
     return mixed
 
 
+class Settings(Protocol):
+    """How one token is drawn: a `Draw`, a `SamplingConfig`."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The settings of N rows, as columns."""
+    """The settings of N rows, as columns. n of them have a filter."""
 
-    temperature: torch.Tensor
-    """[N] fp32"""
-    top_k: torch.Tensor
-    """[N] int64, 0 keeps all"""
-    top_p: torch.Tensor
-    """[N] fp32"""
-    min_p: torch.Tensor
-    """[N] fp32"""
+    greedy_N: torch.Tensor
+    """bool"""
+    scale_N: torch.Tensor
+    """fp32, 1 / temperature; 1 for greedy rows"""
+    filtered_n: torch.Tensor
+    """int64, the rows with a filter"""
+    top_k_n: torch.Tensor
+    """int64, 0 keeps all"""
+    top_p_n: torch.Tensor
+    """fp32"""
+    min_p_n: torch.Tensor
+    """fp32"""
 
     @classmethod
-    def of(cls, configs: Sequence[SamplingConfig], device: torch.device) -> Self:
+    def of(cls, rows: Sequence[Settings], device: torch.device) -> Self:
         """The settings of a batch."""
+        greedy = torch.tensor([row.temperature == 0 for row in rows], device=device)
+        scale = [1 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in rows]
+        filtered = [i for i, row in enumerate(rows) if row.temperature and (row.top_k or row.top_p < 1 or row.min_p)]
         return cls(
-            torch.tensor([config.temperature for config in configs], device=device),
-            torch.tensor([config.top_k for config in configs], device=device),
-            torch.tensor([config.top_p for config in configs], device=device),
-            torch.tensor([config.min_p for config in configs], device=device),
+            greedy,
+            torch.tensor(scale, device=device),
+            torch.tensor(filtered, dtype=torch.int64, device=device),
+            torch.tensor([rows[i].top_k for i in filtered], dtype=torch.int64, device=device),
+            torch.tensor([rows[i].top_p for i in filtered], device=device),
+            torch.tensor([rows[i].min_p for i in filtered], device=device),
         )
 
-    @property
-    def greedy(self) -> torch.Tensor:
-        """[N] bool"""
-        return self.temperature == 0
 
-    @property
-    def filtered(self) -> torch.Tensor:
-        """[N] bool: some tokens may be cut off."""
-        cut = (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
-        return cut & ~self.greedy
+class Primitives(Protocol):
+    """The passes over a rank's logits, [N, V_local] in fp32; V_local is a multiple of BLOCK.
 
-    def __getitem__(self, rows: torch.Tensor) -> "SamplingRows":
-        return SamplingRows(self.temperature[rows], self.top_k[rows], self.top_p[rows], self.min_p[rows])
-
-
-def sample(
-    logits_NV: torch.Tensor, rows: SamplingRows, uniforms_N: npt.NDArray[np.float64]
-) -> tuple[list[int], list[float]]:
-    """One token for each row and its log-probability under the distribution that it was drawn from.
-
-    Greedy rows take the most likely token and report its log-probability at temperature 1.
-
-    Raises:
-        EngineError: a row has NaN or infinite logits.
+    The weight of a logit is exp((logit - maximum) * scale), in fp32 and in this order.
     """
-    vocabulary = logits_NV.shape[1]
-    padded = logits_NV.new_empty(len(logits_NV), -(-vocabulary // BLOCK) * BLOCK, dtype=torch.float32)
-    padded[:, vocabulary:] = 0
-    weights = padded[:, :vocabulary].copy_(logits_NV)
-    greedy = rows.greedy
-    _scale_and_filter(weights, rows)
-    likeliest, argmax = _likeliest(weights, greedy)
-    weights.sub_(likeliest).exp_()
-    sums = padded.view(len(padded), -1, BLOCK).sum(-1).double()
-    total = sums.sum(-1)
-    if not bool(total.isfinite().all()):
-        raise EngineError("the logits are not finite; were the last weights?")
-    drawn = _draw(padded, sums, torch.from_numpy(uniforms_N).to(padded.device))
-    tokens = torch.where(greedy, argmax, drawn)
-    log_probs = weights.gather(1, tokens[:, None])[:, 0].double().log() - total.log()
-    return tokens.tolist(), log_probs.tolist()
+
+    def maxima(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest logit of each row, [N] fp32, and the first index that has it, [N] int64."""
+
+    def block_sums(self, logits_NV: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+        """Summed weights of each block, [N, V_local / BLOCK] fp64; not finite where a weight is not.
+
+        A sum depends on the logits of its block alone, bit for bit.
+        """
+
+    def block_weights(
+        self, logits_NV: torch.Tensor, blocks_N: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor
+    ) -> torch.Tensor:
+        """The weights of one block of each row, [N, BLOCK] fp32."""
 
 
-def _likeliest(scores: torch.Tensor, greedy: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The highest score [N, 1] and, for greedy rows, the first index that has it [N]."""
-    argmax = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
-    if bool(greedy.any()):
-        argmax[greedy] = scores[greedy].argmax(-1)
-    return scores.amax(-1, keepdim=True), argmax
+class TorchPrimitives:
+    """On any device."""
+
+    def maxima(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Primitives`. Block by block, because torch vectorizes a maximum but not one with its index."""
+        maxima, blocks = logits_NV.view(len(logits_NV), -1, BLOCK).amax(-1).max(-1)
+        return maxima, blocks * BLOCK + _block(logits_NV, blocks).argmax(-1)
+
+    def block_sums(self, logits_NV: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+        """See `Primitives`."""
+        count, width = logits_NV.shape
+        step = max(1, CPU_ENTRIES // width) if logits_NV.device.type == "cpu" else max(1, count)
+        sums = logits_NV.new_empty(count, width // BLOCK)
+        for first in range(0, count, step):
+            rows = slice(first, first + step)
+            weights = (logits_NV[rows] - maxima_N[rows, None]).mul_(scale_N[rows, None]).exp_()
+            torch.sum(weights.view(len(weights), -1, BLOCK), -1, out=sums[rows])
+        return sums.double()
+
+    def block_weights(
+        self, logits_NV: torch.Tensor, blocks_N: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor
+    ) -> torch.Tensor:
+        """See `Primitives`."""
+        return (_block(logits_NV, blocks_N) - maxima_N[:, None]).mul_(scale_N[:, None]).exp_()
 
 
-def _draw(padded: torch.Tensor, sums: torch.Tensor, uniforms_N: torch.Tensor) -> torch.Tensor:
-    """Invert the cumulative distribution at `uniforms_N`: the block first, the token inside it second."""
-    cumulative = sums.cumsum(-1)
-    target = uniforms_N * cumulative[:, -1]
-    block = _first_above(cumulative, target)
-    target = target - cumulative.gather(1, block[:, None])[:, 0] + sums.gather(1, block[:, None])[:, 0]
-    inside = padded.view(len(padded), -1, BLOCK)[torch.arange(len(padded), device=padded.device), block].double()
-    return block * BLOCK + _first_above(inside.cumsum(-1), target)
+def _block(logits_NV: torch.Tensor, blocks_N: torch.Tensor) -> torch.Tensor:
+    """[N, BLOCK], one block of each row."""
+    rows = torch.arange(len(logits_NV), device=logits_NV.device)
+    return logits_NV.view(len(logits_NV), -1, BLOCK)[rows, blocks_N]
+
+
+class Sampler:
+    """One rank's. Every rank calls `sample` with the same rows and gets the same result."""
+
+    def __init__(self, vocab_size: int, collective: Collective, primitives: Primitives) -> None:
+        """`vocab_size`: real tokens, of all ranks together."""
+        self._vocab_size = vocab_size
+        self._collective = collective
+        self._primitives = primitives
+
+    def sample(
+        self, logits_NV: torch.Tensor, rows: SamplingRows, uniforms_N: npt.NDArray[np.float64]
+    ) -> tuple[list[int], list[float]]:
+        """One token for each row and its log-probability under the distribution that it was drawn from.
+
+        Greedy rows take the first of the most likely tokens and report its log-probability at temperature 1.
+
+        Args:
+            logits_NV: [N, V_local] fp32, this rank's; changed in place.
+
+        Raises:
+            EngineError: a row has NaN or infinite logits, or a rank did not take part.
+        """
+        logits_NV[:, self._own_tokens(logits_NV) :] = -torch.inf
+        self._filter(logits_NV, rows)
+        maxima_N, likeliest_N = self._likeliest(logits_NV)
+        sums_NK = self._whole_rows(self._primitives.block_sums(logits_NV, maxima_N, rows.scale_N), BLOCK)
+        cumulative_NK = sums_NK.cumsum(-1)
+        total_N = cumulative_NK[:, -1]
+        target_N = torch.from_numpy(uniforms_N).to(logits_NV.device) * total_N
+        block_N = _first_above(cumulative_NK, target_N)
+        inside_N = (
+            target_N - cumulative_NK.gather(1, block_N[:, None])[:, 0] + sums_NK.gather(1, block_N[:, None])[:, 0]
+        )
+        drawn_N, weight_N = self._resolve(logits_NV, block_N, inside_N, maxima_N, rows.scale_N)
+        token_N = torch.where(rows.greedy_N, likeliest_N, drawn_N)
+        log_prob_N = torch.where(rows.greedy_N, 1.0, weight_N).log() - total_N.log()
+        tokens, log_probs, totals = torch.stack((token_N, log_prob_N, total_N)).cpu().numpy()
+        if not np.isfinite(totals).all():
+            raise EngineError("the logits are not finite; were the last weights?")
+        return tokens.astype(np.int64).tolist(), log_probs.tolist()
+
+    def _own_tokens(self, logits_NV: torch.Tensor) -> int:
+        """How many of the logits belong to tokens; the others pad."""
+        width = logits_NV.shape[1]
+        return min(max(self._vocab_size - self._collective.rank * width, 0), width)
+
+    def _whole_rows(self, part: torch.Tensor, entries: int) -> torch.Tensor:
+        """Gather [N, X_local] to [N, X]. A column stands for `entries` tokens; columns that only pad are left out."""
+        gathered = self._collective.all_gather(part.contiguous())
+        return gathered.transpose(0, 1).flatten(1)[:, : -(-self._vocab_size // entries)]
+
+    def _filter(self, logits_NV: torch.Tensor, rows: SamplingRows) -> None:
+        """Set what top-k, top-p and min-p cut off to -inf."""
+        if not len(rows.filtered_n):
+            return
+        own_nV = logits_NV[rows.filtered_n]
+        logits_nV = self._whole_rows(own_nV, 1)
+        scores_nV = (logits_nV - logits_nV.amax(-1, keepdim=True)).mul_(rows.scale_N[rows.filtered_n, None])
+        cut_nV = filter_scores(scores_nV, rows.top_k_n, rows.top_p_n, rows.min_p_n) == -torch.inf
+        count, first = self._own_tokens(logits_NV), self._collective.rank * logits_NV.shape[1]
+        own_nV[:, :count].masked_fill_(cut_nV[:, first : first + count], -torch.inf)
+        logits_NV[rows.filtered_n] = own_nV
+
+    def _likeliest(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest logit [N] fp32 and the first token that has it [N] fp64, over all ranks."""
+        largest_N, index_N = self._primitives.maxima(logits_NV)
+        tokens_N = index_N + self._collective.rank * logits_NV.shape[1]
+        found_R2N = self._collective.all_gather(torch.stack((largest_N.double(), tokens_N.double())))
+        maxima_N, rank_N = found_R2N[:, 0].max(0)
+        return maxima_N.float(), found_R2N[:, 1].gather(0, rank_N[None])[0]
+
+    def _resolve(
+        self,
+        logits_NV: torch.Tensor,
+        block_N: torch.Tensor,
+        target_N: torch.Tensor,
+        maxima_N: torch.Tensor,
+        scale_N: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The token at `target_N` of the weights of the block, and its weight; [N] fp64 each."""
+        blocks, rank = logits_NV.shape[1] // BLOCK, self._collective.rank
+        own_N = (block_N - rank * blocks).clamp(0, blocks - 1)
+        weights_NB = self._primitives.block_weights(logits_NV, own_N, maxima_N, scale_N).double()
+        inside_N = _first_above(weights_NB.cumsum(-1), target_N)
+        token_N = block_N * BLOCK + inside_N
+        found_R2N = self._collective.all_gather(
+            torch.stack((token_N.double(), weights_NB.gather(1, inside_N[:, None])[:, 0]))
+        )
+        owner_N = torch.div(block_N, blocks, rounding_mode="floor")
+        token_N, weight_N = found_R2N.gather(0, owner_N.expand(1, 2, -1))[0]
+        return token_N, weight_N
 
 
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """[N], the first index whose cumulative weight exceeds the target, so one of positive weight.
 
-    Targets are kept just below the total, which rounding might let them reach.
+    Targets are kept just below the total, which rounding might let them reach. Any index where weights are NaN.
     """
     total = cumulative[:, -1]
-    below = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, below.clamp_min(0)[:, None], right=True)[:, 0]
+    below = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp_min(0)
+    return torch.searchsorted(cumulative, below[:, None], right=True)[:, 0].clamp_max(cumulative.shape[1] - 1)
 
 
-def _scale_and_filter(scores: torch.Tensor, rows: SamplingRows) -> None:
-    """Turn logits into the scores of the distribution to sample from, in place. Greedy rows stay as they are."""
-    temperature = torch.where(rows.greedy, 1.0, rows.temperature)
-    if bool((temperature != 1).any()):
-        scores.div_(temperature[:, None])
-    cut = rows.filtered.nonzero()[:, 0]
-    if len(cut):
-        scores[cut] = _filter(scores[cut], rows[cut])
-
-
-def _filter(scores: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
-    """Scores with -inf for what top-k, then top-p, then min-p cut off; ties at the k-th place are kept."""
-    if bool((rows.top_k > 0).any()):
-        k = torch.where(rows.top_k > 0, rows.top_k, scores.shape[1]).clamp_max(scores.shape[1])
+def filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+    """Scores [n, V] with -inf for what top-k, then top-p, then min-p cut off; ties at the k-th place are kept."""
+    if bool((top_k > 0).any()):
+        k = torch.where(top_k > 0, top_k, scores.shape[1]).clamp_max(scores.shape[1])
         some = (k < scores.shape[1]).nonzero()[:, 0]
         if len(some):
             ordered = scores[some].topk(int(k[some].max())).values
             threshold = ordered.gather(1, k[some, None] - 1)
             scores[some] = scores[some].masked_fill(scores[some] < threshold, -torch.inf)
-    some = (rows.top_p < 1).nonzero()[:, 0]
+    some = (top_p < 1).nonzero()[:, 0]
     if len(some):
-        scores[some] = _top_p(scores[some], rows.top_p[some])
-    if bool((rows.min_p > 0).any()):
+        scores[some] = _top_p(scores[some], top_p[some])
+    if bool((min_p > 0).any()):
         ratio = (scores - scores.amax(-1, keepdim=True)).exp_()
-        scores = scores.masked_fill(ratio < rows.min_p[:, None], -torch.inf)
+        scores = scores.masked_fill(ratio < min_p[:, None], -torch.inf)
     return scores
 
 

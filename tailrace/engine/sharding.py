@@ -1,8 +1,8 @@
 """Which part of the model each tensor-parallel shard holds.
 
 Every shard has the same shapes, so each part is a range of a dimension followed by zeros up to the common size. Zeros
-change no result: a zero query head meets zero columns of the out projection, a zero MLP column gives silu(0) · 0, and the
-sampler masks what lies beyond the vocabulary.
+change no result: a zero query head meets zero columns of the out projection, a zero MLP column gives silu(0) · 0, and
+the sampler masks what lies beyond the vocabulary.
 
 Attention is split by KV heads. Where there are more shards than KV heads, a KV head is kept on several shards, and its
 query heads are split among those. The out and down projections give partial sums, which are added up over the shards
