@@ -70,10 +70,26 @@ def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: M
 
 def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed) -> float:
     samples = config.trainer.train_batch_size
-    together = min(samples, config.engine.max_batch_size) if config.engine.type == "native" else 1
+    together = min(samples, _batch_size(config))
     read = _engine_bytes(config) * model.parameters / speed.bytes_per_s
     compute = 2 * model.parameters * together / speed.flops
     return samples / together * config.sampling.max_new_tokens * (read + compute)
+
+
+def _batch_size(config: RunConfig) -> int:
+    """Sequences that the whole engine decodes together."""
+    match config.engine.type:
+        case "native":
+            return config.engine.dp * config.engine.max_batch_size
+        case "vllm":
+            return config.engine.max_batch_size
+        case _:
+            return 1
+
+
+def _copies(config: RunConfig) -> int:
+    """Of the weights that the engine holds; TP ranks share one."""
+    return config.engine.dp if config.engine.type == "native" else 1
 
 
 def _memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
@@ -83,9 +99,11 @@ def _memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
         "gradients": 4.0 * model.parameters,
         "AdamW moments": 8.0 * model.parameters,
         "activations of a micro-batch": _activation_bytes(config, model),
-        "engine weights": float(_engine_bytes(config) * model.parameters),
+        "engine weights": float(_copies(config) * _engine_bytes(config) * model.parameters),
     }
     if config.engine.type == "native":
+        memory["KV cache"] = config.engine.ranks * config.engine.kv_cache_gib * GIB
+    elif config.engine.type == "vllm":
         memory["KV cache"] = config.engine.kv_cache_gib * GIB
     if config.algorithm.kl.coefficient > 0:
         memory["reference weights"] = float(_trainer_bytes(config) * model.parameters)
