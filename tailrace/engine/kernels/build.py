@@ -22,7 +22,7 @@ from tailrace.errors import EngineError, one_line
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "c++", "clang++")
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wall", "-Wextra")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 300.0
 
 

@@ -1,0 +1,110 @@
+// Attention over the block cache, by online softmax (Dao et al. 2022, FlashAttention).
+//
+// The keys of a (block, KV head) are stored as [head_dim / 2][block_size][2] and its values as
+// [block_size / 2][head_dim][2], so that scores and weighted sums are products of gemm.h without any rearranging.
+// A query meets its blocks in the order of the sequence, one at a time, whatever is computed beside it.
+#pragma once
+
+#include "gemm.h"
+
+struct Heads {
+    long query_heads, kv_heads, head_dim, block_size;
+
+    long group() const { return query_heads / kv_heads; }
+    long region() const { return head_dim * block_size; }  // elements of a (block, KV head)
+};
+
+// Consecutive tokens of one sequence whose queries are computed together, for one KV head at a time.
+struct Queries {
+    long first;     // row in the slab
+    long tokens;
+    long position;  // of the first
+    const int64_t* table;
+};
+
+constexpr long QUERY_ROWS = 36;  // what shares a level 1 cache with a block's keys and values
+constexpr long MOST_HEAD_DIM = 256;
+
+static inline long tokens_per_tile(const Heads& h) { return std::max(1L, QUERY_ROWS / h.group()); }
+
+// One thread's memory for a tile.
+struct Scratch {
+    float *scores, *sums, *largest, *total;
+    bf16* weights;
+
+    static long bytes(const Heads& h) {
+        const long rows = tokens_per_tile(h) * h.group();
+        return rows * (6 * h.block_size + 4 * h.head_dim + 8) + 64;
+    }
+    Scratch(const Heads& h, char* memory) {
+        const long rows = tokens_per_tile(h) * h.group();
+        scores = (float*)memory;
+        sums = scores + rows * h.block_size;
+        largest = sums + rows * h.head_dim;
+        total = largest + rows;
+        weights = (bf16*)(total + rows);
+    }
+};
+
+// Turns a row's scores of one block into weights; rescales what was summed before if there is a new largest score.
+static void soften(const Heads& h, const Scratch& s, long row, long visible, long keys) {
+    float* scores = s.scores + row * h.block_size;
+    bf16* weights = s.weights + row * h.block_size;
+    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt((float)h.head_dim));
+    const __m512 hidden = _mm512_set1_ps(-INFINITY);
+    __m512 most = hidden;
+    for (long k = 0; k < keys; k += LANES) {
+        const __m512 score = _mm512_mul_ps(scale, _mm512_loadu_ps(scores + k));
+        const __m512 seen = _mm512_mask_mov_ps(hidden, first_lanes(visible - k), score);
+        _mm512_storeu_ps(scores + k, seen);
+        most = _mm512_max_ps(most, seen);
+    }
+    const float before = s.largest[row], largest = std::max(before, _mm512_reduce_max_ps(most));
+    __m512 sum = _mm512_setzero_ps();
+    for (long k = 0; k < keys; k += LANES) {
+        const __m512 weight = exp_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + k), _mm512_set1_ps(largest)));
+        sum = _mm512_add_ps(sum, weight);
+        store_bf16(weights + k, weight);
+    }
+    s.largest[row] = largest;
+    if (largest == before) {
+        s.total[row] += _mm512_reduce_add_ps(sum);
+        return;
+    }
+    const __m512 shrink = exp_ps(_mm512_set1_ps(before - largest));
+    s.total[row] = s.total[row] * _mm512_cvtss_f32(shrink) + _mm512_reduce_add_ps(sum);
+    for (long d = 0; d < h.head_dim; d += LANES) {
+        float* sums = s.sums + row * h.head_dim + d;
+        _mm512_storeu_ps(sums, _mm512_mul_ps(shrink, _mm512_loadu_ps(sums)));
+    }
+}
+
+// q: the slab's queries of this KV head, [token, query head of the group, head_dim]. out: [token, query_heads, head_dim],
+// of which this fills the group's heads.
+static void attend(const Heads& h, const Queries& queries, long kv_head, const bf16* q, const bf16* keys,
+    const bf16* values, const Scratch& s, bf16* out) {
+    const long group = h.group(), rows = queries.tokens * group, last = queries.position + queries.tokens - 1;
+    std::fill_n(s.sums, rows * h.head_dim, 0.0f);
+    std::fill_n(s.total, rows, 0.0f);
+    std::fill_n(s.largest, rows, -INFINITY);
+    const Rows query_rows = {q + queries.first * group * h.head_dim, h.head_dim};
+    for (long start = 0, n = 0; start <= last; start += h.block_size, n++) {
+        const long seen = std::min(h.block_size, last + 1 - start);
+        const long region = (queries.table[n] * h.kv_heads + kv_head) * h.region();
+        const Columns key_columns = {keys + region, 2 * h.block_size, 2 * LANES};
+        multiply<Store, false>(query_rows, rows, key_columns, 0, (seen + LANES - 1) / LANES, h.head_dim / 2,
+            Store{s.scores, h.block_size});
+        for (long row = 0; row < rows; row++)
+            soften(h, s, row, queries.position + row / group + 1 - start, seen);
+        const Columns value_columns = {values + region, 2 * h.head_dim, 2 * LANES};
+        multiply<Add, false>({s.weights, h.block_size}, rows, value_columns, 0, h.head_dim / LANES, (seen + 1) / 2,
+            Add{{s.sums, h.head_dim}});
+    }
+    for (long row = 0; row < rows; row++) {
+        const long token = queries.first + row / group, head = kv_head * group + row % group;
+        const __m512 total = _mm512_set1_ps(s.total[row]);
+        for (long d = 0; d < h.head_dim; d += LANES)
+            store_bf16(out + (token * h.query_heads + head) * h.head_dim + d,
+                _mm512_div_ps(_mm512_loadu_ps(s.sums + row * h.head_dim + d), total));
+    }
+}

@@ -1,0 +1,273 @@
+// A Llama, Qwen2 or Qwen3 decoder, or one TP rank's share of it, in half layers.
+//
+// A half layer adds what the ranks summed after the one before to the residual stream, and ends with this rank's share
+// of the next sum: attention up to the output projection, or the MLP up to the down projection. Between halves the ranks
+// exchange `partial`; a rank that is alone runs all halves in one call.
+//
+// The rows of a step go through a half in slabs. Within a slab, threads share the columns of each product, so that each
+// weight is read once, and wait for each other at every `omp barrier`.
+
+#include "decoder.h"
+
+#include <omp.h>
+
+#include <chrono>
+#include <vector>
+
+namespace {
+
+// Charges the time since the last call to a section. Only the first thread keeps time.
+class Clock {
+  public:
+    Clock(const Model& m) : nanoseconds(omp_get_thread_num() == 0 ? m.nanoseconds : nullptr), last(now()) {}
+    void charge(Section section) {
+        if (!nanoseconds) return;
+        const int64_t time = now();
+        nanoseconds[section] += time - last;
+        last = time;
+    }
+
+  private:
+    static int64_t now() {
+        return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+    int64_t* nanoseconds;
+    int64_t last;
+};
+
+float inverse_rms(const float* x, long size, double eps) {
+    __m512 squares = _mm512_setzero_ps();
+    for (long i = 0; i < size; i += LANES) {
+        const __m512 values = _mm512_loadu_ps(x + i);
+        squares = _mm512_fmadd_ps(values, values, squares);
+    }
+    return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / (float)size + (float)eps);
+}
+
+// residual += partial; normed = rms_norm(residual) · weight.
+void add_and_norm(const Model& m, bf16* residual, const float* partial, const float* weight, bf16* normed) {
+    __m512 squares = _mm512_setzero_ps();
+    for (long i = 0; i < m.hidden; i += LANES) {
+        store_bf16(residual + i, _mm512_add_ps(load_bf16(residual + i), _mm512_loadu_ps(partial + i)));
+        const __m512 value = load_bf16(residual + i);
+        squares = _mm512_fmadd_ps(value, value, squares);
+    }
+    const float mean = _mm512_reduce_add_ps(squares) / (float)m.hidden;
+    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + (float)m.norm_eps));
+    for (long i = 0; i < m.hidden; i += LANES)
+        store_bf16(normed + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(residual + i), scale), _mm512_loadu_ps(weight + i)));
+}
+
+void norm_slab(const Model& m, const Step& s, long first, long rows, const float* weight, bf16* normed) {
+#pragma omp for schedule(static)
+    for (long row = 0; row < rows; row++) {
+        const long at = (first + row) * m.hidden;
+        add_and_norm(m, s.residual + at, s.partial + at, weight, normed + row * m.hidden);
+    }
+}
+
+// Norm and rotary position embedding of one head, in place.
+void rotate(const Model& m, float* x, const float* norm, long position) {
+    const long half = m.head_dim / 2;
+    if (norm) {
+        const float scale = inverse_rms(x, m.head_dim, m.norm_eps);
+        for (long d = 0; d < m.head_dim; d++) x[d] = x[d] * scale * norm[d];
+    }
+    const float *cosine = m.cosines + position * half, *sine = m.sines + position * half;
+    for (long d = 0; d < half; d++) {
+        const float low = x[d], high = x[d + half];
+        x[d] = low * cosine[d] - high * sine[d];
+        x[d + half] = high * cosine[d] + low * sine[d];
+    }
+}
+
+// keys: of a (block, KV head), [head_dim / 2][block_size][2].
+void write_key(const Model& m, bf16* keys, long offset, const bf16* key) {
+    for (long d = 0; d < m.head_dim; d += 2) std::memcpy(keys + (d / 2 * m.block_size + offset) * 2, key + d, 4);
+}
+
+// values: of a (block, KV head), [block_size / 2][head_dim][2]. The neighbour of a sequence's newest token is read with
+// it, at weight zero: it must be finite, whatever was left there.
+void write_value(const Model& m, bf16* values, long offset, const bf16* value, bool newest) {
+    bf16* pairs = values + offset / 2 * m.head_dim * 2;
+    for (long d = 0; d < m.head_dim; d++) pairs[2 * d + offset % 2] = value[d];
+    if (newest && offset % 2 == 0)
+        for (long d = 0; d < m.head_dim; d++) pairs[2 * d + 1] = 0;
+}
+
+// Where a row of the step belongs.
+struct Place {
+    long block, offset;
+    bool newest;
+};
+
+std::vector<Place> places_of(const Model& m, const Step& s) {
+    std::vector<Place> places;
+    places.reserve(s.tokens);
+    for (long c = 0; c < s.chunks; c++)
+        for (long i = 0; i < s.lengths[c]; i++) {
+            const long position = s.starts[c] + i;
+            const int64_t block = s.tables[c * s.width + position / m.block_size];
+            places.push_back({block, position % m.block_size, i + 1 == s.lengths[c]});
+        }
+    return places;
+}
+
+// Each slab's tiles of queries.
+std::vector<std::vector<Queries>> tiles_of(const Model& m, const Step& s) {
+    std::vector<std::vector<Queries>> slabs((s.tokens + SLAB - 1) / SLAB);
+    const long most = tokens_per_tile(m.heads());
+    long row = 0;
+    for (long c = 0; c < s.chunks; c++)
+        for (long done = 0; done < s.lengths[c];) {
+            const long tokens = std::min({most, s.lengths[c] - done, SLAB - row % SLAB});
+            slabs[row / SLAB].push_back({row % SLAB, tokens, s.starts[c] + done, s.tables + c * s.width});
+            done += tokens;
+            row += tokens;
+        }
+    return slabs;
+}
+
+// One head of one row of the slab's qkv: a query to its buffer, a key or a value to the cache.
+void place_head(const Model& m, const Layer& layer, const Workspace& w, long row, long head, long position,
+    const Place& place) {
+    const long query_heads = m.query_heads, group = query_heads / m.kv_heads;
+    float* x = w.qkv + row * m.qkv() + head * m.head_dim;
+    bf16 rounded[MOST_HEAD_DIM];
+    const bool is_value = head >= query_heads + m.kv_heads;
+    if (!is_value) rotate(m, x, head < query_heads ? layer.q_norm : layer.k_norm, position);
+    bf16* to = rounded;
+    if (head < query_heads) to = w.queries + ((head / group * SLAB + row) * group + head % group) * m.head_dim;
+    for (long d = 0; d < m.head_dim; d += LANES) store_bf16(to + d, _mm512_loadu_ps(x + d));
+    if (head < query_heads) return;
+    const long kv_head = (head - query_heads) % m.kv_heads;
+    const long region = (place.block * m.kv_heads + kv_head) * m.heads().region();
+    if (is_value)
+        write_value(m, layer.values + region, place.offset, rounded, place.newest);
+    else
+        write_key(m, layer.keys + region, place.offset, rounded);
+}
+
+// What all halves of a call share.
+struct Run {
+    const Model& m;
+    const Step& s;
+    Workspace w;
+    std::vector<Place> places;
+    std::vector<std::vector<Queries>> tiles;
+
+    Run(const Model& m, const Step& s)
+        : m(m), s(s), w(m, m.workspace), places(places_of(m, s)), tiles(tiles_of(m, s)) {}
+
+    void attention(const Layer& layer, long slab, Clock& clock) const {
+        const long first = slab * SLAB, rows = std::min(SLAB, s.tokens - first), attended = m.attended();
+        const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        norm_slab(m, s, first, rows, layer.input_norm, w.normed);
+        multiply_share({w.normed, m.hidden}, rows, layer.qkv, m.qkv() / LANES, m.hidden / 2, Store{w.qkv, m.qkv(), layer.qkv_bias},
+            thread, threads);
+#pragma omp barrier
+        clock.charge(QKV);
+        const long heads = m.query_heads + 2 * m.kv_heads;
+#pragma omp for schedule(static)
+        for (long i = 0; i < rows * heads; i++) {
+            const long row = first + i / heads;
+            place_head(m, layer, w, i / heads, i % heads, s.positions[row], places[row]);
+        }
+        const auto& queries = tiles[slab];
+        const Scratch scratch(m.heads(), w.scratch + thread * w.scratch_bytes);
+#pragma omp for schedule(dynamic)
+        for (size_t i = 0; i < queries.size() * m.kv_heads; i++) {
+            const long kv_head = i / queries.size();
+            const bf16* q = w.queries + kv_head * SLAB * m.heads().group() * m.head_dim;
+            attend(m.heads(), queries[i % queries.size()], kv_head, q, layer.keys, layer.values, scratch, w.attended);
+        }
+        clock.charge(ATTENTION);
+        multiply_share({w.attended, attended}, rows, layer.out, m.hidden / LANES, attended / 2,
+            Store{s.partial + first * m.hidden, m.hidden, layer.out_bias}, thread, threads);
+#pragma omp barrier
+        clock.charge(OUT);
+    }
+
+    void mlp(const Layer& layer, long slab, Clock& clock) const {
+        const long first = slab * SLAB, rows = std::min(SLAB, s.tokens - first);
+        const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        norm_slab(m, s, first, rows, layer.post_norm, w.normed);
+        multiply_share({w.normed, m.hidden}, rows, layer.gate_up, 2 * m.intermediate / LANES, m.hidden / 2,
+            Gated{w.gated, m.intermediate}, thread, threads);
+#pragma omp barrier
+        multiply_share({w.gated, m.intermediate}, rows, layer.down, m.hidden / LANES, m.intermediate / 2,
+            Store{s.partial + first * m.hidden, m.hidden}, thread, threads);
+#pragma omp barrier
+        clock.charge(MLP);
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+int64_t decoder_workspace_bytes(const Model* m) { return Workspace(*m, nullptr).bytes; }
+
+// residual = 0; partial = the embeddings of the tokens of this shard, 0 for all others.
+void decoder_embed(const Model* model, const Step* step) {
+    const Model& m = *model;
+    const Step& s = *step;
+#pragma omp parallel num_threads(m.threads)
+    {
+        Clock clock(m);
+#pragma omp for schedule(static)
+        for (long t = 0; t < s.tokens; t++) {
+            const long token = s.token_ids[t] - m.first_token;
+            float* partial = s.partial + t * m.hidden;
+            std::fill_n(s.residual + t * m.hidden, m.hidden, 0);
+            if (token < 0 || token >= m.vocabulary) {
+                std::fill_n(partial, m.hidden, 0.0f);
+                continue;
+            }
+            const bf16* pairs = m.embedding + (token / LANES * m.hidden / 2 * LANES + token % LANES) * 2;
+            for (long h = 0; h < m.hidden; h++) partial[h] = to_float(pairs[h / 2 * 2 * LANES + h % 2]);
+        }
+        clock.charge(EMBED);
+    }
+}
+
+// Half layers begin … begin + count - 1: half 2 i is layer i's attention, half 2 i + 1 its MLP.
+void decoder_halves(const Model* model, const Step* step, int64_t begin, int64_t count) {
+    const Run run(*model, *step);
+#pragma omp parallel num_threads(model->threads)
+    {
+        Clock clock(*model);
+        for (long half = begin; half < begin + count; half++)
+            for (size_t slab = 0; slab < run.tiles.size(); slab++) {
+                const Layer& layer = model->layer[half / 2];
+                if (half % 2)
+                    run.mlp(layer, slab, clock);
+                else
+                    run.attention(layer, slab, clock);
+            }
+    }
+}
+
+// Final norm and logits of the drawn rows.
+void decoder_head(const Model* model, const Step* step) {
+    const Model& m = *model;
+    const Step& s = *step;
+    const Workspace w(m, m.workspace);
+#pragma omp parallel num_threads(m.threads)
+    {
+        Clock clock(m);
+        for (long first = 0; first < s.drawn; first += SLAB) {
+            const long rows = std::min(SLAB, s.drawn - first);
+#pragma omp for schedule(static)
+            for (long row = 0; row < rows; row++) {
+                const long at = s.drawn_rows[first + row] * m.hidden;
+                add_and_norm(m, s.residual + at, s.partial + at, m.norm, w.normed + row * m.hidden);
+            }
+            multiply_share({w.normed, m.hidden}, rows, m.head, m.vocabulary / LANES, m.hidden / 2,
+                Store{s.logits + first * m.vocabulary, m.vocabulary}, omp_get_thread_num(), omp_get_num_threads());
+#pragma omp barrier
+        }
+        clock.charge(HEAD);
+    }
+}
+}

@@ -1,0 +1,123 @@
+// Products of bf16 rows with a bf16 matrix, summed in fp32.
+//
+// Each output has one accumulator, to which pairs of products are added in the order of the inner dimension, whatever
+// the number of rows: a row's results are the same bit for bit in every batch.
+#pragma once
+
+#include <utility>
+
+#include "simd.h"
+
+// Rows, two neighbouring values of a row being one 32-bit pair.
+struct Rows {
+    const bf16* data;
+    long row;  // elements from a row to the next
+};
+
+// Columns in groups of 16: pair p of the inner dimension of group g begins at data + p * pair + g * group and holds the
+// pair of column 0, then of column 1, ….  A packed weight matrix [N, K] is [N / 16][K / 2][16][2].
+struct Columns {
+    const bf16* data;
+    long pair, group;
+
+    static Columns packed(const bf16* data, long pairs) { return {data, 2 * LANES, 2 * LANES * pairs}; }
+    Columns from(long index) const { return {data + index * group, pair, group}; }
+};
+
+// Where sums go. Their types decide how a tile begins and ends.
+struct Store {
+    float* data;
+    long row;
+    const float* bias = nullptr;
+
+    __m512 start(long, long g) const { return bias ? _mm512_loadu_ps(bias + g * LANES) : _mm512_setzero_ps(); }
+    template <int Z>
+    void finish(long r, long g, const __m512 (&sum)[Z]) const {
+        for (int z = 0; z < Z; z++) _mm512_storeu_ps(data + r * row + (g + z) * LANES, sum[z]);
+    }
+};
+
+struct Add : Store {
+    __m512 start(long r, long g) const { return _mm512_loadu_ps(data + r * row + g * LANES); }
+};
+
+// Even groups are gates, odd ones are up: silu(gate) * up.
+struct Gated {
+    bf16* data;
+    long row;
+
+    __m512 start(long, long) const { return _mm512_setzero_ps(); }
+    template <int Z>
+    void finish(long r, long g, const __m512 (&sum)[Z]) const {
+        static_assert(Z % 2 == 0);
+        const __m512 one = _mm512_set1_ps(1.0f);
+        for (int z = 0; z < Z; z += 2) {
+            const __m512 limited = _mm512_max_ps(_mm512_set1_ps(-88.0f), sum[z]);
+            const __m512 below = _mm512_add_ps(one, exp_ps(_mm512_sub_ps(_mm512_setzero_ps(), limited)));
+            store_bf16(data + r * row + (g + z) / 2 * LANES, _mm512_mul_ps(_mm512_div_ps(sum[z], below), sum[z + 1]));
+        }
+    }
+};
+
+// R rows by Z groups, in registers. While it runs, it fetches the next Z groups of columns into the cache.
+template <class Out, int R, int Z, bool FETCH>
+static void tile(Rows a, long first, Columns b, long group, long pairs, Out out) {
+    __m512 sum[R][Z];
+    for (int r = 0; r < R; r++)
+        for (int z = 0; z < Z; z++) sum[r][z] = out.start(first + r, group + z);
+    const bf16* left = a.data + first * a.row;
+    const bf16* right = b.data + group * b.group;
+    for (long p = 0; p < pairs; p++, left += 2, right += b.pair) {
+        __m512bh column[Z];
+        for (int z = 0; z < Z; z++) {
+            column[z] = (__m512bh)_mm512_loadu_si512(right + z * b.group);
+            if (FETCH) _mm_prefetch((const char*)(right + (z + Z) * b.group), _MM_HINT_T1);
+        }
+        for (int r = 0; r < R; r++) {
+            int32_t pair;
+            std::memcpy(&pair, left + r * a.row, sizeof pair);
+            const __m512bh both = (__m512bh)_mm512_set1_epi32(pair);
+            for (int z = 0; z < Z; z++) sum[r][z] = _mm512_dpbf16_ps(sum[r][z], both, column[z]);
+        }
+    }
+    for (int r = 0; r < R; r++) out.finish(first + r, group, sum[r]);
+}
+
+constexpr int most_rows(int groups) { return groups == 4 ? 6 : 12; }  // what 32 registers hold
+
+template <class Out, int Z, bool FETCH, int... R>
+static auto tile_of(int rows, std::integer_sequence<int, R...>) {
+    static constexpr void (*tiles[])(Rows, long, Columns, long, long, Out) = {tile<Out, R + 1, Z, FETCH>...};
+    return tiles[rows - 1];
+}
+
+// All rows by Z groups, in tiles of nearly equal height.
+template <class Out, int Z, bool FETCH>
+static void strip(Rows a, long rows, Columns b, long group, long pairs, Out out) {
+    const long tiles = (rows + most_rows(Z) - 1) / most_rows(Z);
+    for (long i = 0; i < tiles; i++) {
+        const Share part(rows, i, tiles);
+        tile_of<Out, Z, FETCH>(part.end - part.begin, std::make_integer_sequence<int, most_rows(Z)>{})(
+            a, part.begin, b, group, pairs, out);
+    }
+}
+
+// out = a · b for groups [begin, end) of columns. FETCH where b comes from memory.
+template <class Out, bool FETCH>
+static void multiply(Rows a, long rows, Columns b, long begin, long end, long pairs, Out out) {
+    long group = begin;
+    if (rows <= most_rows(4))
+        for (; group + 4 <= end; group += 4) strip<Out, 4, FETCH>(a, rows, b, group, pairs, out);
+    for (; group + 2 <= end; group += 2) strip<Out, 2, FETCH>(a, rows, b, group, pairs, out);
+    if constexpr (!std::is_same_v<Out, Gated>)
+        if (group < end) strip<Out, 1, FETCH>(a, rows, b, group, pairs, out);
+}
+
+// One thread's part of rows · packed matrix [16 * groups, 2 * pairs].
+template <class Out>
+static void multiply_share(
+    Rows a, long rows, const bf16* packed, long groups, long pairs, Out out, int thread, int threads) {
+    const Share twos(groups / 2, thread, threads);  // in twos, so that a gate and its up stay together
+    const long end = thread + 1 == threads ? groups : 2 * twos.end;
+    multiply<Out, true>(a, rows, Columns::packed(packed, pairs), 2 * twos.begin, end, pairs, out);
+}
