@@ -1,7 +1,9 @@
 """Weights under their Hugging Face names: what a model must have, and reading them from a directory."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,20 @@ from tailrace.engine.architecture import Architecture
 from tailrace.errors import EngineError, ModelError
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShard:
+    """A rectangular part of a parameter."""
+
+    tensor: torch.Tensor
+    """With as many dimensions as the parameter."""
+    start: tuple[int, ...]
+    """Where it begins in the parameter, in each dimension."""
+
+
+Weights = Iterable[tuple[str, torch.Tensor | TensorShard]]
+"""Parameters under their HF names, each whole or as shards that cover it once; in any order."""
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -58,28 +74,101 @@ def _layer_shapes(a: Architecture) -> dict[str, Shape]:
     return shapes
 
 
-def check_weights(
-    architecture: Architecture, tensors: Iterable[tuple[str, torch.Tensor]]
-) -> Mapping[str, torch.Tensor]:
-    """Collect `tensors`: none missing, unknown, of another shape or of integers. A tied head may be there or not.
+def check_weights(architecture: Architecture, tensors: Weights) -> Mapping[str, torch.Tensor]:
+    """Collect `tensors`, and put shards together: each element of each parameter once, and nothing else.
+
+    A tied head may be there or not.
 
     Raises:
-        EngineError: it names the first offender.
+        EngineError: a weight is missing, unknown, there twice, of another shape or of integers; it names the first.
     """
-    named = dict(tensors)
     expected = expected_shapes(architecture)
-    if architecture.tied:
-        named.pop("lm_head.weight", None)
-    if missing := expected.keys() - named.keys():
+    whole: dict[str, torch.Tensor] = {}
+    assemblies: dict[str, _Assembly] = {}
+    for name, item in tensors:
+        if architecture.tied and name == "lm_head.weight":
+            continue
+        if name not in expected:
+            raise EngineError(f"this {architecture.family} model has no weight {name!r}; use its HF names")
+        if name in whole:
+            raise EngineError(f"{name} comes twice; send each weight once")
+        if isinstance(item, TensorShard):
+            assemblies.setdefault(name, _Assembly(name, expected[name])).add(item)
+        elif name in assemblies:
+            raise EngineError(f"{name} comes twice, whole and as shards; send each element once")
+        else:
+            _check_tensor(name, item, expected[name])
+            whole[name] = item
+    whole |= {name: assembly.whole() for name, assembly in assemblies.items()}
+    if missing := expected.keys() - whole.keys():
         raise EngineError(f"{len(missing)} weights are missing, such as {min(missing)}; every parameter is needed")
-    if unknown := named.keys() - expected.keys():
-        raise EngineError(f"this {architecture.family} model has no weight {min(unknown)!r}; use its HF names")
-    for name, tensor in named.items():
-        if tuple(tensor.shape) != expected[name]:
-            raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the model has {expected[name]}")
-        if not tensor.is_floating_point():
-            raise EngineError(f"{name} has dtype {tensor.dtype}; weights are floating-point numbers")
-    return named
+    return whole
+
+
+def _check_tensor(name: str, tensor: torch.Tensor, shape: Shape) -> None:
+    if tuple(tensor.shape) != shape:
+        raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the model has {shape}")
+    _check_dtype(name, tensor)
+
+
+def _check_dtype(name: str, tensor: torch.Tensor) -> None:
+    if not tensor.is_floating_point():
+        raise EngineError(f"{name} has dtype {tensor.dtype}; weights are floating-point numbers")
+
+
+class _Assembly:
+    """A parameter that comes in shards."""
+
+    def __init__(self, name: str, shape: Shape) -> None:
+        self._name = name
+        self._shape = shape
+        self._boxes: list[tuple[range, ...]] = []
+        self._tensor: torch.Tensor | None = None
+
+    def add(self, shard: TensorShard) -> None:
+        """Copy a shard to its place.
+
+        Raises:
+            EngineError: it lies outside, overlaps another one, or is of another dtype.
+        """
+        _check_dtype(self._name, shard.tensor)
+        box = self._box(shard)
+        if self._tensor is None:
+            self._tensor = torch.empty(self._shape, dtype=shard.tensor.dtype, device=shard.tensor.device)
+        if shard.tensor.dtype != self._tensor.dtype:
+            raise EngineError(
+                f"{self._name} has shards of {self._tensor.dtype} and {shard.tensor.dtype}; use one dtype"
+            )
+        for other in self._boxes:
+            if all(a.start < b.stop and b.start < a.stop for a, b in zip(box, other, strict=True)):
+                raise EngineError(f"{self._name} has overlapping shards at {_place(other)} and {_place(box)}")
+        self._boxes.append(box)
+        self._tensor[tuple(slice(side.start, side.stop) for side in box)] = shard.tensor
+
+    def whole(self) -> torch.Tensor:
+        """The parameter.
+
+        Raises:
+            EngineError: the shards do not cover it.
+        """
+        covered, total = sum(math.prod(map(len, box)) for box in self._boxes), math.prod(self._shape)
+        if covered != total:
+            raise EngineError(f"the shards of {self._name} cover {covered} of its {total} elements; send all")
+        assert self._tensor is not None
+        return self._tensor
+
+    def _box(self, shard: TensorShard) -> tuple[range, ...]:
+        sizes = tuple(shard.tensor.shape)
+        if not len(sizes) == len(shard.start) == len(self._shape):
+            raise EngineError(f"{self._name} has a shard {sizes} at {shard.start}; the model has {self._shape}")
+        box = tuple(range(start, start + size) for start, size in zip(shard.start, sizes, strict=True))
+        if any(side.start < 0 or side.stop > size for side, size in zip(box, self._shape, strict=True)):
+            raise EngineError(f"{self._name} has a shard at {_place(box)}, outside of its shape {self._shape}")
+        return box
+
+
+def _place(box: tuple[range, ...]) -> str:
+    return "[" + ", ".join(f"{side.start}:{side.stop}" for side in box) + "]"
 
 
 def read_weights(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
