@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch.distributed import FileStore, Store
+from torch.distributed import FileStore  # type: ignore[attr-defined]  # documented, but not in torch's __all__
 
 from tailrace.engine.collectives.base import Collective
 from tailrace.errors import EngineError, one_line
@@ -67,7 +67,7 @@ class ProcessGroupCollective(Collective):
 
     def _make_group(self, path: Path) -> Any:
         # torch's stubs know neither of the constructors that take options
-        store: Store = FileStore(str(path), self.size)
+        store = FileStore(str(path), self.size)
         store.set_timeout(self._timeout)
         options: Any
         if self._backend == "nccl":

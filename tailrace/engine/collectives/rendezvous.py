@@ -1,5 +1,6 @@
 """Where the ranks of a replica meet to set up their collective."""
 
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,6 @@ def rendezvous() -> Iterator[Rendezvous]:
     The driver opens it before it starts the ranks and leaves it as soon as each of them has its collective, so that a
     driver which is killed later leaves nothing behind. Ranks that are started anew need a new rendezvous.
     """
-    place = _MEMORY_BACKED if _MEMORY_BACKED.is_dir() else None
+    place = _MEMORY_BACKED if os.access(_MEMORY_BACKED, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="tailrace-", dir=place) as directory:
         yield Rendezvous(directory)
