@@ -42,7 +42,8 @@ class Node:
 
     def detach(self) -> None:
         """Leave the tree."""
-        assert self.parent is not None and not self.children, f"block {self.block} is dropped before those after it"
+        assert self.parent is not None
+        assert not self.children, f"block {self.block} is dropped before those after it"
         del self.parent.children[bisect_left(self.parent.children, self.tokens, key=_tokens)]
 
     def attach(self) -> None:
@@ -53,7 +54,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Cached blocks that begin as a sequence does. They stay valid until the next `allocate`, unless they are shared."""
+    """Cached blocks that begin as a sequence does. Unless shared, they stay valid until the next `allocate`."""
 
     blocks: list[int]
     """Full ones, to share."""

@@ -70,44 +70,227 @@ class Scheduler:
         return len(self._waiting)
 
     def blocks_needed(self, prompt_tokens: int, response_tokens: int) -> int:
-        """The least cache that serves such a request: all its tokens but the last, whose successor nobody draws."""
+        """The least cache that serves such a request: all its tokens but the last, which no other follows."""
         return self.blocks.blocks_for(prompt_tokens + response_tokens - 1)
 
     def add(self, request: Request, stop: StopRule) -> None:
         """Queue a request, behind those of the same priority."""
-        self._arrivals += 1
-        self._wait(Sequence(request, stop, self._arrivals))
+        head = request.prompt_ids[: self.blocks.block_size]
+        prefixes = hash(head.tobytes()), hash(request.prompt_ids.tobytes())
+        self.give([Sequence(request, stop, prefixes)])
 
     def schedule(self) -> StepPlan:
-        """Choose the next step's tokens and reserve their blocks. It holds a chunk, unless there is no sequence."""
-        raise NotImplementedError
+        """Choose the next step's tokens and reserve their blocks. It has a chunk, unless there is no sequence."""
+        assert self._plan is None, "the step before has been neither completed nor given up"
+        self._make_room()
+        plan = self._plan = StepPlan(StepInput(copies=[], chunks=[]), [])
+        budget = self._prefill_tokens
+        for sequence in self._running:
+            budget -= _compute(plan, sequence, budget)
+        self._start_waiting(plan, budget)
+        return plan
 
     def complete(self, plan: StepPlan, output: StepOutput, version: WeightVersion) -> list[Sample]:
-        """Take in what the step computed, with weights of `version`; the samples that finished."""
-        raise NotImplementedError
+        """Take in what the step computed with weights of `version`; the samples that finished."""
+        if plan is self._plan:
+            self._plan = None
+        drawn = zip(output.tokens, output.log_probs, strict=True)
+        finished = []
+        for sequence, chunk in zip(plan.sequences, plan.input.chunks, strict=True):
+            result = None if chunk.draw is None else next(drawn)
+            if sequence in plan.gone:
+                continue
+            self._note_computed(sequence, chunk.start + len(chunk.tokens))
+            if result is not None:
+                self.generated_tokens += 1
+                reason = sequence.append(*result, version)
+                if reason is not None:
+                    finished.append((sequence, reason))
+        return self._finish(finished)
 
     def abort(self, request_ids: Collection[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""
-        raise NotImplementedError
+        ids = set(request_ids)
+        leaving = [sequence for _, sequence in self._waiting if sequence.request.request_id in ids]
+        if leaving:
+            self._keep_waiting(set(leaving))
+        running = [(s, FinishReason.ABORT) for s in self._running if s.request.request_id in ids]
+        return [sequence.finish(FinishReason.ABORT) for sequence in leaving] + self._finish(running)
 
     def new_weights(self, *, recompute: bool) -> None:
-        """Share nothing that older weights computed with sequences that start from now on.
+        """Let sequences that start from now on use nothing that older weights computed.
 
         Those that run keep their cache or, with `recompute`, go back to waiting to have it computed anew.
         """
-        raise NotImplementedError
+        if recompute:
+            for sequence in reversed(self._running):
+                self._requeue(sequence)
+        for sequence in self._running:
+            sequence.tip = None
+        self.blocks.forget()
 
     def restart(self) -> None:
         """The caches are lost, and a step under way with them: all running sequences go back to waiting."""
-        raise NotImplementedError
+        self.new_weights(recompute=True)
+        self._plan = None
 
     def take_waiting(self, count: int) -> list[Sequence]:
-        """Hand over up to `count` sequences that never ran, the last in the order; whole groups where possible."""
-        raise NotImplementedError
+        """Hand over up to `count` waiting sequences without a response, the last of them, in order.
+
+        Whole groups are preferred, and those that have no sequence running here.
+        """
+        groups: dict[int, list[Sequence]] = {}
+        for _, sequence in sorted(self._waiting, reverse=True):
+            if not sequence.log_probs:
+                groups.setdefault(sequence.request.group_id, []).append(sequence)
+        here = {sequence.request.group_id for sequence in self._running}
+        taken: list[Sequence] = []
+        for group_id in sorted(groups, key=here.__contains__):
+            if len(taken) + len(groups[group_id]) <= count:
+                taken += groups[group_id]
+        if not taken and groups:
+            taken = next(iter(groups.values()))[:count]
+        self._keep_waiting(set(taken))
+        return sorted(taken, key=_order)
 
     def give(self, sequences: Iterable[Sequence]) -> None:
-        """Queue sequences that another scheduler handed over."""
-        raise NotImplementedError
+        """Queue sequences, such as another scheduler's, behind those of the same priority."""
+        for sequence in sequences:
+            self._arrivals += 1
+            sequence.arrival = self._arrivals
+            self._wait(sequence)
+
+    # starting and stopping
+
+    def _start_waiting(self, plan: StepPlan, budget: int) -> None:
+        """Start waiting sequences in order, but for those whose prompt is being computed, until one has no room."""
+        places = min(self._max_batch_size - len(self._running), len(self._waiting))
+        if places <= 0 or budget == 0 or self.blocks.free <= len(self._running):
+            return
+        computing = {prefix for sequence in self._running for prefix in self._being_computed(sequence)}
+        passed = []
+        while places > 0 and budget > 0:
+            places -= 1
+            order, sequence = heappop(self._waiting)
+            if not computing.isdisjoint(sequence.prefixes):
+                passed.append((order, sequence))
+            elif self._start(plan, sequence):
+                budget -= _compute(plan, sequence, budget)
+                computing.update(self._being_computed(sequence))
+            else:
+                passed.append((order, sequence))
+                break
+        for waiting in passed:
+            heappush(self._waiting, waiting)
+        self.blocks.release([source for source, _ in plan.input.copies])
+
+    def _being_computed(self, sequence: Sequence) -> tuple[int, ...]:
+        """Prefixes that others had better wait for. A follower computes a prompt's last token only, and delays none."""
+        if sequence.tip is None or sequence.cached >= sequence.prompt_length - 1:
+            return ()
+        return sequence.prefixes if sequence.cached < self.blocks.block_size else sequence.prefixes[1:]
+
+    def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
+        """Give it blocks for all its tokens, cached ones where there are; False if there is no room."""
+        blocks = self.blocks
+        sequence.open()
+        found = blocks.match(sequence.tokens, limit=len(sequence.tokens) - 1)  # the last one gives the logits
+        blocks.share(found.blocks)
+        needed = blocks.blocks_for(len(sequence.tokens)) - len(found.blocks)
+        spare = blocks.free - needed - len(self._running)
+        if spare < 0:
+            blocks.release(found.blocks)
+            return False
+        sequence.tip, sequence.indexed = found.tip, len(found.blocks)
+        sequence.cached = sequence.indexed * blocks.block_size
+        source = found.source if spare > 0 else None
+        if source is not None:
+            blocks.share([source])  # until all blocks of this step are handed out
+        sequence.blocks = found.blocks + blocks.allocate(needed)
+        if source is not None:
+            plan.input.copies.append((source, sequence.blocks[sequence.indexed]))
+            sequence.cached += found.tail
+        self.shared_tokens += sequence.count_prompt(sequence.cached)
+        insort(self._running, sequence, key=_order)
+        return True
+
+    def _make_room(self) -> None:
+        """Give each running sequence the block of its newest token; where none is free, the last one gives way."""
+        index = 0
+        while index < len(self._running):
+            sequence = self._running[index]
+            if len(sequence.tokens) <= len(sequence.blocks) * self.blocks.block_size:
+                index += 1
+            elif self.blocks.free:
+                sequence.blocks += self.blocks.allocate(1)
+            else:
+                self.preemptions += 1
+                self._requeue(self._running[-1])
+
+    def _requeue(self, sequence: Sequence) -> None:
+        """From running back to waiting."""
+        self._running.remove(sequence)
+        self._release(sequence)
+        self._wait(sequence)
 
     def _wait(self, sequence: Sequence) -> None:
         heappush(self._waiting, (sequence.order, sequence))
+
+    def _keep_waiting(self, leaving: set[Sequence]) -> None:
+        """Take these out of the queue."""
+        self._waiting = [entry for entry in self._waiting if entry[1] not in leaving]
+        heapify(self._waiting)
+
+    def _finish(self, sequences: list[tuple[Sequence, FinishReason]]) -> list[Sample]:
+        """Let go of these running sequences."""
+        if sequences:
+            for sequence, _ in sequences:
+                self._release(sequence)
+            gone = {sequence for sequence, _ in sequences}
+            self._running = [sequence for sequence in self._running if sequence not in gone]
+        return [sequence.finish(reason) for sequence, reason in sequences]
+
+    def _release(self, sequence: Sequence) -> None:
+        """Take its blocks away; what they hold can be found until they are needed."""
+        self._index_tail(sequence)
+        self.blocks.release(sequence.blocks)
+        sequence.blocks, sequence.cached, sequence.tip, sequence.indexed = [], 0, None, 0
+        if self._plan is not None:
+            self._plan.gone.add(sequence)
+
+    # what can be found
+
+    def _note_computed(self, sequence: Sequence, end: int) -> None:
+        """The first `end` tokens are in the cache: let the blocks be found that are full now, and the prompt's end."""
+        start, sequence.cached = sequence.cached, end
+        if start < sequence.prompt_length:
+            self.prefilled_tokens += sequence.count_prompt(end)
+        if sequence.tip is None:
+            return
+        size = self.blocks.block_size
+        while (sequence.indexed + 1) * size <= end:
+            index = sequence.indexed
+            tokens = sequence.tokens[index * size : (index + 1) * size]
+            sequence.tip = self.blocks.index(sequence.tip, sequence.blocks[index], tokens)
+            sequence.blocks[index] = sequence.tip.block
+            sequence.indexed += 1
+        if start < sequence.prompt_length <= end:
+            self._index_tail(sequence)
+
+    def _index_tail(self, sequence: Sequence) -> None:
+        """Let the block be found that is not full yet."""
+        tokens = sequence.tokens[sequence.indexed * self.blocks.block_size : sequence.cached]
+        if sequence.tip is not None and tokens:
+            self.blocks.index(sequence.tip, sequence.blocks[sequence.indexed], tokens)
+
+
+def _compute(plan: StepPlan, sequence: Sequence, budget: int) -> int:
+    """Add the sequence's next chunk to the plan; what it takes of the prefill budget, which decoding does not."""
+    start, missing = sequence.cached, len(sequence.tokens) - sequence.cached
+    count = 1 if missing == 1 else min(missing, budget)
+    if count == 0:
+        return 0
+    draw = sequence.draw() if count == missing else None
+    plan.input.chunks.append(Chunk(start, sequence.tokens[start : start + count], list(sequence.blocks), draw))
+    plan.sequences.append(sequence)
+    return 0 if missing == 1 else count

@@ -16,7 +16,10 @@ class Sequence:
 
     request: Request
     stop: StopRule
-    arrival: int
+    prefixes: tuple[int, int]
+    """Hashes of the prompt's first block and of the whole prompt: who has one in common had better compute it once."""
+    arrival: int = 0
+    """The scheduler's counter when it was queued."""
     prompt_length: int = field(init=False)
     tokens: list[int] = field(default_factory=list)
     """Of the prompt, then of the response; empty until `open`."""
@@ -41,20 +44,16 @@ class Sequence:
         """The lower starts first, and gives way last."""
         return -self.request.priority, self.arrival
 
-    @property
-    def missing(self) -> int:
-        """Tokens to compute before the next one can be drawn."""
-        return len(self.tokens) - self.cached
-
-    @property
-    def started(self) -> bool:
-        """Whether it has run before."""
-        return bool(self.tokens)
-
     def open(self) -> None:
         """Have the prompt as a list: not before it is needed, since thousands may wait."""
         if not self.tokens:
             self.tokens = self.request.prompt_ids.tolist()
+
+    def count_prompt(self, cached: int) -> int:
+        """How many of the prompt's tokens are in the cache for the first time, now that `cached` of all tokens are."""
+        fresh = max(0, min(cached, self.prompt_length) - self.counted)
+        self.counted += fresh
+        return fresh
 
     def draw(self) -> Draw:
         """How its next token is drawn."""

@@ -1,0 +1,28 @@
+"""In which order an engine starts the requests it holds: priorities for `Request.priority`, the larger first."""
+
+import math
+from collections.abc import Sequence
+
+
+def first_in(count: int) -> list[float]:
+    """Priorities of `count` requests that start in the order of arrival."""
+    return [0.0] * count
+
+
+def longest_first(expected_tokens: Sequence[float]) -> list[float]:
+    """Priorities by which the request that is expected to take longest starts first.
+
+    Longest-processing-time-first: where more requests wait than decode together, no long one is left for the end. The
+    makespan is at most 4/3 of the best one if the expectations are right (StreamRL, section 5.3, Scheduling Order, after
+    Graham 1969).
+
+    Args:
+        expected_tokens: of each request's response, from any source; only their order counts.
+
+    Raises:
+        ValueError: one is not a finite number, and so has no place in an order.
+    """
+    for index, tokens in enumerate(expected_tokens):
+        if not math.isfinite(tokens):
+            raise ValueError(f"expected_tokens[{index}] is {tokens}; give a finite number of tokens")
+    return [float(tokens) for tokens in expected_tokens]
