@@ -15,10 +15,18 @@ app = typer.Typer(
     help="Reinforcement-learning post-training of language models.",
 )
 
+profile = typer.Typer(no_args_is_help=True, help="Measure where time goes.")
+app.add_typer(profile, name="profile")
+
 
 @app.callback()
 def _program() -> None:
     """Keep subcommands even while there is only one."""
+
+
+@profile.callback()
+def _profile() -> None:
+    """Keep its subcommands, too."""
 
 
 @app.command()
@@ -53,6 +61,68 @@ def train(
     except KeyboardInterrupt:  # before there is anything to save, or after everything was
         code = 130
     raise typer.Exit(code)
+
+
+@app.command()
+def generate(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Prompts, and changes to the configuration, such as sampling.temperature=0.",
+            metavar="[PROMPT]... [KEY=VALUE]...",
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option("--prompts", help="A .jsonl or .parquet file with a column prompt.", metavar="FILE"),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="A YAML file with model, engine, sampling, …", metavar="FILE")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", help="Where to write; standard output by default.", metavar="FILE")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output where it exists.")] = False,
+    samples: Annotated[int | None, typer.Option("--samples", help="Responses to each prompt.", metavar="N")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Feed the text as it is, without the chat template.")] = False,
+    order: Annotated[
+        str | None, typer.Option("--order", help="Who starts first: first_in or longest_first.", metavar="ORDER")
+    ] = None,
+) -> None:
+    """Answer prompts; one JSON line for every sample as it finishes. Ctrl-C keeps what is finished."""
+    from tailrace.config.generate import GenerateConfig
+    from tailrace.config.load import load_as
+    from tailrace.config.shorthand import Shorthand, split_arguments
+
+    texts, overrides = split_arguments(arguments or ())
+    shorthand = Shorthand(prompts=prompts, samples=samples, raw=raw, order=order)
+    config = load_as(GenerateConfig, recipe, [*shorthand.overrides(), *overrides])
+    from tailrace.generate import generate as run_generation
+
+    raise typer.Exit(run_generation(config, texts, output, force=force))
+
+
+@profile.command()
+def engine(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to measure, such as model.path=… batch_sizes=[1,8].", metavar="[KEY=VALUE]..."),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="A YAML file with model, engine, batch_sizes, …", metavar="FILE")
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures there, too, for machines.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Measure where the time of the native engine's steps goes, by batch size."""
+    from tailrace.config.generate import ProfileConfig
+    from tailrace.config.load import load_as
+
+    config = load_as(ProfileConfig, recipe, overrides or ())
+    from tailrace.profiling import profile_engine
+
+    profile_engine(config, json)
 
 
 @app.command()

@@ -1,0 +1,300 @@
+"""`tailrace generate`: prompts in, one JSON line for every sample out.
+
+    prompts ──▶ requests, samples of a prompt together ──▶ engine ──each sample as it finishes──▶ JsonLines
+                                                              └──stats──▶ Throughput, on stderr
+
+Whatever can be wrong with the input is found before the output is opened. Ctrl-C (or SIGTERM) aborts what is
+unfinished; what is finished has been written. A second one exits at once.
+"""
+
+import asyncio
+import math
+import os
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+from rich.console import Console
+
+from tailrace.config.generate import GenerateConfig
+from tailrace.config.prompts import ColumnsConfig
+from tailrace.engine.base import Engine
+from tailrace.engine.factory import make_engine
+from tailrace.errors import ConfigError, PromptError, UserError
+from tailrace.interrupt import INTERRUPTED, Interrupt
+from tailrace.models.resolve import resolve_model
+from tailrace.models.tokenizer import decode_text, load_tokenizer
+from tailrace.planning.order import first_in, longest_first
+from tailrace.preparation import check_cache, context_length, prepare_torch
+from tailrace.prompts.load import present
+from tailrace.prompts.order import sample_seed
+from tailrace.prompts.sources.base import table_rows
+from tailrace.prompts.sources.factory import source_rows
+from tailrace.throughput import Throughput
+from tailrace.types import FinishReason, Prompt, Request, Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+EXPECTED_TOKENS = "expected_tokens"
+"""The column of the prompts that longest-first goes by."""
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One sample, as it is written."""
+
+    index: int
+    """Of the prompt among all, from 0."""
+    prompt_id: str
+    """Where the prompt came from."""
+    prompt: str
+    """What the model read."""
+    sample: int
+    """Of the prompt, from 0."""
+    response: str
+    """Without special tokens."""
+    finish_reason: str
+    tokens: int
+    """Of the response, the end-of-sequence token included."""
+    log_prob: float
+    """The sum over those tokens."""
+    weight_version: int
+    answer: str | None = None
+    metadata: dict[str, Any] = {}
+    """The other columns of the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a generation reads."""
+
+    model_dir: Path
+    tokenizer: "PreTrainedTokenizerBase"
+    prompts: list[Prompt]
+
+
+def generate(
+    config: GenerateConfig, texts: Sequence[str] = (), output: Path | None = None, *, force: bool = False
+) -> int:
+    """Answer `texts`, or the prompts of `config.prompts.source`; the exit code: 0, or 130 when interrupted.
+
+    Args:
+        output: the file to write; standard output by default.
+        force: replace that file where it exists.
+
+    Raises:
+        UserError: something about the input is wrong, and nothing was written; or the output cannot be written.
+        EngineError: generation failed. What was finished before is written.
+    """
+    lines = JsonLines(output, force=force)
+    prepare_torch(config.device, config.threads)
+    inputs = load_inputs(config, texts)
+    try:
+        return asyncio.run(_generate(config, inputs, lines))
+    except asyncio.CancelledError:
+        print("Interrupted.", file=sys.stderr)
+        return INTERRUPTED
+
+
+def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
+    """Find the model, read the prompts and see that each leaves room for a response.
+
+    Raises:
+        UserError: one of them is missing or wrong.
+    """
+    if texts and config.prompts.source is not None:
+        raise ConfigError("prompts are given as arguments and as prompts.source; give them in one way")
+    if not texts and config.prompts.source is None:
+        raise ConfigError("there are no prompts; give them as arguments, or a file with --prompts FILE")
+    model_dir = resolve_model(config.model)
+    tokenizer = load_tokenizer(model_dir)
+    if config.prompts.source is not None:
+        rows = source_rows(config.prompts.source)
+    else:
+        records = ((f"argument {k}", {"prompt": text}) for k, text in enumerate(texts, 1))
+        rows = table_rows(records, ColumnsConfig(answer_column=None))
+    prompts = present(rows, config.prompts, tokenizer)
+    if not prompts:
+        raise PromptError("prompts.source has no prompts")
+    _check_lengths(prompts, context_length(config.engine, model_dir))
+    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
+
+
+def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
+    for prompt in prompts:
+        if len(prompt.prompt_ids) >= context:
+            raise PromptError(
+                f"prompt {prompt.prompt_id} has {len(prompt.prompt_ids)} tokens; the context of {context} leaves room "
+                f"for {context - 1}; shorten or remove it"
+            )
+
+
+def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Request]:
+    """`config.samples` requests for each prompt; the request's id is prompt index · samples + sample.
+
+    Raises:
+        PromptError: the order is longest_first, and a prompt does not say how long its responses are expected to be.
+    """
+    return [
+        Request(
+            request_id=index * config.samples + sample,
+            group_id=index,
+            prompt_ids=prompt.prompt_ids,
+            sampling=config.sampling,
+            seed=sample_seed(config.seed, index, sample),
+            priority=priority,
+        )
+        for index, (prompt, priority) in enumerate(zip(prompts, _priorities(config, prompts), strict=True))
+        for sample in range(config.samples)
+    ]
+
+
+def _priorities(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[float]:
+    if config.order == "first_in":
+        return first_in(len(prompts))
+    return longest_first([_expected_tokens(prompt) for prompt in prompts])
+
+
+def _expected_tokens(prompt: Prompt) -> float:
+    expected = prompt.metadata.get(EXPECTED_TOKENS)
+    if isinstance(expected, bool) or not isinstance(expected, int | float) or not math.isfinite(expected):
+        shown = repr(expected) if EXPECTED_TOKENS in prompt.metadata else "nothing"
+        raise PromptError(f"order longest_first needs a number {EXPECTED_TOKENS} in {prompt.prompt_id}, not {shown}")
+    return float(expected)
+
+
+async def _generate(config: GenerateConfig, inputs: Inputs, lines: "JsonLines") -> int:
+    async with AsyncExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt.watching())
+        requests = make_requests(config, inputs.prompts)
+        engine = await _open_engine(config, inputs, stack)
+        check_cache(
+            config.engine,
+            engine,
+            longest_prompt=max(len(prompt.prompt_ids) for prompt in inputs.prompts),
+            max_new_tokens=config.sampling.max_new_tokens,
+        )
+        stack.enter_context(lines)
+        throughput = Throughput(len(requests), engine.stats)
+        console = Console(stderr=True, force_interactive=False if lines.on_terminal else None)
+        async with throughput.shown(console), aclosing(_finished(engine, requests, interrupt)) as samples:
+            async for sample in samples:
+                lines.write(_line(sample, config, inputs))
+                throughput.count(sample)
+        if interrupt.asked:
+            print(f"Interrupted: {throughput.samples} of {len(requests)} samples are written.", file=sys.stderr)
+        print(throughput.summary(), file=sys.stderr)
+        return INTERRUPTED if interrupt.asked else 0
+
+
+async def _open_engine(config: GenerateConfig, inputs: Inputs, stack: AsyncExitStack) -> Engine:
+    executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
+    engine = await asyncio.get_running_loop().run_in_executor(
+        executor, lambda: make_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
+    )
+    stack.push_async_callback(engine.close)
+    return engine
+
+
+async def _finished(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) -> AsyncGenerator[Sample]:
+    """The samples as they finish; after an interrupt, those that had finished already."""
+    async with aclosing(engine.submit(requests)) as samples:
+        while True:
+            try:
+                sample = await anext(samples)
+            except StopAsyncIteration:
+                return
+            except asyncio.CancelledError:
+                if not interrupt.asked:
+                    raise
+                interrupt.accept()
+                await engine.abort(request.request_id for request in requests)
+                continue
+            if sample.finish_reason is not FinishReason.ABORT:
+                yield sample
+
+
+def _line(sample: Sample, config: GenerateConfig, inputs: Inputs) -> Line:
+    index, number = divmod(sample.request_id, config.samples)
+    prompt = inputs.prompts[index]
+    return Line(
+        index=index,
+        prompt_id=prompt.prompt_id,
+        prompt=prompt.text,
+        sample=number,
+        response=decode_text(inputs.tokenizer, sample.response_ids.tolist()),
+        finish_reason=sample.finish_reason.value,
+        tokens=len(sample.response_ids),
+        log_prob=float(sample.rollout_log_probs.sum()),
+        weight_version=int(sample.weight_versions[-1]),
+        answer=prompt.answer,
+        metadata=dict(prompt.metadata),
+    )
+
+
+class JsonLines:
+    """JSON lines in a new file, or on standard output. Each is written at once, so that a killed run leaves whole ones.
+
+    A context manager: the file is made on entering, once everything else is known to be right.
+    """
+
+    def __init__(self, path: Path | None, *, force: bool) -> None:
+        """`force`: replace the file at `path`.
+
+        Raises:
+            UserError: the file exists and is not to be replaced, or has no directory to be in.
+        """
+        self._path = path
+        self._force = force
+        self._length = 0
+        if path is not None and path.exists() and not force:
+            raise _exists(path)
+        if path is not None and not path.parent.is_dir():
+            raise UserError(f"--output {path} cannot be made: {path.parent} is not a directory")
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether the lines go where a person looks."""
+        return self._path is None and sys.stdout.isatty()
+
+    def __enter__(self) -> Self:
+        if self._path is None:
+            self._file = open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
+            return self
+        try:
+            self._file = self._path.open("wb" if self._force else "xb", buffering=0)
+        except FileExistsError:  # another process was faster
+            raise _exists(self._path) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, line: Line) -> None:
+        """Write one line, whole or not at all.
+
+        Raises:
+            UserError: there is no room for it, or nobody to read it.
+        """
+        left = memoryview(msgspec.json.encode(line) + b"\n")
+        size = len(left)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            if self._path is not None:
+                os.truncate(self._path, self._length)
+            raise UserError(f"{self._path or 'standard output'} cannot be written: {error.strerror}") from None
+        self._length += size
+
+
+def _exists(path: Path) -> UserError:
+    return UserError(f"--output {path} exists; give another file, or replace it with --force")
