@@ -164,7 +164,7 @@ class CpuDecoder(Decoder):
                 library.decoder_halves(model, byref(step), half, 1)
                 self._collective.all_reduce(partial_TH)
         library.decoder_head(model, byref(step))
-        return self._logits[: drawn * self._architecture.vocab_size].view(drawn, -1)
+        return self._logits[: drawn * self._architecture.vocab_size].view(drawn, self._architecture.vocab_size)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See `Decoder`."""

@@ -22,6 +22,11 @@ struct Queries {
     const int64_t* table;
 };
 
+// The keys or values of a (block, KV head).
+static inline const bf16* region_of(const Heads& h, const bf16* pool, const Queries& queries, long n, long kv_head) {
+    return pool + (queries.table[n] * h.kv_heads + kv_head) * h.region();
+}
+
 constexpr long QUERY_ROWS = 36;  // what shares a level 1 cache with a block's keys and values
 constexpr long MOST_HEAD_DIM = 256;
 
@@ -79,26 +84,26 @@ static void soften(const Heads& h, const Scratch& s, long row, long visible, lon
     }
 }
 
-// q: the slab's queries of this KV head, [token, query head of the group, head_dim]. out: [token, query_heads, head_dim],
-// of which this fills the group's heads.
+// q: the slab's queries of this KV head, [token, query head of the group, head_dim]. next: what this thread probably
+// reads after this. out: [token, query_heads, head_dim], of which this fills the group's heads.
 static void attend(const Heads& h, const Queries& queries, long kv_head, const bf16* q, const bf16* keys,
-    const bf16* values, const Scratch& s, bf16* out) {
+    const bf16* values, const bf16* next, const Scratch& s, bf16* out) {
     const long group = h.group(), rows = queries.tokens * group, last = queries.position + queries.tokens - 1;
     std::fill_n(s.sums, rows * h.head_dim, 0.0f);
     std::fill_n(s.total, rows, 0.0f);
     std::fill_n(s.largest, rows, -INFINITY);
-    const Rows query_rows = {q + queries.first * group * h.head_dim, h.head_dim};
-    for (long start = 0, n = 0; start <= last; start += h.block_size, n++) {
-        const long seen = std::min(h.block_size, last + 1 - start);
-        const long region = (queries.table[n] * h.kv_heads + kv_head) * h.region();
-        const Columns key_columns = {keys + region, 2 * h.block_size, 2 * LANES};
-        multiply<Store, false>(query_rows, rows, key_columns, 0, (seen + LANES - 1) / LANES, h.head_dim / 2,
-            Store{s.scores, h.block_size});
+    const Rows query_rows = {q + queries.first * group * h.head_dim, h.head_dim}, weight_rows = {s.weights, h.block_size};
+    for (long n = 0; n * h.block_size <= last; n++) {
+        const long start = n * h.block_size, seen = std::min(h.block_size, last + 1 - start);
+        const bf16* key = region_of(h, keys, queries, n, kv_head);
+        const bf16* value = region_of(h, values, queries, n, kv_head);
+        const bf16* after = start + seen <= last ? region_of(h, keys, queries, n + 1, kv_head) : next;
+        multiply(query_rows, rows, {key, 2 * h.block_size, 2 * LANES, value - key}, 0, (seen + LANES - 1) / LANES,
+            h.head_dim / 2, Store{s.scores, h.block_size});
         for (long row = 0; row < rows; row++)
             soften(h, s, row, queries.position + row / group + 1 - start, seen);
-        const Columns value_columns = {values + region, 2 * h.head_dim, 2 * LANES};
-        multiply<Add, false>({s.weights, h.block_size}, rows, value_columns, 0, h.head_dim / LANES, (seen + 1) / 2,
-            Add{{s.sums, h.head_dim}});
+        multiply(weight_rows, rows, {value, 2 * h.head_dim, 2 * LANES, after - value}, 0, h.head_dim / LANES,
+            (seen + 1) / 2, Add{{s.sums, h.head_dim}});
     }
     for (long row = 0; row < rows; row++) {
         const long token = queries.first + row / group, head = kv_head * group + row % group;

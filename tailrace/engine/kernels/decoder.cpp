@@ -159,6 +159,20 @@ struct Run {
     Run(const Model& m, const Step& s)
         : m(m), s(s), w(m, m.workspace), places(places_of(m, s)), tiles(tiles_of(m, s)) {}
 
+    void attend_slab(const Layer& layer, const std::vector<Queries>& queries) const {
+        const Heads h = m.heads();
+        const Scratch scratch(h, w.scratch + omp_get_thread_num() * w.scratch_bytes);
+        const long count = queries.size(), units = count * h.kv_heads;
+        const long together = std::max(1L, units / (16 * omp_get_num_threads()));
+#pragma omp for schedule(dynamic, together)
+        for (long i = 0; i < units; i++) {
+            const long kv_head = i / count, after = std::min(i + 1, units - 1);
+            const bf16* q = w.queries + kv_head * SLAB * h.group() * h.head_dim;
+            const bf16* next = region_of(h, layer.keys, queries[after % count], 0, after / count);
+            attend(h, queries[i % count], kv_head, q, layer.keys, layer.values, next, scratch, w.attended);
+        }
+    }
+
     void attention(const Layer& layer, long slab, Clock& clock) const {
         const long first = slab * SLAB, rows = std::min(SLAB, s.tokens - first), attended = m.attended();
         const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
@@ -173,14 +187,7 @@ struct Run {
             const long row = first + i / heads;
             place_head(m, layer, w, i / heads, i % heads, s.positions[row], places[row]);
         }
-        const auto& queries = tiles[slab];
-        const Scratch scratch(m.heads(), w.scratch + thread * w.scratch_bytes);
-#pragma omp for schedule(dynamic)
-        for (size_t i = 0; i < queries.size() * m.kv_heads; i++) {
-            const long kv_head = i / queries.size();
-            const bf16* q = w.queries + kv_head * SLAB * m.heads().group() * m.head_dim;
-            attend(m.heads(), queries[i % queries.size()], kv_head, q, layer.keys, layer.values, scratch, w.attended);
-        }
+        attend_slab(layer, tiles[slab]);
         clock.charge(ATTENTION);
         multiply_share({w.attended, attended}, rows, layer.out, m.hidden / LANES, attended / 2,
             Store{s.partial + first * m.hidden, m.hidden, layer.out_bias}, thread, threads);

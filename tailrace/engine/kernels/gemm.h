@@ -19,9 +19,9 @@ struct Rows {
 struct Columns {
     const bf16* data;
     long pair, group;
+    long ahead = 0;  // elements from what is read to what is fetched into the cache meanwhile; 0: the next groups
 
     static Columns packed(const bf16* data, long pairs) { return {data, 2 * LANES, 2 * LANES * pairs}; }
-    Columns from(long index) const { return {data + index * group, pair, group}; }
 };
 
 // Where sums go. Their types decide how a tile begins and ends.
@@ -59,19 +59,20 @@ struct Gated {
     }
 };
 
-// R rows by Z groups, in registers. While it runs, it fetches the next Z groups of columns into the cache.
-template <class Out, int R, int Z, bool FETCH>
+// R rows by Z groups, in registers.
+template <class Out, int R, int Z>
 static void tile(Rows a, long first, Columns b, long group, long pairs, Out out) {
     __m512 sum[R][Z];
     for (int r = 0; r < R; r++)
         for (int z = 0; z < Z; z++) sum[r][z] = out.start(first + r, group + z);
     const bf16* left = a.data + first * a.row;
     const bf16* right = b.data + group * b.group;
+    const long ahead = b.ahead ? b.ahead : Z * b.group;
     for (long p = 0; p < pairs; p++, left += 2, right += b.pair) {
         __m512bh column[Z];
         for (int z = 0; z < Z; z++) {
             column[z] = (__m512bh)_mm512_loadu_si512(right + z * b.group);
-            if (FETCH) _mm_prefetch((const char*)(right + (z + Z) * b.group), _MM_HINT_T1);
+            _mm_prefetch((const char*)(right + z * b.group + ahead), _MM_HINT_T1);
         }
         for (int r = 0; r < R; r++) {
             int32_t pair;
@@ -85,32 +86,32 @@ static void tile(Rows a, long first, Columns b, long group, long pairs, Out out)
 
 constexpr int most_rows(int groups) { return groups == 4 ? 6 : 12; }  // what 32 registers hold
 
-template <class Out, int Z, bool FETCH, int... R>
+template <class Out, int Z, int... R>
 static auto tile_of(int rows, std::integer_sequence<int, R...>) {
-    static constexpr void (*tiles[])(Rows, long, Columns, long, long, Out) = {tile<Out, R + 1, Z, FETCH>...};
+    static constexpr void (*tiles[])(Rows, long, Columns, long, long, Out) = {tile<Out, R + 1, Z>...};
     return tiles[rows - 1];
 }
 
 // All rows by Z groups, in tiles of nearly equal height.
-template <class Out, int Z, bool FETCH>
+template <class Out, int Z>
 static void strip(Rows a, long rows, Columns b, long group, long pairs, Out out) {
     const long tiles = (rows + most_rows(Z) - 1) / most_rows(Z);
     for (long i = 0; i < tiles; i++) {
         const Share part(rows, i, tiles);
-        tile_of<Out, Z, FETCH>(part.end - part.begin, std::make_integer_sequence<int, most_rows(Z)>{})(
+        tile_of<Out, Z>(part.end - part.begin, std::make_integer_sequence<int, most_rows(Z)>{})(
             a, part.begin, b, group, pairs, out);
     }
 }
 
-// out = a · b for groups [begin, end) of columns. FETCH where b comes from memory.
-template <class Out, bool FETCH>
+// out = a · b for groups [begin, end) of columns.
+template <class Out>
 static void multiply(Rows a, long rows, Columns b, long begin, long end, long pairs, Out out) {
     long group = begin;
     if (rows <= most_rows(4))
-        for (; group + 4 <= end; group += 4) strip<Out, 4, FETCH>(a, rows, b, group, pairs, out);
-    for (; group + 2 <= end; group += 2) strip<Out, 2, FETCH>(a, rows, b, group, pairs, out);
+        for (; group + 4 <= end; group += 4) strip<Out, 4>(a, rows, b, group, pairs, out);
+    for (; group + 2 <= end; group += 2) strip<Out, 2>(a, rows, b, group, pairs, out);
     if constexpr (!std::is_same_v<Out, Gated>)
-        if (group < end) strip<Out, 1, FETCH>(a, rows, b, group, pairs, out);
+        if (group < end) strip<Out, 1>(a, rows, b, group, pairs, out);
 }
 
 // One thread's part of rows · packed matrix [16 * groups, 2 * pairs].
@@ -119,5 +120,5 @@ static void multiply_share(
     Rows a, long rows, const bf16* packed, long groups, long pairs, Out out, int thread, int threads) {
     const Share twos(groups / 2, thread, threads);  // in twos, so that a gate and its up stay together
     const long end = thread + 1 == threads ? groups : 2 * twos.end;
-    multiply<Out, true>(a, rows, Columns::packed(packed, pairs), 2 * twos.begin, end, pairs, out);
+    multiply<Out>(a, rows, Columns::packed(packed, pairs), 2 * twos.begin, end, pairs, out);
 }
