@@ -1,7 +1,7 @@
 """`tailrace profile engine`: where the time of an engine step goes, by batch size.
 
-Each batch is B random prompts with nothing in common. The engine prefills them, then decodes them in lockstep: steps in which
-all B sequences computed one token, and nothing else happened, are the decode steps that are reported.
+Each batch is B random prompts with nothing in common. The engine prefills them, then decodes them in lockstep. Steps in
+which all B sequences computed one token, and nothing else happened, are the decode steps that are reported.
 """
 
 import os
@@ -23,7 +23,7 @@ from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import ProfileConfig
 from tailrace.engine.base import EngineStats
 from tailrace.engine.core import EngineCore
-from tailrace.engine.profile import OTHER, PARTS, Profiler, StepProfile
+from tailrace.engine.profile import PARTS, Profiler, StepProfile
 from tailrace.errors import ConfigError, UserError
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
@@ -61,7 +61,7 @@ class BatchProfile(msgspec.Struct, frozen=True, kw_only=True):
     median_step_s: float
     mean_step_s: float
     seconds: dict[str, float]
-    """Means of the parts of those steps; they add up to mean_step_s, but for the rounding of clocks."""
+    """Means of the parts of those steps; they add up to mean_step_s."""
     tokens_per_s: float
     """At the median step."""
     prefill_tokens: int
@@ -180,11 +180,10 @@ def summarize(steps: Sequence[StepProfile], batch_size: int) -> BatchProfile:
 
 
 def _mean_parts(steps: Sequence[StepProfile]) -> dict[str, float]:
-    """Mean seconds of each part that occurred, in the order of a step, what is left at the end."""
+    """Mean seconds of each part that occurred, in the order of a step."""
     seen = {part for step in steps for part in step.seconds}
     ordered = [*(part for part in PARTS if part in seen), *sorted(seen.difference(PARTS))]
-    means = {part: statistics.fmean(step.seconds.get(part, 0.0) for step in steps) for part in ordered}
-    return {**means, OTHER: statistics.fmean(step.other_s for step in steps)}
+    return {part: statistics.fmean(step.seconds.get(part, 0.0) for step in steps) for part in ordered}
 
 
 def table(config: ProfileConfig, profiles: Sequence[BatchProfile]) -> Table:

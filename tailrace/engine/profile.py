@@ -1,16 +1,26 @@
-"""Where the time of engine steps goes. The core adds a line for each step while a profiler is set."""
+"""Where the time of engine steps goes: what is measured of each step while a profiler is set."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tailrace.engine.step import StepInput
 
-PARTS = ("schedule", "exchange", "embed", "qkv", "attention", "out", "all_reduce", "mlp", "head", "sample")
-"""Parts of a step in the order of their happening. The driver measures the first two, the ranks the rest; what a rank
-calls by another name is kept, too. `exchange` is handing the step to the ranks and waiting for their answer, less the
-time in which they computed."""
-OTHER = "other"
-"""What none of the parts covers."""
+PARTS = (
+    "schedule",
+    "exchange",
+    "embed",
+    "qkv",
+    "attention",
+    "out",
+    "all_reduce",
+    "mlp",
+    "head",
+    "sample",
+    "other",
+)
+"""Parts of a step in the order of their happening. `schedule` is the driver's; `exchange` is handing the step to the
+ranks and waiting for their answer, less the time in which they worked on it; the rest are the ranks', and `other` what
+they did not measure by itself. What a rank calls by another name is kept, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +34,9 @@ class StepProfile:
     contexts: int
     """Cached tokens that those sequences attended to, in all."""
     seconds: Mapping[str, float]
-    """By part; they do not overlap."""
+    """By part; they add up to the wall time."""
     wall_s: float
     """Of the whole step, scheduling included."""
-
-    @property
-    def other_s(self) -> float:
-        """Seconds that no part covers."""
-        return max(0.0, self.wall_s - sum(self.seconds.values()))
 
 
 class Profiler:
@@ -40,15 +45,22 @@ class Profiler:
     def __init__(self) -> None:
         self._steps: list[StepProfile] = []
 
-    def add(self, step: StepInput, seconds: Mapping[str, float], wall_s: float) -> None:
-        """Keep one step: `seconds` by part, those of the ranks (`StepOutput.seconds`) and the driver's together."""
+    def add(self, step: StepInput, ranks: Mapping[str, float], *, schedule_s: float, wall_s: float) -> None:
+        """Keep one step.
+
+        Args:
+            ranks: `StepOutput.seconds`: where the ranks' time went, by part, `other` included.
+            schedule_s: what the driver took to choose the chunks and to take in the tokens.
+            wall_s: from the beginning of the one to the end of the other.
+        """
         decodes = [chunk for chunk in step.chunks if len(chunk.tokens) == 1]
+        exchange_s = max(0.0, wall_s - schedule_s - sum(ranks.values()))
         self._steps.append(
             StepProfile(
                 prefill_tokens=sum(len(chunk.tokens) for chunk in step.chunks) - len(decodes),
                 decodes=len(decodes),
                 contexts=sum(chunk.start for chunk in decodes),
-                seconds=seconds,
+                seconds={"schedule": schedule_s, "exchange": exchange_s, **ranks},
                 wall_s=wall_s,
             )
         )
