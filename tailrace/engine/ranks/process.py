@@ -1,0 +1,247 @@
+"""A replica whose ranks are worker processes.
+
+    start, load ──order──▶ worker of shard 0 ──answer──▶ finish
+                ──order──▶ worker of shard 1 ──answer──▶        (the same order to all; shard 0 tells the tokens)
+
+Who waits on whom: one order is under way at a time. Giving one does not wait for it, so that several replicas start,
+load and compute beside each other; `finish`, `settle` and the next order do, until every rank has answered. A rank that
+does not answer in time is killed. The first rank that is seen dead takes the others with it, since they may wait for it
+in a collective.
+"""
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from tailrace import errors
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.collectives.factory import resolve_collectives
+from tailrace.engine.collectives.rendezvous import rendezvous
+from tailrace.engine.ranks.base import RankDied, Replica
+from tailrace.engine.ranks.layout import Layout
+from tailrace.engine.ranks.staging import StagedWeights
+from tailrace.engine.ranks.wire import Answer, Failure, HungUp, Load, Order, Start, Step
+from tailrace.engine.ranks.worker_process import WorkerProcess, end
+from tailrace.engine.step import StepInput, StepOutput
+from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
+
+START_LIMIT_S = 300.0
+"""For a rank to import torch and to compile its kernels on a busy machine, and for one to load weights from a disk."""
+_REST_LIMIT_S = 10.0
+"""For the other ranks, once one has answered with an error: they may wait for it in a collective."""
+
+
+@dataclass
+class _UnderWay:
+    """An order that not all ranks have answered."""
+
+    doing: str
+    limit_s: float
+    given_at: float = field(default_factory=time.monotonic)
+    answers: dict[WorkerProcess, Answer] = field(default_factory=dict)
+
+    @property
+    def failure(self) -> Failure | None:
+        """The first error that a rank has answered."""
+        return next((answer.failure for answer in self.answers.values() if answer.failure is not None), None)
+
+
+class ProcessReplica(Replica):
+    """`config.tp` worker processes. Not thread-safe; one call at a time."""
+
+    def __init__(self, config: NativeEngineConfig, model_dir: Path, replica: int, *, device: torch.device) -> None:
+        """Start the processes of copy number `replica`. Their ranks are made meanwhile; the first order waits for them.
+
+        Raises:
+            ConfigError: the collectives or the number of ranks do not suit the device.
+            EngineError: the machine has no room for another process.
+        """
+        self._layout = Layout(dp=config.dp, tp=config.tp)
+        self._devices = [rank_device(device, rank, self._layout.ranks) for rank in self._layout.members(replica)]
+        self._config = resolve_collectives(config, device) if config.tp > 1 else config
+        self._model_dir = model_dir
+        self._replica = replica
+        self._weights: StagedWeights | None = None
+        self._under_way: _UnderWay | None = None
+        self._meeting = ExitStack()
+        self._workers: list[WorkerProcess] = []
+        weakref.finalize(self, end, self._workers)
+        self._spawn()
+
+    def start(self, step: StepInput) -> None:
+        """See `Replica`."""
+        self._order(Step(step), doing="computing a step", limit_s=self._config.step_timeout_s)
+
+    def finish(self) -> StepOutput:
+        """See `Replica`."""
+        output = self._collect()[self._workers[0]].output
+        assert output is not None, "shard 0 tells the tokens"
+        return output
+
+    def waitables(self) -> list[int]:
+        """See `Replica`."""
+        return [worker.channel.fileno() for worker in self._workers]
+
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """See `Replica`. Returns when the ranks have been told to; the next order, or `settle`, waits for them.
+
+        `named` may be `StagedWeights`, which several replicas can share; other tensors are staged for this one alone.
+
+        Raises:
+            EngineError: there is no room to write the tensors to; the old weights stay.
+        """
+        self._weights = named if isinstance(named, StagedWeights) else StagedWeights.write(named)
+        self._load()
+
+    def settle(self) -> None:
+        """Wait until the ranks have done what they were told: they are made, or have loaded weights.
+
+        Raises:
+            RankDied: a rank died on the way; `restart` makes new ones, with the newest weights.
+            ModelError, ConfigError, EngineError: what a rank that lives says is wrong.
+        """
+        if self._under_way is None:
+            return
+        try:
+            self._collect()
+        except TailraceError:  # what is half made or half loaded is of no use
+            self.close()
+            raise
+
+    def restart(self) -> None:
+        """See `Replica`."""
+        self.close()
+        try:
+            self._spawn()
+            if self._weights is not None:
+                self._load()
+            self.settle()
+        except (EngineError, UserError) as error:
+            raise EngineError(f"the ranks of replica {self._replica} cannot be made again: {error}") from error
+
+    def close(self) -> None:
+        """See `Replica`."""
+        self._under_way = None
+        end(self._workers)
+        self._workers.clear()
+        self._meeting.close()
+
+    def _spawn(self) -> None:
+        place = self._meeting.enter_context(rendezvous())
+        try:
+            for rank in self._layout.members(self._replica):
+                self._workers.append(WorkerProcess(rank))
+        except EngineError:
+            self.close()
+            raise
+        self._give([self._start_order(worker, place.directory) for worker in self._workers], "starting", START_LIMIT_S)
+
+    def _start_order(self, worker: WorkerProcess, rendezvous: str) -> Start:
+        shard = self._layout.shard(worker.rank)
+        return Start(
+            config=self._config.model_dump_json(),
+            model_dir=str(self._model_dir),
+            shard=(shard.index, shard.degree),
+            device=str(self._devices[shard.index]),
+            threads=self._config.threads_per_rank or max(1, _cores() // self._layout.ranks),
+            rendezvous=rendezvous,
+            # Longer than this process waits, which knows better than a rank what became of the others.
+            timeout_s=max(self._config.step_timeout_s, START_LIMIT_S),
+        )
+
+    def _load(self) -> None:
+        assert self._weights is not None
+        order = Load(self._weights.places)
+        self._order(order, doing="loading weights", limit_s=START_LIMIT_S, descriptor=self._weights.descriptor)
+
+    def _order(self, order: Order, *, doing: str, limit_s: float, descriptor: int | None = None) -> None:
+        self.settle()
+        if not self._workers:
+            raise RankDied(f"the ranks of replica {self._replica} have ended")
+        self._give([order] * len(self._workers), doing, limit_s, descriptor)
+
+    def _give(self, orders: Sequence[Order], doing: str, limit_s: float, descriptor: int | None = None) -> None:
+        self._under_way = _UnderWay(doing, limit_s)
+        for worker, order in zip(self._workers, orders, strict=True):
+            try:
+                worker.channel.send(order, descriptor=descriptor, limit_s=limit_s)
+            except HungUp:
+                self._bury(self._under_way, [worker], WorkerProcess.obituary)
+
+    def _collect(self) -> dict[WorkerProcess, Answer]:
+        """Every rank's answer to the order under way."""
+        order = self._under_way
+        assert order is not None, "no order is under way"
+        deadline = order.given_at + order.limit_s
+        while awaited := {w.channel.fileno(): w for w in self._workers if w not in order.answers}:
+            ready = wait(list(awaited), max(0.0, deadline - time.monotonic()))
+            if not ready:
+                self._give_up(order, list(awaited.values()))
+            self._take(order, [awaited[descriptor] for descriptor in ready if isinstance(descriptor, int)])
+            if order.failure is not None:
+                deadline = min(deadline, time.monotonic() + _REST_LIMIT_S)
+        self._under_way = None
+        self._meeting.close()  # every rank has been made
+        if order.failure is not None:
+            raise _error(order.failure)
+        return order.answers
+
+    def _take(self, order: _UnderWay, workers: Sequence[WorkerProcess]) -> None:
+        """The answers of workers that have news, if it is an answer."""
+        dead = []
+        for worker in workers:
+            try:
+                order.answers[worker] = worker.channel.receive_answer(limit_s=order.limit_s)
+            except HungUp:
+                dead.append(worker)
+        if dead:
+            self._bury(order, dead, WorkerProcess.obituary)
+
+    def _give_up(self, order: _UnderWay, silent: Sequence[WorkerProcess]) -> NoReturn:
+        """End the ranks, some of which have not answered in time."""
+        if order.failure is not None:
+            self.close()
+            raise _error(order.failure)
+        self._bury(order, silent, lambda _: f"killed, for it had not answered within {order.limit_s:g} s")
+
+    def _bury(self, order: _UnderWay, dead: Sequence[WorkerProcess], cause: Callable[[WorkerProcess], str]) -> NoReturn:
+        """End the other ranks and say what became of the `dead`."""
+        notice = "; ".join(f"{worker} died while {order.doing}: {cause(worker)}" for worker in dead)
+        self.close()
+        raise RankDied(notice)
+
+
+def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:
+    """Where `rank` of `ranks` computes: on the CUDA device of its number, unless `device` names the one for one rank.
+
+    Raises:
+        ConfigError: there are fewer CUDA devices than ranks, or `device` is a single one of them.
+    """
+    if device.type != "cuda" or (ranks == 1 and device.index is not None):
+        return device
+    if device.index is not None:
+        raise ConfigError(f"{ranks} ranks (engine.dp · engine.tp) cannot share {device}; use the device cuda")
+    if ranks > torch.cuda.device_count():
+        raise ConfigError(
+            f"{ranks} ranks (engine.dp · engine.tp) need as many CUDA devices, and there are "
+            f"{torch.cuda.device_count()}; lower engine.dp or engine.tp"
+        )
+    return torch.device("cuda", rank)
+
+
+def _cores() -> int:
+    """Of the machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _error(failure: Failure) -> TailraceError:
+    error: type[TailraceError] = getattr(errors, failure.kind)
+    return error(failure.message)

@@ -1,0 +1,103 @@
+"""Weights on their way to worker processes: full tensors in a file that has no name.
+
+The file lies in memory (/dev/shm) where there is room for it. It has no name, so it needs no place to be agreed on, can
+be opened by nobody else, and is gone with the last process that holds it, however that ends: workers get its descriptor
+with the order to load, and the driver keeps it open, because ranks that are made anew need the weights again.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import torch
+
+from tailrace.errors import EngineError
+
+_MEMORY_BACKED = Path("/dev/shm")
+_ALIGNMENT = 64
+"""Bytes; tensors begin where vector instructions like it."""
+_GIB = 2**30
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a tensor lies in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """In bytes."""
+
+
+class StagedWeights(Mapping[str, torch.Tensor]):
+    """Tensors in a nameless file, which is closed when nobody holds this object any more.
+
+    They are memory-mapped on the CPU: a rank that takes a slice reads no more than that.
+    """
+
+    def __init__(self, descriptor: int, places: dict[str, Place]) -> None:
+        """Take over the file's `descriptor`."""
+        self.descriptor = descriptor
+        self.places = places
+        self._memory: mmap.mmap | None = None
+        weakref.finalize(self, os.close, descriptor)
+
+    @classmethod
+    def write(cls, named: Mapping[str, torch.Tensor]) -> Self:
+        """Write tensors of any device, one after the other.
+
+        Raises:
+            EngineError: there is no room for them.
+        """
+        places, size = _arrange(named)
+        directory = _directory(size)
+        try:
+            with tempfile.TemporaryFile(dir=directory) as file:
+                for name, tensor in named.items():
+                    file.seek(places[name].offset)
+                    file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+                file.flush()
+                return cls(os.dup(file.fileno()), places)
+        except OSError as error:
+            raise EngineError(
+                f"the weights for the engine's ranks, {size / _GIB:.2f} GiB, cannot be written to "
+                f"{directory or tempfile.gettempdir()}: {error.strerror}; make room there or in {_MEMORY_BACKED}, or "
+                "set TMPDIR"
+            ) from None
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        place = self.places[name]
+        if self._memory is None:
+            # A private mapping, since torch wants memory that it may write to; nobody does.
+            self._memory = mmap.mmap(self.descriptor, 0, access=mmap.ACCESS_COPY)
+        count = torch.Size(place.shape).numel()
+        dtype: torch.dtype = getattr(torch, place.dtype)
+        return torch.frombuffer(self._memory, dtype=dtype, count=count, offset=place.offset).view(place.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.places)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+
+def _arrange(named: Mapping[str, torch.Tensor]) -> tuple[dict[str, Place], int]:
+    """Where each tensor goes, and how long the file gets."""
+    places, end = {}, 0
+    for name, tensor in named.items():
+        offset = -(-end // _ALIGNMENT) * _ALIGNMENT
+        places[name] = Place(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
+        end = offset + tensor.nbytes
+    return places, end
+
+
+def _directory(size: int) -> Path | None:
+    """Where `size` bytes go: memory if it has room, else the directory for temporary files."""
+    if not os.access(_MEMORY_BACKED, os.W_OK):
+        return None
+    room = os.statvfs(_MEMORY_BACKED)
+    return _MEMORY_BACKED if room.f_bavail * room.f_frsize > size else None

@@ -1,0 +1,148 @@
+"""What the driver and the process of a rank say to each other: msgpack, each message behind its length in 4 bytes.
+
+driver → worker   Start, then Load and Step in any order, each when the one before it has been answered
+worker → driver   one Answer to each
+"""
+
+import socket
+import struct
+import time
+from array import array
+from typing import TypeVar
+
+import msgspec
+
+from tailrace.engine.ranks.staging import Place
+from tailrace.engine.step import StepInput, StepOutput
+from tailrace.errors import TailraceError
+
+_LENGTH = struct.Struct(">I")
+_DESCRIPTOR_BYTES = array("i").itemsize
+
+
+class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
+    """Make a rank."""
+
+    config: str
+    """A NativeEngineConfig, as JSON."""
+    model_dir: str
+    shard: tuple[int, int]
+    """Index and degree."""
+    device: str
+    threads: int
+    rendezvous: str
+    """The directory of a `Rendezvous`."""
+    timeout_s: float
+    """The longest that a rank may wait for another."""
+
+
+class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Load the weights in the file whose descriptor comes along."""
+
+    places: dict[str, Place]
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Execute a step."""
+
+    input: StepInput
+
+
+class Failure(msgspec.Struct, frozen=True, array_like=True):
+    """An error of a rank that lives."""
+
+    kind: str
+    """The name of a class in tailrace.errors."""
+    message: str
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """What became of an order."""
+
+    output: StepOutput | None = None
+    """Of a step, from shard 0; the others have the same."""
+    failure: Failure | None = None
+
+
+Order = Start | Load | Step
+Message = TypeVar("Message")
+
+_ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
+_ANSWERS = msgspec.msgpack.Decoder(Answer)
+
+
+class HungUp(TailraceError):
+    """The other end is gone, or what it says is not a message."""
+
+
+class Channel:
+    """One end of a conversation."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+
+    def fileno(self) -> int:
+        """Readable when a message has come, or the other end is gone."""
+        return self._stream.fileno()
+
+    def send(self, message: Order | Answer, *, descriptor: int | None = None, limit_s: float | None = None) -> None:
+        """Send `message`, with a file descriptor of which the other end gets a copy.
+
+        Raises:
+            HungUp: the other end is gone, or has not taken the message within `limit_s`.
+        """
+        body = msgspec.msgpack.encode(message)
+        frame = _LENGTH.pack(len(body)) + body
+        passed = [] if descriptor is None else [descriptor]
+        self._stream.settimeout(limit_s)
+        try:
+            sent = socket.send_fds(self._stream, [frame], passed)
+            self._stream.sendall(memoryview(frame)[sent:])
+        except OSError as error:
+            raise HungUp(str(error)) from None
+
+    def receive_order(self) -> tuple[Order, int | None]:
+        """The next order, and the file descriptor that came with it.
+
+        Raises:
+            HungUp: there is none.
+        """
+        descriptors = array("i")
+        order = self._receive(_ORDERS, None, descriptors)
+        return order, descriptors[0] if descriptors else None
+
+    def receive_answer(self, *, limit_s: float) -> Answer:
+        """The next answer.
+
+        Raises:
+            HungUp: there is none, or not all of it within `limit_s`.
+        """
+        return self._receive(_ANSWERS, time.monotonic() + limit_s, array("i"))
+
+    def close(self) -> None:
+        """Hang up. Closing twice is harmless."""
+        self._stream.close()
+
+    def _receive(
+        self, decoder: msgspec.msgpack.Decoder[Message], deadline: float | None, descriptors: "array[int]"
+    ) -> Message:
+        try:
+            (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline, descriptors))
+            return decoder.decode(self._read(length, deadline, descriptors))
+        except (OSError, EOFError, msgspec.MsgspecError) as error:
+            raise HungUp(str(error)) from None
+
+    def _read(self, size: int, deadline: float | None, descriptors: "array[int]") -> bytearray:
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            self._stream.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
+            count, ancillary, _, _ = self._stream.recvmsg_into(
+                [view], socket.CMSG_SPACE(_DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
+            )
+            if count == 0:
+                raise EOFError("hung up")
+            for _, _, passed in ancillary:
+                descriptors.frombytes(passed)
+            view = view[count:]
+        return data

@@ -1,0 +1,89 @@
+"""The process of one rank: `python -m tailrace.engine.ranks.worker DESCRIPTOR`, started by `ProcessReplica`.
+
+It takes orders from the socket DESCRIPTOR, one at a time, and answers each. A driver that ends, however it does, leaves
+no worker behind, whatever the worker is doing: a thread waits for the other end of the socket to close, then kills the
+process group. (Kernels and collectives give up the interpreter's lock while they compute and wait.)
+"""
+
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from tailrace import errors
+from tailrace.allocator import keep_freed_memory
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.collectives.factory import make_collective
+from tailrace.engine.collectives.rendezvous import Rendezvous
+from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.ranks.staging import StagedWeights
+from tailrace.engine.ranks.wire import Answer, Channel, Failure, HungUp, Load, Order, Start, Step
+from tailrace.errors import EngineError, UserError
+
+
+def main() -> None:
+    """Serve until the driver hangs up. An error that is none of Tailrace's own ends the process, with a traceback."""
+    descriptor = int(sys.argv[1])
+    threading.Thread(target=_kill_group_on_hangup, args=(descriptor,), daemon=True).start()
+    keep_freed_memory()
+    channel = Channel(socket.socket(fileno=descriptor))
+    start, _ = channel.receive_order()
+    assert isinstance(start, Start), "the first order makes the rank"
+    try:
+        rank = _make_rank(start)
+    except (EngineError, UserError) as error:
+        channel.send(Answer(failure=_failure(error)))
+        return
+    channel.send(Answer())
+    while True:
+        order, file = channel.receive_order()
+        channel.send(_obey(rank, order, file, speaks=start.shard[0] == 0))
+
+
+def _kill_group_on_hangup(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # reports a hang-up and nothing else: the orders are the main thread's
+    poll.poll()
+    os.killpg(0, signal.SIGKILL)  # with a compiler that it may have started
+
+
+def _make_rank(start: Start) -> Rank:
+    torch.set_num_threads(start.threads)
+    config = NativeEngineConfig.model_validate_json(start.config)
+    shard, device = Shard(*start.shard), torch.device(start.device)
+    collective = make_collective(config, shard, device, Rendezvous(start.rendezvous), start.timeout_s)
+    return Rank(config, Path(start.model_dir), shard, device=device, collective=collective)
+
+
+def _obey(rank: Rank, order: Order, file: int | None, *, speaks: bool) -> Answer:
+    try:
+        match order:
+            case Load(places):
+                assert file is not None, "weights come with a file"
+                rank.load(StagedWeights(file, places))
+                return Answer()
+            case Step(step):
+                output = rank.execute(step)
+                return Answer(output=output if speaks else None)
+            case Start():
+                raise AssertionError("a rank is made once")
+    except (EngineError, UserError) as error:
+        return Answer(failure=_failure(error))
+
+
+def _failure(error: EngineError | UserError) -> Failure:
+    """Under the name of its nearest class that every process knows."""
+    known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+    return Failure(next(known), str(error))
+
+
+if __name__ == "__main__":
+    with suppress(HungUp):
+        main()
