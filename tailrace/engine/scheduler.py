@@ -137,7 +137,7 @@ class Scheduler:
     def take_waiting(self, count: int) -> list[Sequence]:
         """Hand over up to `count` waiting sequences without a response, the last of them, in order.
 
-        Whole groups are preferred, and those that have no sequence running here.
+        Whole groups are preferred, and among them those that nobody runs here.
         """
         groups: dict[int, list[Sequence]] = {}
         for _, sequence in sorted(self._waiting, reverse=True):
@@ -146,6 +146,8 @@ class Scheduler:
         here = {sequence.request.group_id for sequence in self._running}
         taken: list[Sequence] = []
         for group_id in sorted(groups, key=here.__contains__):
+            if taken and group_id in here:
+                break
             if len(taken) + len(groups[group_id]) <= count:
                 taken += groups[group_id]
         if not taken and groups:

@@ -1,120 +1,389 @@
-"""The scheduler under random arrivals, aborts and weight updates, with a stand-in for the model."""
+"""The scheduler, with a rank that finds fault with every wrong read or write of the cache."""
 
-import torch
-from hypothesis import settings
+import numpy as np
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.config.engine import SamplingConfig
-from tailrace.engine.kv_cache import BlockManager
-from tailrace.engine.runner import mark_computed
-from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.sequence import PromptCache
-from tailrace.engine.stopping import StopRule
-from tailrace.types import Request, Sample
-from tests.engine.helpers import make_request
+from tailrace.engine.scheduler import StepPlan
+from tailrace.engine.sequence import Sequence
+from tailrace.engine.step import StepOutput
+from tailrace.types import FinishReason, Request, Sample
+from tests.engine.paper_rank import VOCABULARY, PaperReplica, expected_response, request_of
 
-BLOCK_SIZE, BLOCKS, BATCH, PREFILL = 4, 14, 4, 7
+SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def prompt_of(group: int, length: int, shared: int = 0) -> list[int]:
+    """A group's prompt, whose first tokens are `shared` ones of the system prompt."""
+    own = np.random.default_rng(group).integers(0, VOCABULARY, 100).tolist()
+    return (SYSTEM[:shared] + own)[:length]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Every request gets its tokens, whoever joins, leaves or is preempted, and no block is lost."""
+    """Every request gets its tokens, whoever joins, leaves, is preempted or loses its cache; and no block is lost."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = BlockManager(BLOCKS)
-        self.scheduler = Scheduler(self.blocks, block_size=BLOCK_SIZE, max_batch_size=BATCH, prefill_tokens=PREFILL)
+    @initialize(
+        blocks=st.integers(3, 20), block_size=st.integers(1, 5), batch=st.integers(1, 6), prefill=st.integers(1, 20)
+    )
+    def begin(self, blocks: int, block_size: int, batch: int, prefill: int) -> None:
+        self.replica = PaperReplica.of(blocks, block_size=block_size, batch=batch, prefill_tokens=prefill)
+        self.scheduler = self.replica.scheduler
+        self.batch, self.prefill = batch, prefill
         self.arrivals = 0
         self.open: dict[int, Request] = {}
+        self.turns: list[list[int]] = []
+        """Prompts with their responses."""
+        self.seen: dict[Sequence, int] = {}
+        """The weights with which each sequence last started."""
+        self.under_way: tuple[StepPlan, StepOutput] | None = None
 
-    @rule(group=st.integers(0, 3), prompt=st.integers(1, 20), tokens=st.integers(1, 30))
-    def add(self, group: int, prompt: int, tokens: int) -> None:
-        self.submit(group, prompt, tokens)
+    @rule(
+        group=st.integers(0, 3),
+        length=st.integers(1, 20),
+        shared=st.integers(0, 9),
+        tokens=st.integers(1, 20),
+        members=st.integers(1, 4),
+        priority=st.sampled_from((0.0, 0.0, 1.0)),
+    )
+    def add(self, group: int, length: int, shared: int, tokens: int, members: int, priority: float) -> None:
+        for _ in range(members):
+            self.submit(prompt_of(group, length, shared), tokens, group, priority)
 
-    def submit(self, group: int, prompt: int, tokens: int) -> None:
-        request = make_request(self.arrivals, group_id=group, prompt=prompt, max_new_tokens=tokens)
-        self.arrivals += 1
-        self.open[request.request_id] = request
-        self.scheduler.add(request, StopRule(request.sampling, eos_ids=(), room=1000, detokenize=None))
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data(), more=st.lists(st.integers(0, 9), min_size=1, max_size=4), tokens=st.integers(1, 9))
+    def add_next_turn(self, data: st.DataObject, more: list[int], tokens: int) -> None:
+        self.submit(data.draw(st.sampled_from(self.turns)) + more, tokens, 100, 0.0)
 
-    @rule(number=st.integers(0, 30))
-    def abort(self, number: int) -> None:
-        for sample in self.scheduler.abort({number}):
-            assert sample.request_id == number
-            del self.open[number]
+    def submit(self, prompt: list[int], tokens: int, group: int, priority: float) -> None:
+        if self.scheduler.blocks_needed(len(prompt), tokens) <= self.scheduler.blocks.total:
+            request = request_of(self.arrivals, prompt, tokens, group_id=group, priority=priority)
+            self.open[self.arrivals] = self.replica.add(request)
+            self.arrivals += 1
+
+    @rule(numbers=st.lists(st.integers(0, 30), max_size=3))
+    def abort(self, numbers: list[int]) -> None:
+        aborted = self.scheduler.abort(numbers)
+        assert sorted(sample.request_id for sample in aborted) == sorted(self.open.keys() & set(numbers))
+        for sample in aborted:
+            self.check(sample)
+
+    @rule(recompute=st.booleans())
+    def new_weights(self, recompute: bool) -> None:
+        self.finish_step()
+        self.scheduler.new_weights(recompute=recompute)
+        self.replica.rank.weights += 1
+        assert not (recompute and self.scheduler.running)
+
+    @rule(late=st.booleans())
+    def restart(self, late: bool) -> None:
+        self.scheduler.restart()
+        self.replica.rank.slots.clear()
+        if late and self.under_way:
+            assert self.scheduler.complete(*self.under_way, 0) == []
+        self.under_way = None
+
+    @rule(count=st.integers(0, 5))
+    def move(self, count: int) -> None:
+        before = self.scheduler.waiting
+        taken = self.scheduler.take_waiting(count)
+        assert len(taken) <= count
+        assert self.scheduler.waiting == before - len(taken)
+        self.scheduler.give(taken)
 
     @rule()
-    def update_weights(self) -> None:
-        self.scheduler.forget_prompts()
+    def begin_step(self) -> None:
+        self.finish_step()
+        old = set(self.scheduler._running)
+        plan = self.scheduler.schedule()
+        self.check_plan(plan, old)
+        self.under_way = plan, self.replica.rank.execute(plan, self.scheduler.blocks)
 
     @rule(steps=st.integers(1, 12))
     def step(self, steps: int) -> None:
         for _ in range(steps):
-            self.one_step()
+            self.begin_step()
+        self.finish_step()
 
-    def one_step(self) -> None:
-        plan = self.scheduler.schedule()
-        assert sum(len(prefill.tokens) for prefill in plan.prefills) <= PREFILL
-        assert len(self.scheduler.running) <= BATCH
-        mark_computed(plan)
-        for prefill in plan.prefills:
-            prompt = prefill.target
-            if isinstance(prompt, PromptCache) and prompt.computed == prompt.length:
-                prompt.logits_V = torch.zeros(1)
-        admission = self.scheduler.admit()
-        assert len(admission.logits) == len(admission.fresh)
-        assert {target for _, target in admission.copies} <= {s.blocks[0] for s in self.scheduler.running}
-        finished = []
-        for sequence in plan.decodes + admission.fresh:
-            reason = sequence.append(len(sequence.tokens), 0.0, 0)
-            if reason is not None:
-                finished.append((sequence, reason))
-        for sample in self.scheduler.finish(finished):
-            self.check(sample)
+    def finish_step(self) -> None:
+        if self.under_way is not None:
+            plan, output = self.under_way
+            self.under_way = None
+            for sample in self.scheduler.complete(plan, output, self.replica.rank.weights):
+                assert sample.finish_reason == FinishReason.LENGTH
+                self.check(sample)
+
+    def check_plan(self, plan: StepPlan, old: set[Sequence]) -> None:
+        """Budgets are kept, and nobody reads what weights older than those it started with have computed."""
+        chunks = plan.input.chunks
+        assert bool(chunks) == bool(self.open), "there is always something to do"
+        assert sum(len(chunk.tokens) for chunk in chunks if len(chunk.tokens) > 1) <= self.prefill
+        assert self.scheduler.running <= self.batch
+        assert len(set(plan.sequences)) == len(plan.sequences)
+        sources = {target: source for source, target in plan.input.copies}
+        rank = self.replica.rank
+        for sequence, chunk in zip(plan.sequences, chunks, strict=True):
+            if sequence not in old:
+                self.seen[sequence] = rank.weights
+            for position in range(chunk.start):
+                block = chunk.blocks[position // rank.block_size]
+                offset = position % rank.block_size
+                assert rank.slots[sources.get(block, block), offset][1] >= self.seen[sequence]
 
     def check(self, sample: Sample) -> None:
         request = self.open.pop(sample.request_id)
-        assert sample.response_ids.tolist() == list(range(request.sampling.max_new_tokens))
+        response = sample.response_ids.tolist()
+        assert response == expected_response(request, len(response))
+        assert sample.rollout_log_probs.tolist() == [-float(token) for token in response]
+        assert sample.finish_reason == FinishReason.ABORT or len(response) == request.sampling.max_new_tokens
+        assert (np.diff(sample.weight_versions) >= 0).all()
+        self.turns.append(request.prompt_ids.tolist() + response)
 
     @invariant()
     def every_reference_has_a_holder(self) -> None:
-        prompts = {id(s.prompt): s.prompt for s in (*self.scheduler.waiting, *self.scheduler.running)}.values()
-        held = [block for prompt in prompts for block in prompt.blocks]
-        for sequence in self.scheduler.running:
-            held += sequence.prompt_blocks + sequence.blocks
-            assert sequence.cached <= sequence.length
-        assert [self.blocks.references(block) for block in range(BLOCKS)] == [held.count(b) for b in range(BLOCKS)]
+        blocks = self.scheduler.blocks
+        held = [block for sequence in self.scheduler._running for block in sequence.blocks]
+        assert [blocks.references(block) for block in range(blocks.total)] == [
+            held.count(block) for block in range(blocks.total)
+        ]
+        assert self.scheduler.running + self.scheduler.waiting == len(self.open)
+
+    @invariant()
+    def every_prompt_token_counts_once(self) -> None:
+        counted = sum(sequence.counted for sequence in self.seen)
+        assert self.scheduler.prefilled_tokens + self.scheduler.shared_tokens == counted
 
     def teardown(self) -> None:
-        for _ in range(3000):
-            if not (self.scheduler.waiting or self.scheduler.running):
+        if not hasattr(self, "replica"):
+            return
+        for _ in range(5000):
+            if not self.open:
                 break
-            self.one_step()
+            self.begin_step()
+            self.finish_step()
         assert not self.open, "every request must finish"
-        assert self.blocks.used == 0
-
-
-def test_a_prompt_that_is_being_computed_keeps_its_blocks_when_one_behind_it_wants_some() -> None:
-    machine = SchedulerMachine()
-    for prompt, tokens in ((6, 20), (19, 15), (6, 9)):  # the third shares the first one's prompt, which is running
-        machine.submit(0, prompt, tokens)
-    machine.teardown()
+        assert self.scheduler.blocks.used == 0
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+
+
+def test_a_group_prefills_its_prompt_once_and_shares_its_full_blocks() -> None:
+    replica = PaperReplica.of(40)
+    for number in range(8):
+        replica.add(request_of(number, prompt_of(0, 10), group_id=0))
+    assert replica.started() == [0], "the others wait for the prompt"
+    plan = replica.scheduler.schedule()
+    assert [len(chunk.tokens) for chunk in plan.input.chunks] == [1] * 8, "only the last prompt token is computed again"
+    assert len(plan.input.copies) == 7
+    replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 0)
+    assert replica.scheduler.blocks.used == 2 + 8, "two full blocks, and one of its own for each"
+    assert (replica.scheduler.prefilled_tokens, replica.scheduler.shared_tokens) == (10 + 7, 7 * 9)
+    assert len(replica.run()) == 8
+    assert replica.scheduler.blocks.used == 0
+
+
+def test_equal_groups_with_other_prompts_share_nothing_but_what_is_equal() -> None:
+    replica = PaperReplica.of(40)
+    replica.add(request_of(0, [7, 7, 7, 7, 7], group_id=0))
+    replica.add(request_of(1, [7, 7, 9, 7, 7, 7], group_id=0))
+    assert replica.started() == [0, 1]
+    assert replica.scheduler.prefilled_tokens == 11
+    assert len(replica.run()) == 2
+
+
+def test_groups_that_share_a_system_prompt_compute_it_once() -> None:
+    replica = PaperReplica.of(60)
+    system = prompt_of(9, 8)
+    for number in range(6):
+        replica.add(request_of(number, [*system, number // 2, 5, 6], group_id=number // 2))
+    assert replica.started() == [0], "the other groups wait for its beginning"
+    assert replica.started() == [0, 1, 2, 4]
+    assert replica.started() == [0, 1, 2, 4, 3, 5]
+    assert replica.scheduler.prefilled_tokens == 8 + 3 * 3 + 3
+    assert len(replica.run()) == 6
+
+
+def test_the_next_turn_of_a_conversation_computes_its_new_tokens_only() -> None:
+    replica = PaperReplica.of(20)
+    first = replica.add(request_of(0, prompt_of(0, 6), tokens=5))
+    said = prompt_of(0, 6) + replica.run()[0].response_ids.tolist()
+    computed = replica.scheduler.prefilled_tokens
+    replica.add(request_of(1, [*said, 3, 3], tokens=2))
+    plan = replica.scheduler.schedule()
+    assert len(plan.input.copies) == 1, "of the last block, which was not full"
+    assert [(chunk.start, chunk.tokens) for chunk in plan.input.chunks] == [(10, [said[-1], 3, 3])]
+    replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 0)
+    assert replica.scheduler.prefilled_tokens == computed + 3
+    assert replica.scheduler.shared_tokens == 10
+    assert first.request_id == 0
+
+
+def test_a_preempted_sequence_finds_what_is_left_of_its_cache() -> None:
+    replica = PaperReplica.of(10)
+    for number in range(2):
+        replica.add(request_of(number, prompt_of(number, 4), tokens=20))
+    samples = replica.run()
+    assert replica.scheduler.preemptions > 0
+    assert [samples[n].response_ids.tolist() for n in range(2)] == [
+        expected_response(request_of(n, prompt_of(n, 4)), 20) for n in range(2)
+    ]
+    assert replica.scheduler.prefilled_tokens == 8, "computing it anew does not count"
 
 
 def test_the_first_to_come_are_the_first_to_start() -> None:
-    scheduler = Scheduler(BlockManager(100), block_size=4, max_batch_size=2, prefill_tokens=64)
+    replica = PaperReplica.of(100, batch=2)
     for number in range(4):
-        scheduler.add(
-            make_request(number),
-            StopRule(SamplingConfig(max_new_tokens=3), eos_ids=(), room=100, detokenize=None),
-        )
-    plan = scheduler.schedule()
-    assert [prefill.target for prefill in plan.prefills] == [scheduler.waiting[0].prompt, scheduler.waiting[1].prompt]
-    for prefill in plan.prefills:
-        assert isinstance(prefill.target, PromptCache)
-        prefill.target.logits_V = torch.zeros(1)
-    assert [sequence.request.request_id for sequence in scheduler.admit().fresh] == [0, 1]
+        replica.add(request_of(number, prompt_of(number, 5), tokens=3))
+    assert replica.started() == [0, 1]
+    assert list(replica.run()) == [0, 1, 2, 3]
+
+
+def test_the_request_of_the_highest_priority_starts_first() -> None:
+    replica = PaperReplica.of(100, batch=2)
+    for number, priority in enumerate((5.0, 80.0, 5.0, 300.0)):
+        replica.add(request_of(number, prompt_of(number, 5), tokens=3, priority=priority))
+    assert replica.started() == [3, 1]
+    assert list(replica.run()) == [3, 1, 0, 2]
+
+
+@pytest.mark.parametrize(("priorities", "victim"), [((0.0, 0.0, 0.0), 2), ((0.0, 7.0, 7.0), 0)])
+def test_the_last_in_the_order_gives_way(priorities: tuple[float, ...], victim: int) -> None:
+    replica = PaperReplica.of(9)
+    for number, priority in enumerate(priorities):
+        replica.add(request_of(number, prompt_of(number, 4), tokens=20, priority=priority))
+    started = replica.started()
+    while not replica.scheduler.preemptions:
+        before, started = started, replica.started()
+    assert set(before) - set(started) == {victim}
+
+
+def test_a_preempted_sequence_starts_before_those_that_never_ran() -> None:
+    replica = PaperReplica.of(7, batch=2)
+    for number in range(4):
+        replica.add(request_of(number, prompt_of(number, 4), tokens=16))
+    order = list(replica.run())
+    assert replica.scheduler.preemptions > 0
+    assert order == [0, 1, 2, 3]
+
+
+def test_prompts_are_computed_in_chunks_within_the_budget_while_others_decode() -> None:
+    replica = PaperReplica.of(60, prefill_tokens=8)
+    replica.add(request_of(0, prompt_of(0, 3)))
+    replica.step()
+    replica.add(request_of(1, prompt_of(1, 11)))
+    replica.add(request_of(2, prompt_of(2, 9)))
+    steps = []
+    for _ in range(3):
+        plan = replica.scheduler.schedule()
+        steps.append([(len(chunk.tokens), chunk.draw is not None) for chunk in plan.input.chunks])
+        replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 0)
+    assert steps == [[(1, True), (8, False)], [(1, True), (3, True), (5, False)], [(1, True), (1, True), (4, True)]]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(1, 6))
+def test_the_smallest_cache_that_accepts_a_request_serves_it(
+    prompt: int, tokens: int, block_size: int, prefill_tokens: int
+) -> None:
+    probe = PaperReplica.of(1, block_size=block_size)
+    blocks = probe.scheduler.blocks_needed(prompt, tokens)
+    replica = PaperReplica.of(blocks, block_size=block_size, prefill_tokens=prefill_tokens)
+    for number in range(3):
+        replica.add(request_of(number, prompt_of(0, prompt), tokens, group_id=0))
+    replica.add(request_of(3, prompt_of(1, prompt), tokens))
+    for number, sample in replica.run().items():
+        prompt_ids = prompt_of(number // 3, prompt)
+        assert sample.response_ids.tolist() == expected_response(request_of(number, prompt_ids), tokens)
+
+
+def test_one_block_less_than_that_would_not_do() -> None:
+    replica = PaperReplica.of(3)
+    needed = replica.scheduler.blocks_needed(5, 9)
+    assert (needed, replica.scheduler.blocks_needed(5, 8)) == (4, 3)
+    for _ in range(2):
+        replica.add(request_of(0, prompt_of(0, 5), 8))
+        assert len(replica.run()[0].response_ids) == 8
+    assert replica.scheduler.preemptions == 0
+
+
+def test_who_is_aborted_while_a_step_is_under_way_gets_nothing_of_it() -> None:
+    replica = PaperReplica.of(20)
+    for number in range(2):
+        replica.add(request_of(number, prompt_of(number, 5), tokens=2))
+    replica.step()
+    plan = replica.scheduler.schedule()
+    output = replica.rank.execute(plan, replica.scheduler.blocks)
+    (aborted,) = replica.scheduler.abort([0, 77])
+    assert (len(aborted.response_ids), aborted.finish_reason) == (1, FinishReason.ABORT)
+    (finished,) = replica.scheduler.complete(plan, output, 0)
+    assert (finished.request_id, len(finished.response_ids)) == (1, 2)
+    assert replica.scheduler.blocks.used == 0
+
+
+def test_new_weights_leave_nothing_to_find_and_running_sequences_their_cache() -> None:
+    replica = PaperReplica.of(40)
+    replica.add(request_of(0, prompt_of(0, 9)))
+    replica.step()
+    replica.scheduler.new_weights(recompute=False)
+    replica.add(request_of(1, prompt_of(0, 9)))
+    plan = replica.scheduler.schedule()
+    assert [chunk.start for chunk in plan.input.chunks] == [9, 0]
+    replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 1)
+    assert len(replica.run()) == 2
+    replica.scheduler.new_weights(recompute=False)
+    assert replica.scheduler.blocks.cached == 0
+
+
+def test_recomputing_for_new_weights_is_no_preemption_and_computes_a_prompt_once() -> None:
+    replica = PaperReplica.of(40)
+    for number in range(3):
+        replica.add(request_of(number, prompt_of(0, 9), group_id=0))
+    replica.step()
+    replica.step()
+    replica.scheduler.new_weights(recompute=True)
+    assert (replica.scheduler.running, replica.scheduler.waiting) == (0, 3)
+    plan = replica.scheduler.schedule()
+    assert [(chunk.start, len(chunk.tokens)) for chunk in plan.input.chunks] == [(0, 11)]
+    replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 1)
+    plan = replica.scheduler.schedule()
+    assert [(chunk.start, len(chunk.tokens)) for chunk in plan.input.chunks] == [(11, 1), (9, 1), (9, 1)]
+    replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 1)
+    assert replica.scheduler.preemptions == 0
+    assert len(replica.run()) == 3
+
+
+def test_after_a_restart_every_sequence_goes_on_with_its_tokens() -> None:
+    replica = PaperReplica.of(40)
+    for number in range(3):
+        replica.add(request_of(number, prompt_of(number, 5), tokens=9))
+    for _ in range(4):
+        replica.step()
+    lost = replica.scheduler.schedule()
+    replica.scheduler.restart()
+    replica.rank.slots.clear()
+    plan = replica.scheduler.schedule()
+    assert replica.scheduler.complete(lost, StepOutput([1, 2, 3], [0.0] * 3), 0) == [], "its results are void"
+    assert [len(chunk.tokens) for chunk in plan.input.chunks] == [9] * 3
+    replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 0)
+    for number, sample in replica.run().items():
+        assert sample.response_ids.tolist() == expected_response(request_of(number, prompt_of(number, 5)), 9)
+
+
+def test_waiting_sequences_move_in_whole_groups_the_last_first() -> None:
+    busy, idle = PaperReplica.of(60, batch=2), PaperReplica.of(60)
+    for number in range(12):
+        busy.add(request_of(number, prompt_of(number // 3, 5), group_id=number // 3))
+    busy.step()
+    busy.step()
+    taken = busy.scheduler.take_waiting(7)
+    assert [sequence.request.request_id for sequence in taken] == [6, 7, 8, 9, 10, 11]
+    idle.scheduler.give(taken)
+    ids = [[s.request.request_id for s in busy.scheduler.take_waiting(2)] for _ in range(3)]
+    assert ids == [[2], [4, 5], [3]], "what is left of a group that runs, before a part of one"
+    samples = idle.run()
+    assert {n: sample.response_ids.tolist() for n, sample in samples.items()} == {
+        n: expected_response(request_of(n, prompt_of(n // 3, 5)), 8) for n in range(6, 12)
+    }
