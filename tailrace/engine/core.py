@@ -8,7 +8,7 @@ lanes never wait for each other, and with a single one a step is schedule → co
 computes its unfinished sequences again on new ones; their tokens so far are kept here.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -17,16 +17,18 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
 from tailrace.engine.blocks import BlockManager
+from tailrace.engine.decoder.factory import DTYPES
 from tailrace.engine.dispatch import Dispatcher
 from tailrace.engine.driver import check_length
 from tailrace.engine.kv_cache import blocks_that_fit
 from tailrace.engine.lane import Lane, first_done
-from tailrace.engine.ranks.factory import make_replicas
+from tailrace.engine.profile import Profiler
+from tailrace.engine.ranks.factory import make_replicas, stage
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.sharding import local_architecture
 from tailrace.engine.stopping import StopRules
-from tailrace.engine.weights import Weights, check_weights
-from tailrace.errors import EngineError, RequestError
+from tailrace.engine.weights import Weights, check_weights, read_weights
+from tailrace.errors import EngineError, ModelError, RequestError
 from tailrace.types import Request, Sample, WeightVersion
 
 
@@ -47,11 +49,34 @@ class EngineCore:
         self.max_model_len = min(config.max_model_len or a.max_positions, a.max_positions)
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
         self._blocks = blocks_that_fit(
-            local_architecture(a, config.tp), gib=config.kv_cache_gib, block_size=config.block_size, dtype=config.dtype
+            local_architecture(a, config.tp),
+            gib=config.kv_cache_gib,
+            block_size=config.block_size,
+            dtype=DTYPES[config.dtype],
         )
         self._lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, model_dir, device=device)]
         self._dispatcher = Dispatcher([lane.scheduler for lane in self._lanes])
         self._settled: list[Sample] = []
+        self._weights_are_whole = False
+        try:
+            self._load_initial_weights(model_dir)
+        except BaseException:  # also when interrupted: no process may stay behind
+            self.close()
+            raise
+
+    def _load_initial_weights(self, model_dir: Path) -> None:
+        try:
+            named = check_weights(self._architecture, read_weights(model_dir))
+        except EngineError as error:
+            raise ModelError(f"{model_dir}: the weights do not fit config.json: {error}") from error
+        self._replace_weights(stage(named, self._config))
+
+    def _replace_weights(self, named: Mapping[str, torch.Tensor]) -> None:
+        self._weights_are_whole = False  # and stay torn if a copy fails, for want of memory: no step may use them
+        for lane in self._lanes:
+            lane.load(named)
+        for lane in self._lanes:
+            lane.loaded(recompute=self._config.cache_on_update == "recompute")
         self._weights_are_whole = True
 
     def _scheduler(self) -> Scheduler:
@@ -64,7 +89,17 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._settled) or any(lane.busy or lane.scheduler.has_work for lane in self._lanes)
+        return bool(self._settled) or any(lane.has_work for lane in self._lanes)
+
+    @property
+    def profiler(self) -> Profiler | None:
+        """Steps are profiled while there is one."""
+        return self._lanes[0].profiler
+
+    @profiler.setter
+    def profiler(self, profiler: Profiler | None) -> None:
+        for lane in self._lanes:
+            lane.profiler = profiler
 
     def check(self, request: Request) -> None:
         """Whether the request can be served; reads nothing that a step changes.
@@ -125,12 +160,9 @@ class EngineCore:
             EngineError: a name is unknown or missing, a shape or dtype is wrong, or shards do not cover a parameter;
                 the old weights stay.
         """
-        named = check_weights(self._architecture, tensors)
+        named = stage(check_weights(self._architecture, tensors), self._config)
         self._settled = self.settle()
-        self._weights_are_whole = False  # and stay torn if a copy fails, for want of memory: no step may use them
-        for lane in self._lanes:
-            lane.load(named, recompute=self._config.cache_on_update == "recompute")
-        self._weights_are_whole = True
+        self._replace_weights(named)
         self.version = version
 
     def stats(self) -> EngineStats:

@@ -1,10 +1,13 @@
 """One replica with its scheduler, and the step that it computes."""
 
+import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
 
+import msgspec
 import torch
 
+from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.scheduler import Scheduler, StepPlan
 from tailrace.errors import EngineError
@@ -22,26 +25,38 @@ class Lane:
         self.replica = replica
         self.steps = 0
         self.restarts = 0
+        self.profiler: Profiler | None = None
+        """Steps are profiled while there is one."""
         self._plan: StepPlan | None = None
         self._version: WeightVersion = 0
         self._deaths = 0
+        self._clock = _Clock()
 
     @property
     def busy(self) -> bool:
         """Whether a step is under way."""
         return self._plan is not None
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a step is under way, or another would do anything."""
+        return self.busy or bool(self.scheduler.running or self.scheduler.waiting)
+
     def begin(self, version: WeightVersion) -> None:
         """Start a step with weights of `version`, unless one is under way or there is nothing to do."""
-        if self.busy or not self.scheduler.has_work:
+        if self.busy or not self.has_work:
             return
+        self._clock.start()
         plan = self.scheduler.schedule()
+        self._clock.lap("schedule")
+        step = plan.input if self.profiler is None else msgspec.structs.replace(plan.input, profile=True)
         try:
-            self.replica.start(plan.input)
+            self.replica.start(step)
         except RankDied as death:
             self._revive(death)
         else:
             self._plan, self._version = plan, version
+        self._clock.lap("exchange")
 
     def complete(self) -> list[Sample]:
         """Wait for the step under way, if there is one; the samples that it finished.
@@ -52,20 +67,33 @@ class Lane:
         if self._plan is None:
             return []
         plan, self._plan = self._plan, None
+        self._clock.resume()
         try:
             output = self.replica.finish()
         except RankDied as death:
             self._revive(death)
             return []
+        self._clock.lap("exchange")
         self._deaths = 0
         self.steps += 1
-        return self.scheduler.complete(plan, output, self._version)
+        samples = self.scheduler.complete(plan, output, self._version)
+        self._clock.lap("schedule")
+        if self.profiler is not None:
+            self.profiler.add(plan.input, *self._clock.read(output.seconds))
+        return samples
 
-    def load(self, named: Mapping[str, torch.Tensor], *, recompute: bool) -> None:
-        """Replace the weights; no step is under way. See `EngineCore.load_weights`."""
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """Begin to replace the weights. No step is under way, and none starts before `loaded`."""
         assert not self.busy, "weights change between two steps"
         try:
             self.replica.load(named)
+        except RankDied as death:
+            self._revive(death)
+
+    def loaded(self, *, recompute: bool) -> None:
+        """Wait for the new weights. See `EngineCore.load_weights`."""
+        try:
+            self.replica.settle()
         except RankDied as death:
             self._revive(death)
         self.scheduler.new_weights(recompute=recompute)
@@ -78,6 +106,32 @@ class Lane:
             raise EngineError(f"{death}; ranks died {self._deaths} times in a row without a step done") from death
         self.replica.restart()
         self.restarts += 1
+
+
+class _Clock:
+    """The driver's part of a step's time."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._seconds: dict[str, float] = {}
+
+    def start(self) -> None:
+        self._seconds = {"schedule": 0.0, "exchange": 0.0}
+        self.resume()
+
+    def resume(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = time.perf_counter()
+        self._seconds[part] += now - self._last
+        self._last = now
+
+    def read(self, ranks: Mapping[str, float]) -> tuple[dict[str, float], float]:
+        """Seconds by part, and in all. What `ranks` have measured is not the exchange with them."""
+        wall = sum(self._seconds.values())
+        exchange = max(0.0, self._seconds["exchange"] - sum(ranks.values()))
+        return {**self._seconds, **ranks, "exchange": exchange}, wall
 
 
 def first_done(lanes: Sequence[Lane], *, timeout_s: float) -> list[Lane]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tailrace.engine.sampler import Primitives
 from tailrace.engine.step import Chunk
 
 Ints = npt.NDArray[np.int64]
@@ -54,9 +55,12 @@ class Batch:
 class Decoder(ABC):
     """A Llama, Qwen2 or Qwen3 decoder, or the share of it that one TP rank holds. Without weights until `load`."""
 
+    primitives: Primitives
+    """The sampler's passes over its logits, where they lie."""
+
     @abstractmethod
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replace every weight. `named`: this rank's shards (`sharding.shard_weights`) under HF names, any float dtype."""
+        """Replace every weight. `named`: this rank's own (`sharding.shard_weights`) under HF names, any float dtype."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -69,3 +73,10 @@ class Decoder(ABC):
     @abstractmethod
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole cache blocks (source, target), in all layers."""
+
+    @abstractmethod
+    def take_seconds(self) -> dict[str, float]:
+        """Where the time of the forward passes since the last call went, by `profile.PARTS`, as far as it is measured.
+
+        On CUDA it is the time to launch the kernels, not that to run them.
+        """

@@ -44,8 +44,20 @@ class Replica(ABC):
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace the weights on every rank by these full, checked tensors. No step is under way.
 
+        Returns when the ranks have been told to; `settle` waits for them, so that replicas load beside each other.
+
         Raises:
-            RankDied: a rank died on the way; `restart` makes new ones, with these weights.
+            RankDied: here or from `settle`: a rank died on the way; `restart` makes new ones, with these weights.
+            EngineError: there is no room to hand them over; the old weights stay.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Wait until the ranks have been made and have loaded what they were told to.
+
+        Raises:
+            RankDied: a rank died on the way.
+            ModelError, ConfigError, EngineError: what a rank that lives says is wrong.
         """
 
     @abstractmethod

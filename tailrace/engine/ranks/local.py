@@ -34,6 +34,9 @@ class LocalReplica(Replica):
         """See `Replica`."""
         self._rank.load(named)
 
+    def settle(self) -> None:
+        """See `Replica`."""
+
     def restart(self) -> None:
         """See `Replica`; this process cannot die on itself."""
         raise AssertionError("a rank in this process does not die alone")

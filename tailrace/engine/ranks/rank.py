@@ -1,5 +1,6 @@
 """One rank: its share of the model, its cache and its sampler. Executes what the driver has scheduled."""
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.factory import make_decoder
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
-from tailrace.engine.sharding import shard_weights, vocab_range
-from tailrace.engine.step import StepInput, StepOutput
+from tailrace.engine.sharding import shard_weights
+from tailrace.engine.step import Draw, StepInput, StepOutput
 
 
 class Rank:
@@ -33,7 +34,7 @@ class Rank:
         self._block_size = config.block_size
         self._device = device
         self._decoder = make_decoder(config, self._architecture, shard, device=device, collective=collective)
-        self._sampler = Sampler(vocab_range(self._architecture, shard), collective, self._decoder.primitives)
+        self._sampler = Sampler(self._architecture.vocab_size, collective, self._decoder.primitives)
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace every weight by this rank's share of these full, checked tensors."""
@@ -46,13 +47,20 @@ class Rank:
         Raises:
             EngineError: logits are not finite, or another rank did not take part.
         """
+        began = time.perf_counter()
         self._decoder.copy_blocks(step.copies)
         batch = Batch.of(step.chunks, self._block_size)
+        packed = time.perf_counter()
         logits_NV = self._decoder.forward(batch)
+        computed = time.perf_counter()
         draws = [chunk.draw for chunk in step.chunks if chunk.draw is not None]
-        if not draws:
-            return StepOutput([], [])
+        tokens, log_probs = self._draw(logits_NV, draws) if draws else ([], [])
+        seconds = self._decoder.take_seconds()
+        if step.profile:
+            seconds |= {"pack": packed - began, "sample": time.perf_counter() - computed}
+        return StepOutput(tokens, log_probs, seconds if step.profile else {})
+
+    def _draw(self, logits_NV: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[float]]:
         rows = SamplingRows.of(draws, self._device)
         where = uniforms([draw.seed for draw in draws], [draw.position for draw in draws])
-        tokens, log_probs = self._sampler.sample(logits_NV, rows, where)
-        return StepOutput(tokens, log_probs)
+        return self._sampler.sample(logits_NV, rows, where)

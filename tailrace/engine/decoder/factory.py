@@ -1,0 +1,62 @@
+"""From a configuration to what a rank computes with."""
+
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder.base import Decoder
+from tailrace.engine.decoder.cpu import CpuDecoder, unsupported
+from tailrace.engine.decoder.torch import TorchDecoder
+from tailrace.engine.kv_cache import blocks_that_fit
+from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.sharding import check_tp, local_architecture
+from tailrace.errors import ConfigError
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def make_decoder(
+    config: NativeEngineConfig,
+    architecture: Architecture,
+    shard: Shard,
+    *,
+    device: torch.device,
+    collective: Collective,
+) -> Decoder:
+    """The decoder of the rank that holds `shard` of `architecture`.
+
+    Raises:
+        ModelError: the model cannot be split in so many shards.
+        ConfigError: `kernels` is cpu, and they cannot compute this here.
+        EngineError: the cache cannot hold a block, or the device has no room for it.
+    """
+    check_tp(architecture, shard.degree)
+    dtype = DTYPES[config.dtype]
+    local = local_architecture(architecture, shard.degree)
+    blocks = blocks_that_fit(local, gib=config.kv_cache_gib, block_size=config.block_size, dtype=dtype)
+    max_model_len = min(config.max_model_len or architecture.max_positions, architecture.max_positions)
+    if _takes_kernels(config, local, dtype, device):
+        return CpuDecoder(
+            local, blocks=blocks, block_size=config.block_size, max_model_len=max_model_len, collective=collective
+        )
+    return TorchDecoder(
+        local,
+        blocks=blocks,
+        block_size=config.block_size,
+        max_model_len=max_model_len,
+        dtype=dtype,
+        device=device,
+        collective=collective,
+        cuda_graphs=config.cuda_graphs,
+    )
+
+
+def _takes_kernels(config: NativeEngineConfig, local: Architecture, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the C++ decoder is wanted and can be had."""
+    if config.kernels == "torch":
+        return False
+    reason = unsupported(local, block_size=config.block_size, dtype=dtype, device=device)
+    if config.kernels == "cpu" and reason is not None:
+        raise ConfigError(f"engine.kernels=cpu cannot be used: {reason}; set it to auto")
+    return reason is None

@@ -1,0 +1,45 @@
+"""From a configuration to the replicas of an engine."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.collectives.base import Alone
+from tailrace.engine.ranks.base import Replica
+from tailrace.engine.ranks.layout import WHOLE
+from tailrace.engine.ranks.local import LocalReplica
+from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.ranks.staging import StagedWeights
+
+
+def make_replicas(config: NativeEngineConfig, model_dir: Path, *, device: torch.device) -> list[Replica]:
+    """`config.dp` replicas, without weights: in worker processes, unless there is one rank only.
+
+    Raises:
+        ModelError: the directory holds no model that the engine runs, or it cannot be split so.
+        ConfigError: the collectives or the number of ranks do not suit the device.
+        EngineError: the cache cannot hold a block, the device cannot hold the cache, or no kernels can be had.
+    """
+    if config.ranks == 1:
+        return [LocalReplica(Rank(config, model_dir, WHOLE, device=device, collective=Alone()))]
+    replicas: list[Replica] = []
+    try:
+        for index in range(config.dp):
+            replicas.append(ProcessReplica(config, model_dir, index, device=device))
+    except BaseException:  # also when interrupted: no process may stay behind
+        for replica in replicas:
+            replica.close()
+        raise
+    return replicas
+
+
+def stage(named: Mapping[str, torch.Tensor], config: NativeEngineConfig) -> Mapping[str, torch.Tensor]:
+    """`named`, where every rank can reach it: written once for all worker processes.
+
+    Raises:
+        EngineError: there is no room for it.
+    """
+    return named if config.ranks == 1 else StagedWeights.write(named)
