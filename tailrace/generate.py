@@ -290,7 +290,7 @@ class JsonLines:
             while left:
                 left = left[self._file.write(left) :]
         except OSError as error:
-            if self._path is not None:
+            if self._path is not None and self._path.is_file():
                 os.truncate(self._path, self._length)
             raise UserError(f"{self._path or 'standard output'} cannot be written: {error.strerror}") from None
         self._length += size

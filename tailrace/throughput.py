@@ -45,6 +45,8 @@ class Throughput:
         finally:
             showing.cancel()
             await asyncio.wait([showing])
+            if not showing.cancelled():  # it ends by itself only where it cannot draw
+                showing.result()
 
     def summary(self) -> str:
         """What was made, how fast, and what it took: one line."""
