@@ -1,5 +1,6 @@
 """Shared fixtures: one torch thread, and tiny random models of every family."""
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -36,11 +37,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama")` writes a random Llama once and returns its directory."""
     from tests.tiny import write_tiny_model
 
-    made: dict[str, Path] = {}
-
-    def get(family: str) -> Path:
-        if family not in made:
-            made[family] = write_tiny_model(family, tmp_path_factory.mktemp("models") / family)
-        return made[family]
+    @functools.cache
+    def get(family: str, *, head_dim: int = 16) -> Path:
+        return write_tiny_model(family, tmp_path_factory.mktemp("models") / family, head_dim=head_dim)
 
     return get

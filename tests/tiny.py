@@ -38,13 +38,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def write_tiny_model(family: str, directory: Path, *, seed: int = 0) -> Path:
-    """A 2-layer fp32 model: 4 query heads on 2 KV heads, embeddings tied but for qwen2, no trivial bias or norm."""
+def write_tiny_model(family: str, directory: Path, *, seed: int = 0, head_dim: int = 16) -> Path:
+    """A 2-layer fp32 model: 4 query heads on 2 KV heads, embeddings tied but for qwen2, no trivial bias or norm.
+
+    The heads of qwen3 are half as wide again.
+    """
     tokenizer = make_tokenizer()
     shape = {
         "vocab_size": len(tokenizer),
-        "hidden_size": 64,
-        "intermediate_size": 96,
+        "hidden_size": 4 * head_dim,
+        "intermediate_size": 6 * head_dim,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -62,7 +65,7 @@ def write_tiny_model(family: str, directory: Path, *, seed: int = 0) -> Path:
         case "qwen2":
             model = Qwen2ForCausalLM(Qwen2Config(**shape))
         case "qwen3":
-            model = Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=24))
+            model = Qwen3ForCausalLM(Qwen3Config(**shape, head_dim=3 * head_dim // 2))
         case _:
             raise ValueError(f"no tiny model of family {family!r}; expected one of {FAMILIES}")
     with torch.no_grad():

@@ -28,7 +28,9 @@ def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor:
 
             return HfEngine(config, model_dir, device=device, executor=executor)
         case VllmEngineConfig():
-            raise NotImplementedError
+            from tailrace.engine.backends.vllm import VllmEngine
+
+            return VllmEngine(config, model_dir, device=device, executor=executor)
         case FakeEngineConfig():
             from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 

@@ -1,0 +1,324 @@
+"""vLLM behind the engine interface, in this process.
+
+vLLM schedules, caches and samples, one step at a time. What a response is stays ours: the stop rules end it, and each
+token is noted in the step that made it, with its log-probability and the version of the weights.
+
+Prefix sharing across an update: cached blocks are found again by a hash that covers the request's `cache_salt`. A
+request's salt is the number of updates before it, so that it shares blocks with its group and never finds one of older
+weights, while unfinished sequences keep theirs.
+
+vLLM's state is the process's: there can be one such engine at a time, and it makes torch's default process group.
+"""
+
+import logging
+import os
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tailrace.config.engine import SamplingConfig, VllmEngineConfig
+from tailrace.engine.architecture import read_architecture
+from tailrace.engine.base import EngineStats
+from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.engine.stopping import StopRule, StopRules
+from tailrace.engine.weights import check_weights
+from tailrace.errors import EngineError, ModelError, RequestError, one_line
+from tailrace.types import FinishReason, Request, Sample, WeightVersion
+
+LOWEST_TEMPERATURE = 0.01
+"""vLLM raises a lower one to this, unless it is 0."""
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process, so that a step is a call
+    "VLLM_LOGGING_LEVEL": "ERROR",  # the terminal is the run's display
+}
+"""What vLLM reads when it is imported; set already, it stays as it is."""
+
+
+@dataclass(slots=True, eq=False)
+class _Response:
+    """What a request has got so far."""
+
+    request: Request
+    rule: StopRule
+    state: Any
+    """vLLM's own request, which outlives its end there."""
+    tokens: list[int] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    versions: list[WeightVersion] = field(default_factory=list)
+
+    def push(self, token: int, log_prob: float, version: WeightVersion) -> FinishReason | None:
+        """Note one more token, and whether it is the last."""
+        self.tokens.append(token)
+        self.log_probs.append(log_prob)
+        self.versions.append(version)
+        return self.rule.check(token, len(self.tokens))
+
+    def finish(self, reason: FinishReason) -> Sample:
+        return Sample(
+            request_id=self.request.request_id,
+            group_id=self.request.group_id,
+            response_ids=np.array(self.tokens, np.int64),
+            rollout_log_probs=np.array(self.log_probs, np.float32),
+            weight_versions=np.array(self.versions, np.int64),
+            finish_reason=reason,
+        )
+
+
+class VllmCore:
+    """One token of every running sequence in each step; vLLM says which run."""
+
+    def __init__(self, config: VllmEngineConfig, model_dir: Path, *, device: torch.device) -> None:
+        """Start vLLM, with the weights in `model_dir` as version 0.
+
+        Raises:
+            ModelError: vLLM is not installed, or cannot run the model.
+            EngineError: this process has a vLLM engine already.
+        """
+        self._architecture = read_architecture(model_dir)
+        self._vllm = _start(config, model_dir, device)
+        self.max_model_len: int = self._vllm.model_config.max_model_len
+        self._stop_rules = StopRules(model_dir, eos_ids=self._architecture.eos_ids, max_model_len=self.max_model_len)
+        self._scheduler = self._vllm.engine_core.engine_core.scheduler
+        self._responses: dict[int, _Response] = {}
+        self._version: WeightVersion = 0
+        self._updates = 0
+        self._steps = 0
+        self._generated_tokens = 0
+        self._prefilled_tokens = 0
+        self._shared_tokens = 0
+        self._preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._responses)
+
+    def check(self, request: Request) -> None:
+        """Whether the request can be served.
+
+        Raises:
+            RequestError: it can never be.
+        """
+        check_length(request, self.max_model_len)
+        self._stop_rules.rule(request)
+        sampling = request.sampling
+        if 0 < sampling.temperature < LOWEST_TEMPERATURE:
+            raise RequestError(
+                f"request {request.request_id} has temperature {sampling.temperature}; vLLM takes {LOWEST_TEMPERATURE} "
+                "or more, or 0, which is greedy"
+            )
+        if sampling.min_p > 0 and sampling.top_p < 1:
+            raise RequestError(
+                f"request {request.request_id} has min_p and top_p, which vLLM applies in the other order; use one"
+            )
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        rule = self._stop_rules.rule(request)
+        vllm_id = self._vllm.add_request(
+            str(request.request_id),
+            _prompt(request, salt=self._updates),
+            _sampling_params(request.sampling, seed=request.seed, max_tokens=rule.max_tokens),
+            priority=-request.priority,
+        )
+        self._responses[request.request_id] = _Response(request, rule, self._scheduler.requests[vllm_id])
+
+    def abort(self, request_ids: Iterable[int]) -> list[Sample]:
+        """Finish these requests with what they have; unknown ids are ignored."""
+        known = [request_id for request_id in request_ids if request_id in self._responses]
+        return self._finish(dict.fromkeys(known, FinishReason.ABORT))
+
+    def step(self) -> list[Sample]:
+        """One token of every running sequence; the samples that finished."""
+        torch.get_num_threads()  # sets OpenMP's threads in this thread, which vLLM counts before torch would
+        reasons: dict[int, FinishReason] = {}
+        for output in self._vllm.step():
+            request_id = int(output.request_id)
+            response = self._responses[request_id]
+            if not response.tokens:
+                self._shared_tokens += output.num_cached_tokens
+                self._prefilled_tokens += len(response.request.prompt_ids) - output.num_cached_tokens
+            completion = output.outputs[0]
+            for token, log_probs in zip(completion.token_ids, completion.logprobs, strict=True):
+                self._generated_tokens += 1
+                if reason := response.push(token, log_probs[token].logprob, self._version):
+                    reasons[request_id] = reason
+            if output.finished and request_id not in reasons:
+                raise EngineError(f"vLLM ended request {request_id} by itself: {completion.finish_reason}")
+        self._steps += 1
+        return self._finish(reasons)
+
+    def settle(self) -> list[Sample]:
+        """Nothing is under way between two steps."""
+        return []
+
+    @torch.no_grad()
+    def load_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Install new weights, all or none.
+
+        Raises:
+            EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
+        """
+        named = check_weights(self._architecture, tensors)
+        self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named.items())})
+        self._vllm.apply_model(_repack_head)
+        self._updates += 1
+        self._version = version
+
+    def stats(self) -> EngineStats:
+        """Counts. vLLM keeps one block for itself."""
+        responses = list(self._responses.values())  # at once, since a step may be under way
+        running = sum(response.state.status.name == "RUNNING" for response in responses)
+        pool = self._scheduler.kv_cache_manager.block_pool
+        return EngineStats(
+            running=running,
+            waiting=len(responses) - running,
+            generated_tokens=self._generated_tokens,
+            prefilled_tokens=self._prefilled_tokens,
+            shared_tokens=self._shared_tokens,
+            steps=self._steps,
+            preemptions=self._preemptions + sum(response.state.num_preemptions for response in responses),
+            used_blocks=pool.num_gpu_blocks - 1 - pool.get_num_free_blocks(),
+            total_blocks=pool.num_gpu_blocks - 1,
+            version=self._version,
+        )
+
+    def close(self) -> None:
+        """Free what vLLM holds. Closing twice is harmless."""
+        self._responses.clear()
+        self._vllm.engine_core.shutdown()
+
+    def _finish(self, reasons: dict[int, FinishReason]) -> list[Sample]:
+        """Forget these requests here and in vLLM."""
+        self._vllm.abort_request([str(request_id) for request_id in reasons])
+        samples = []
+        for request_id, reason in reasons.items():
+            response = self._responses.pop(request_id)
+            self._preemptions += response.state.num_preemptions
+            samples.append(response.finish(reason))
+        return samples
+
+
+class VllmEngine(DrivenEngine):
+    """Continuous batching by vLLM."""
+
+    def __init__(self, config: VllmEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
+        """See `VllmCore`."""
+        super().__init__(VllmCore(config, model_dir, device=torch.device(device)), executor)
+
+
+def _start(config: VllmEngineConfig, model_dir: Path, device: torch.device) -> Any:
+    """vLLM's engine, unless the process has one or it is for another device."""
+    with _quietly(), _keeping_process_state():
+        try:
+            from vllm import EngineArgs
+            from vllm.distributed.parallel_state import model_parallel_is_initialized
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.llm_engine import LLMEngine
+        except ImportError as error:
+            raise ModelError(
+                f"engine.type vllm needs vLLM, in an environment of its own: pip install 'tailrace[vllm]' without a "
+                f"GPU, or vllm with one ({one_line(error)})"
+            ) from error
+        if current_platform.device_type != device.type:
+            raise ModelError(f"the vLLM that is installed runs on {current_platform.device_type}, not on {device}")
+        if model_parallel_is_initialized():
+            raise EngineError("this process has a vLLM engine already; close it before making another")
+        try:
+            return LLMEngine.from_engine_args(EngineArgs(**_engine_args(config, model_dir)))
+        except (ValueError, RuntimeError) as error:
+            raise ModelError(f"vLLM cannot run {model_dir}: {one_line(error)}") from error
+
+
+def _engine_args(config: VllmEngineConfig, model_dir: Path) -> dict[str, Any]:
+    return {
+        "model": str(model_dir),
+        "dtype": config.dtype,
+        "max_num_seqs": config.max_batch_size,
+        "max_model_len": config.max_model_len,
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+        "enforce_eager": config.enforce_eager,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # or the model's sampling settings would mix with the request's
+        "logprobs_mode": "processed_logprobs",
+        "scheduling_policy": "priority",
+        "use_tqdm_on_load": False,
+        "disable_log_stats": True,
+    }
+
+
+def _prompt(request: Request, *, salt: int) -> Any:
+    from vllm.inputs import tokens_input
+
+    return tokens_input(request.prompt_ids.tolist(), cache_salt=str(salt))
+
+
+def _sampling_params(sampling: SamplingConfig, *, seed: int, max_tokens: int) -> Any:
+    """The same sampling in vLLM's words. Our stop rule ends the response, or the same length does there."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        seed=seed % 2**63,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        detokenize=False,
+        logprobs=0,  # of the sampled token alone
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _repack_head(model: torch.nn.Module) -> None:
+    """Pack the output head again: on CPUs, vLLM's reload leaves the old copy of one that shares the embedding."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    for module in model.modules():
+        if isinstance(module, ParallelLMHead):
+            module.quant_method.process_weights_after_loading(module)
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Nothing on the terminal from vLLM's start: neither logs nor Python's warnings, nor what its C++ writes."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    disabled, stderr = logging.root.manager.disable, os.dup(2)
+    with open(os.devnull, "wb") as nowhere, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        os.dup2(nowhere.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            logging.disable(disabled)
+
+
+@contextmanager
+def _keeping_process_state() -> Iterator[None]:
+    """Undo what vLLM's start does to everyone in the process: seeds, torch's threads, and how to set them."""
+    set_num_threads: Callable[[int], None] = torch.set_num_threads
+    threads = torch.get_num_threads()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_num_threads = set_num_threads
+        set_num_threads(threads)
