@@ -210,7 +210,7 @@ class ProcessReplica(Replica):
         if order.failure is not None:
             self.close()
             raise _error(order.failure)
-        self._bury(order, silent, lambda _: f"killed, for it had not answered within {order.limit_s:g} s")
+        self._bury(order, silent, lambda _: f"killed after {order.limit_s:g} s without an answer")
 
     def _bury(self, order: _UnderWay, dead: Sequence[WorkerProcess], cause: Callable[[WorkerProcess], str]) -> NoReturn:
         """End the other ranks and say what became of the `dead`."""

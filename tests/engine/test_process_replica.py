@@ -1,0 +1,319 @@
+"""Replicas of real worker processes, which are stopped, killed and orphaned."""
+
+import gc
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.collectives import rendezvous
+from tailrace.engine.collectives.base import Alone
+from tailrace.engine.ranks import process, staging
+from tailrace.engine.ranks.base import RankDied, Replica
+from tailrace.engine.ranks.layout import WHOLE
+from tailrace.engine.ranks.local import LocalReplica
+from tailrace.engine.ranks.process import ProcessReplica, rank_device
+from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.ranks.staging import StagedWeights
+from tailrace.engine.step import Chunk, Draw, StepInput
+from tailrace.engine.weights import read_weights
+from tailrace.errors import ConfigError, EngineError, ModelError
+from tests.conftest import TinyModel
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+END_LIMIT_S = 30
+STEP_LIMIT_S = 3.0
+"""Of a replica whose ranks are stopped; a tiny model's step takes milliseconds."""
+PROMPTS = [[7, 100, 42, 9, 200], [11, 12, 13]]
+STEP = StepInput([], [Chunk(0, PROMPTS[0], [0, 1], Draw(5, 0, 0.0, 0, 1.0, 0.0))])
+
+Named = Mapping[str, torch.Tensor]
+
+
+def settings(tp: int, **others: object) -> NativeEngineConfig:
+    fixed = {"dtype": "float32", "block_size": 4, "kv_cache_gib": 0.001, "threads_per_rank": 1}
+    return NativeEngineConfig.model_validate({**fixed, "tp": tp, **others})
+
+
+def generate(replica: Replica, count: int = 6) -> tuple[list[int], list[float]]:
+    """`count` sampled tokens after each of PROMPTS, step by step, and their log-probs."""
+    prompts, tokens, log_probs = [list(prompt) for prompt in PROMPTS], [], []
+    for position in range(count):
+        chunks = []
+        for index, prompt in enumerate(prompts):
+            start = 0 if position == 0 else len(prompt) - 1
+            blocks = list(range(index * 4, index * 4 + 4))
+            chunks.append(Chunk(start, prompt[start:], blocks, Draw(index, position, 1.0, 0, 1.0, 0.0)))
+        replica.start(StepInput([], chunks))
+        output = replica.finish()
+        for prompt, token in zip(prompts, output.tokens, strict=True):
+            prompt.append(token)
+        tokens += output.tokens
+        log_probs += output.log_probs
+    return tokens, log_probs
+
+
+def pids(replica: ProcessReplica) -> list[int]:
+    return [worker.pid for worker in replica._workers]
+
+
+def ended(pid: int) -> bool:
+    """Whether the process ends in time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], END_LIMIT_S)[0])
+    finally:
+        os.close(handle)
+
+
+@pytest.fixture(scope="module")
+def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What takes the place of /dev/shm."""
+    directory = tmp_path_factory.mktemp("memory")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (rendezvous, staging):
+            patch.setattr(module, "_MEMORY_BACKED", directory)
+        yield directory
+
+
+@pytest.fixture(scope="module")
+def model_dir(tiny_model: TinyModel) -> Path:
+    return tiny_model("qwen2")
+
+
+@pytest.fixture(scope="module")
+def weights(model_dir: Path) -> Named:
+    return dict(read_weights(model_dir))
+
+
+@pytest.fixture(scope="module")
+def newer(weights: Named) -> Named:
+    generator = torch.Generator().manual_seed(1)
+    return {name: tensor + 0.05 * torch.randn(tensor.shape, generator=generator) for name, tensor in weights.items()}
+
+
+@pytest.fixture(scope="module")
+def local(model_dir: Path) -> LocalReplica:
+    return LocalReplica(Rank(settings(1), model_dir, WHOLE, device=CPU, collective=Alone()))
+
+
+@pytest.fixture(scope="module")
+def _made(model_dir: Path, memory: Path) -> Iterator[ProcessReplica]:
+    made = ProcessReplica(settings(2, step_timeout_s=STEP_LIMIT_S), model_dir, 0, device=CPU)
+    yield made
+    left = pids(made)
+    made.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in left)
+
+
+@pytest.fixture
+def replica(_made: ProcessReplica, weights: Named) -> ProcessReplica:
+    """Two ranks, whatever a test before has done to them."""
+    try:
+        _made.load(weights)
+    except RankDied:
+        _made.restart()
+    return _made
+
+
+def test_two_ranks_give_the_tokens_of_one(replica: ProcessReplica, local: LocalReplica, weights: Named) -> None:
+    local.load(weights)
+    tokens, log_probs = generate(local)
+    their_tokens, their_log_probs = generate(replica)
+    assert their_tokens == tokens
+    assert their_log_probs == pytest.approx(log_probs, abs=1e-4)
+
+
+def test_one_rank_of_its_own_process_gives_the_same_numbers(
+    model_dir: Path, local: LocalReplica, weights: Named, memory: Path
+) -> None:
+    local.load(weights)
+    replica = ProcessReplica(settings(1, dp=2), model_dir, 1, device=CPU)
+    try:
+        replica.load(StagedWeights.write(weights))
+        assert generate(replica) == generate(local)
+        assert "rank 1 " in str(replica._workers[0])
+    finally:
+        replica.close()
+
+
+def test_newer_weights_change_what_is_generated(
+    replica: ProcessReplica, local: LocalReplica, weights: Named, newer: Named
+) -> None:
+    before = generate(replica)
+    replica.load(newer)
+    local.load(newer)
+    after = generate(replica)
+    assert after[0] == generate(local)[0]
+    assert after != before
+
+
+def test_nothing_of_ours_has_a_name_while_ranks_run(replica: ProcessReplica, memory: Path) -> None:
+    replica.settle()
+    assert list(memory.iterdir()) == []
+
+
+def test_a_rank_killed_in_a_step_is_named_and_restarting_brings_the_newest_weights(
+    replica: ProcessReplica, local: LocalReplica, newer: Named
+) -> None:
+    replica.load(newer)
+    replica.settle()
+    first, second = pids(replica)
+    os.kill(second, signal.SIGSTOP)  # so that the step is not over before the rank is
+    replica.start(STEP)
+    os.kill(second, signal.SIGKILL)
+    with pytest.raises(RankDied, match=rf"^rank 1 \(pid {second}\) died while computing a step: SIGKILL, out of mem"):
+        replica.finish()
+    assert ended(first)
+    with pytest.raises(RankDied, match=r"^the ranks of replica 0 have ended$"):
+        replica.start(STEP)
+    replica.restart()
+    local.load(newer)
+    assert generate(replica)[0] == generate(local)[0]
+
+
+def test_an_error_of_a_rank_that_lives_comes_with_its_words(replica: ProcessReplica, weights: Named) -> None:
+    before = pids(replica)
+    replica.load({name: torch.full_like(tensor, float("nan")) for name, tensor in weights.items()})
+    replica.start(STEP)
+    with pytest.raises(EngineError, match="finite") as raised:
+        replica.finish()
+    assert type(raised.value) is EngineError
+    replica.load(weights)
+    replica.start(STEP)
+    replica.finish()
+    assert pids(replica) == before
+
+
+def test_a_rank_that_stands_still_is_killed(replica: ProcessReplica) -> None:
+    replica.settle()
+    first, second = pids(replica)
+    os.kill(second, signal.SIGSTOP)
+    replica.start(STEP)
+    with pytest.raises(
+        RankDied, match=rf"rank 1 \(pid {second}\) .*: killed after {STEP_LIMIT_S:g} s without an answer"
+    ):
+        replica.finish()
+    assert ended(first)
+    assert ended(second)
+
+
+def test_a_replica_closes_in_the_middle_of_a_step_and_twice(model_dir: Path, memory: Path) -> None:
+    replica = ProcessReplica(settings(2), model_dir, 0, device=CPU)
+    started = pids(replica)
+    replica.close()  # in the middle of starting, which is one order like another
+    replica.close()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
+    assert list(memory.iterdir()) == []
+
+
+def test_a_replica_that_is_forgotten_takes_its_processes_along(model_dir: Path, memory: Path) -> None:
+    replica = ProcessReplica(settings(1), model_dir, 0, device=CPU)
+    (pid,) = pids(replica)
+    del replica
+    gc.collect()
+    assert ended(pid)
+    assert list(memory.iterdir()) == []
+
+
+def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
+    """Rank 0 waits in a collective for rank 1, which is stopped."""
+    driver = textwrap.dedent("""
+        import os, signal, sys
+        from tests.engine.test_process_replica import *
+
+        directory = Path(sys.argv[1])
+        replica = ProcessReplica(settings(2), directory, 0, device=CPU)
+        replica.load(dict(read_weights(directory)))
+        replica.settle()
+        os.kill(pids(replica)[1], signal.SIGSTOP)
+        replica.start(STEP)
+        print(*pids(replica), flush=True)
+        sys.stdin.read()
+    """)
+    command = (sys.executable, "-c", driver, str(model_dir))
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first, second = map(int, process.stdout.readline().split())
+        process.kill()
+    assert ended(first)
+    os.kill(second, signal.SIGCONT)
+    assert ended(second)
+
+
+def test_a_model_that_cannot_be_read_is_an_error_of_the_model(tmp_path: Path, memory: Path) -> None:
+    replica = ProcessReplica(settings(1), tmp_path, 0, device=CPU)
+    (pid,) = pids(replica)
+    with pytest.raises(ModelError, match=r"config\.json does not exist"):
+        replica.settle()
+    assert ended(pid)
+
+
+def test_a_process_that_dies_while_starting_is_quoted(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text("#!/bin/sh\necho Traceback\necho 'ImportError: no torch'\nexit 3\n")
+    interpreter.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(interpreter))
+    replica = ProcessReplica(settings(1), tmp_path, 0, device=CPU)
+    with pytest.raises(
+        RankDied, match=r"died while starting: exit code 3; its last output: Traceback ImportError: no torch$"
+    ):
+        replica.settle()
+    with pytest.raises(EngineError, match=r"^the ranks of replica 0 cannot be made again: rank 0") as raised:
+        replica.restart()
+    assert not isinstance(raised.value, RankDied)  # for which one would restart again
+
+
+def test_starting_has_a_limit(model_dir: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "START_LIMIT_S", 0.01)
+    replica = ProcessReplica(settings(1), model_dir, 0, device=CPU)
+    with pytest.raises(RankDied, match=r"died while starting: killed after 0\.01 s without an answer"):
+        replica.settle()
+
+
+def test_staged_weights_are_the_tensors_that_were_written() -> None:
+    named = {
+        "a": torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16),
+        "b": torch.arange(12.0).view(3, 4).T,
+        "c": torch.tensor([1.5], requires_grad=True),
+    }
+    written = StagedWeights.write(named)
+    staged = StagedWeights(os.dup(written.descriptor), written.places)
+    assert list(staged) == list(named)
+    for name, tensor in named.items():
+        assert staged[name].dtype == tensor.dtype
+        assert torch.equal(staged[name], tensor)
+
+
+def test_weights_without_room_say_where_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_MEMORY_BACKED", tmp_path / "none")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(EngineError, match=r"cannot be written to .*/nowhere: No such file .* set TMPDIR$"):
+        StagedWeights.write({"a": torch.zeros(4)})
+
+
+def test_each_rank_has_a_cuda_device_unless_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    cuda = torch.device("cuda")
+    assert rank_device(CPU, 3, 4) == CPU
+    assert [rank_device(cuda, rank, 4).index for rank in range(4)] == [0, 1, 2, 3]
+    assert rank_device(torch.device("cuda:2"), 0, 1).index == 2
+    with pytest.raises(ConfigError, match=r"2 ranks .* cannot share cuda:1; use the device cuda"):
+        rank_device(torch.device("cuda:1"), 0, 2)
+    with pytest.raises(ConfigError, match=r"8 ranks .* need as many CUDA devices, and there are 4"):
+        rank_device(cuda, 0, 8)
