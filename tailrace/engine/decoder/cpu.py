@@ -1,11 +1,12 @@
 """The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX512-BF16.
 
 Python packs the weights and makes two calls a layer (one for all layers where the rank is alone). Sums are taken
-in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a chunk of a prompt
+in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a chunk of a
 prompt of any size, and over prompt blocks that others filled.
 """
 
 import ctypes
+import time
 from collections.abc import Mapping
 from ctypes import POINTER, byref, c_double, c_int64, c_void_p
 
@@ -16,10 +17,10 @@ import torch
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder
-from tailrace.engine.kernels.build import KernelUnavailable, load
+from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, load
+from tailrace.engine.kernels.sampling import CpuPrimitives
 from tailrace.engine.kv_cache import KVCache
 
-NEEDS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 LANES = 16
 MOST_HEAD_DIM = 256
 SECTIONS = ("embed", "qkv", "attention", "out", "mlp", "head")
@@ -74,7 +75,7 @@ def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dty
 
 
 def _library() -> ctypes.CDLL:
-    library = load("decoder", needs=NEEDS)
+    library = load("decoder", needs=AVX512_BF16)
     library.decoder_workspace_bytes.restype = c_int64
     library.decoder_halves.argtypes = [POINTER(_Model), POINTER(_Step), c_int64, c_int64]
     for function in (library.decoder_embed, library.decoder_halves, library.decoder_head):
@@ -101,6 +102,7 @@ class CpuDecoder(Decoder):
             EngineError: there is no room for the cache.
         """
         self._library = _library()
+        self.primitives = CpuPrimitives()
         self._architecture = a = architecture
         self._collective = collective
         cpu = torch.device("cpu")
@@ -109,6 +111,7 @@ class CpuDecoder(Decoder):
         for index, layer in enumerate(self._layers):
             layer.keys, layer.values = (self._cache.data[index, part].data_ptr() for part in (0, 1))
         self._nanoseconds = np.zeros(len(SECTIONS), np.int64)
+        self._all_reduce_s = 0.0
         self._cosines, self._sines = _rope_tables(a, max_model_len)
         self._model = _Model(
             layers=a.layers,
@@ -159,10 +162,10 @@ class CpuDecoder(Decoder):
         if self._collective.size == 1:
             library.decoder_halves(model, byref(step), 0, halves)
         else:
-            self._collective.all_reduce(partial_TH)
+            self._all_reduce(partial_TH)
             for half in range(halves):
                 library.decoder_halves(model, byref(step), half, 1)
-                self._collective.all_reduce(partial_TH)
+                self._all_reduce(partial_TH)
         library.decoder_head(model, byref(step))
         return self._logits[: drawn * self._architecture.vocab_size].view(drawn, self._architecture.vocab_size)
 
@@ -171,10 +174,17 @@ class CpuDecoder(Decoder):
         self._cache.copy(pairs)
 
     def take_seconds(self) -> dict[str, float]:
-        """Where the time went since the last call, by section."""
+        """See `Decoder`."""
         seconds = dict(zip(SECTIONS, (self._nanoseconds * 1e-9).tolist(), strict=True))
+        seconds["all_reduce"] = self._all_reduce_s
         self._nanoseconds[:] = 0
+        self._all_reduce_s = 0.0
         return seconds
+
+    def _all_reduce(self, partial_TH: torch.Tensor) -> None:
+        started = time.perf_counter()
+        self._collective.all_reduce(partial_TH)
+        self._all_reduce_s += time.perf_counter() - started
 
     def _reserve(self, tokens: int, drawn: int) -> torch.Tensor:
         """Make the buffers large enough. Returns [tokens, H], the sums to exchange."""
@@ -220,7 +230,7 @@ def _vector(weight: torch.Tensor) -> torch.Tensor:
 def _layer_weights(a: Architecture, prefix: str, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """By the names of `_Layer`."""
     attention = f"{prefix}self_attn."
-    gate, up = (named[f"{prefix}mlp.{part}_proj.weight"].unflatten(0, (-1, LANES)) for part in ("gate", "up"))
+    gate, up = (named[f"{prefix}mlp.{part}_proj.weight"].view(-1, LANES, a.hidden_size) for part in ("gate", "up"))
     weights = {
         "input_norm": _vector(named[f"{prefix}input_layernorm.weight"]),
         "post_norm": _vector(named[f"{prefix}post_attention_layernorm.weight"]),

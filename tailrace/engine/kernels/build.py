@@ -24,6 +24,8 @@ SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 300.0
+AVX512_BF16 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
+"""CPU flags that the kernels of `simd.h` need."""
 
 
 class KernelUnavailable(EngineError):

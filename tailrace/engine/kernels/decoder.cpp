@@ -128,6 +128,14 @@ std::vector<std::vector<Queries>> tiles_of(const Model& m, const Step& s) {
     return slabs;
 }
 
+// Fetches the lines that a row's keys will be written to: each is another one, and none is in the cache yet.
+void fetch_keys(const Model& m, const bf16* keys, const Place& place) {
+    for (long kv_head = 0; kv_head < m.kv_heads; kv_head++) {
+        const bf16* region = keys + (place.block * m.kv_heads + kv_head) * m.heads().region();
+        for (long d = 0; d < m.head_dim; d += 2) __builtin_prefetch(region + (d / 2 * m.block_size + place.offset) * 2, 1);
+    }
+}
+
 // One head of one row of the slab's qkv: a query to its buffer, a key or a value to the cache.
 void place_head(const Model& m, const Layer& layer, const Workspace& w, long row, long head, long position,
     const Place& place) {
@@ -185,6 +193,7 @@ struct Run {
 #pragma omp for schedule(static)
         for (long i = 0; i < rows * heads; i++) {
             const long row = first + i / heads;
+            if (i % heads == 0) fetch_keys(m, layer.keys, places[row]);
             place_head(m, layer, w, i / heads, i % heads, s.positions[row], places[row]);
         }
         attend_slab(layer, tiles[slab]);
