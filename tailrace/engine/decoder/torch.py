@@ -1,0 +1,86 @@
+"""The decoder in PyTorch: any device, fp32 or bf16."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.attention import StepAttention
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder.base import Batch, Decoder, Ints
+from tailrace.engine.graphs import DecodeGraphs
+from tailrace.engine.kv_cache import KVCache
+from tailrace.engine.model import Model
+from tailrace.engine.sampler import TorchPrimitives
+
+
+class TorchDecoder(Decoder):
+    """See `Decoder`."""
+
+    primitives = TorchPrimitives()
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        *,
+        blocks: int,
+        block_size: int,
+        max_model_len: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        collective: Collective,
+        cuda_graphs: bool = False,
+    ) -> None:
+        """Allocate weights and cache.
+
+        Args:
+            architecture: The rank's own (`sharding.local_architecture`).
+            cuda_graphs: Capture steps that only decode; needs CUDA, and NCCL between the ranks.
+
+        Raises:
+            EngineError: the device has no room for the cache.
+        """
+        self._device = device
+        self._model = Model(
+            architecture, max_model_len=max_model_len, dtype=dtype, device=device, collective=collective
+        )
+        self._cache = KVCache(architecture, blocks=blocks, block_size=block_size, dtype=dtype, device=device)
+        self._graphs = DecodeGraphs(self._decode, device) if cuda_graphs else None
+
+    @torch.no_grad()
+    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+        """See `Decoder`."""
+        self._model.load(named)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """See `Decoder`."""
+        if (batch.lengths_C == 1).all():
+            inputs_BX = decode_inputs(batch)
+            logits_BV = self._graphs(inputs_BX) if self._graphs else self._decode(self._place(inputs_BX))
+            return logits_BV if len(batch.drawn_N) == len(logits_BV) else logits_BV[self._place(batch.drawn_N)]
+        attention = StepAttention.of_batch(self._cache, batch, self._device)
+        hidden_TH = self._model.hidden(self._place(batch.tokens_T), self._place(batch.positions_T), attention)
+        return self._model.logits(hidden_TH[self._place(batch.drawn_N)]).float()
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """See `Decoder`."""
+        self._cache.copy(pairs)
+
+    def take_seconds(self) -> dict[str, float]:
+        """See `Decoder`."""
+        return self._model.stopwatch.take()
+
+    def _decode(self, inputs_BX: torch.Tensor) -> torch.Tensor:
+        """[B, V_local] fp32 logits of a `decode_inputs`. Nothing in here waits for the device or copies to it."""
+        tokens_B, positions_B, tables_BW = inputs_BX[:, 0], inputs_BX[:, 1], inputs_BX[:, 2:]
+        attention = StepAttention.of_decode(self._cache, positions_B, tables_BW)
+        return self._model.logits(self._model.hidden(tokens_B, positions_B, attention)).float()
+
+    def _place(self, array: Ints) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def decode_inputs(batch: Batch) -> Ints:
+    """All that a step of single tokens needs, in one array, [B, 2 + W]: token, position, and block table of each."""
+    return np.column_stack((batch.tokens_T, batch.positions_T, batch.tables_CN))

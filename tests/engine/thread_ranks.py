@@ -1,0 +1,66 @@
+"""Tensor-parallel ranks as threads of the test."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+from tailrace.engine.collectives.base import Alone, Collective
+
+Result = TypeVar("Result")
+LIMIT_S = 60.0
+
+
+class _Meeting:
+    def __init__(self, size: int) -> None:
+        self.tensors: list[torch.Tensor | None] = [None] * size
+        self.barrier = threading.Barrier(size, timeout=LIMIT_S)
+
+
+class ThreadCollective(Collective):
+    """One thread's end."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+        self.rank = rank
+        self.size = size
+        self._meeting = meeting
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        assert tensor.is_contiguous()
+        assert tensor.dtype in (torch.float32, torch.bfloat16)
+        tensor.copy_(self.all_gather(tensor).sum(0))
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        meeting = self._meeting
+        meeting.tensors[self.rank] = tensor.clone()
+        meeting.barrier.wait()
+        gathered = torch.stack([tensor for tensor in meeting.tensors if tensor is not None])
+        meeting.barrier.wait()
+        return gathered
+
+    def close(self) -> None:
+        self._meeting.barrier.abort()
+
+
+def run_ranks(size: int, work: Callable[[Collective], Result]) -> list[Result]:
+    """What `work` returns on each of `size` ranks; the error of the first that failed."""
+    if size == 1:
+        return [work(Alone())]
+    meeting = _Meeting(size)
+
+    def run(rank: int) -> Result:
+        try:
+            return work(ThreadCollective(rank, size, meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
+    for error in errors:
+        if not isinstance(error, threading.BrokenBarrierError):
+            raise error
+    return [future.result() for future in futures]
