@@ -1,7 +1,7 @@
-"""Two programs take turns: each does one step when it is told to, and says how long it took.
+"""Programs take turns: each does one step when it is told to, and says how long it took.
 
-A program under test calls `wait()` before every step and `done(...)` after it; the benchmark holds a `Contestant` each.
-The program that waits is blocked in a read, so the other has the machine to itself.
+A program under test does a step for each of `turns()`, or calls `wait()` before it, and `done(...)` after it; the
+benchmark holds a `Contestant` each. A program that waits is blocked in a read, so another has the machine to itself.
 """
 
 import json
@@ -9,13 +9,20 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 
+def turns() -> Iterator[dict[str, Any]]:
+    """What the benchmark asks for, step by step, until it has had enough."""
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
 def wait() -> None:
-    """Block until the benchmark asks for a step; exit when it is gone."""
+    """Block until the benchmark asks for a step; exit when it has had enough. For a loop that cannot be left."""
     if not sys.stdin.readline():
         os._exit(0)
 
@@ -41,8 +48,8 @@ class Contestant:
             env={**os.environ, **environment},
         )
 
-    def step(self, timeout_s: float = 600.0) -> dict[str, Any]:
-        """Let it do one step; what it said of it.
+    def step(self, timeout_s: float = 600.0, **task: Any) -> dict[str, Any]:
+        """Let it do one step, which `task` describes to it; what it said of it.
 
         Raises:
             RuntimeError: it ended, or the step took longer than `timeout_s` and it was killed.
@@ -52,7 +59,7 @@ class Contestant:
         alarm = threading.Timer(timeout_s, self._process.kill)
         alarm.start()
         try:
-            self._process.stdin.write("\n")
+            self._process.stdin.write(json.dumps(task) + "\n")
             self._process.stdin.flush()
             for line in self._process.stdout:
                 if line.startswith("STEP "):
@@ -65,7 +72,13 @@ class Contestant:
         raise RuntimeError(f"{self._process.args!r} ended before its step was done; see {self._log.name}")
 
     def stop(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait(timeout=30)
+        """Let it end, and kill it where it does not within a minute."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=30)
         self._log.close()

