@@ -84,7 +84,9 @@ def profile_engine(config: ProfileConfig, json: Path | None) -> None:
     with closing(EngineCore(engine, model_dir, device=torch.device(config.device))) as core:
         _check_cache(config, engine, core.stats().total_blocks)
         profiles = profile_batches(core, config, vocab=describe_model(model_dir).vocab)
-    Console(highlight=False).print(table(config, profiles))
+    console = Console(highlight=False)
+    console.print(title(config), style="bold", soft_wrap=True, markup=False)
+    console.print(table(profiles))
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(_document(config, profiles))) + b"\n")
 
@@ -186,9 +188,9 @@ def _mean_parts(steps: Sequence[StepProfile]) -> dict[str, float]:
     return {part: statistics.fmean(step.seconds.get(part, 0.0) for step in steps) for part in ordered}
 
 
-def table(config: ProfileConfig, profiles: Sequence[BatchProfile]) -> Table:
+def table(profiles: Sequence[BatchProfile]) -> Table:
     """A column for each batch size: time and speed of a decode step, and the share of each part."""
-    shown = Table(title=_title(config), title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0))
+    shown = Table(box=None, padding=(0, 2, 0, 0))
     shown.add_column("batch size", style="dim")
     for profile in profiles:
         shown.add_column(str(profile.batch_size), justify="right")
@@ -201,7 +203,8 @@ def table(config: ProfileConfig, profiles: Sequence[BatchProfile]) -> Table:
     return shown
 
 
-def _title(config: ProfileConfig) -> str:
+def title(config: ProfileConfig) -> str:
+    """What was measured."""
     assert isinstance(config.engine, NativeEngineConfig)
     link = " · emulated link" if config.engine.link else ""
     return (

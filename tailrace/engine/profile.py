@@ -8,6 +8,7 @@ from tailrace.engine.step import StepInput
 PARTS = (
     "schedule",
     "exchange",
+    "pack",
     "embed",
     "qkv",
     "attention",
