@@ -1,79 +1,89 @@
 """Attention over blocks against plain attention over rows."""
 
+import numpy as np
 import pytest
 import torch
 
-from tailrace.engine.attention import (
-    DecodePlan,
-    DecodeRow,
-    PrefillChunk,
-    PrefillPlan,
-    decode_attention,
-    prefill_attention,
-)
+from tailrace.engine.attention import StepAttention
+from tailrace.engine.decoder.base import Batch
+from tailrace.engine.kv_cache import KVCache
+from tailrace.engine.step import Chunk
+from tests.engine.architectures import small_architecture
 
-BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM, QUERY_HEADS = 40, 2, 4, 8, 6
+BLOCKS, BLOCK_SIZE, HEAD_DIM, LAYER = 40, 4, 8, 1
 CPU = torch.device("cpu")
+Piece = tuple[int, int, list[int]]
+"""Start, tokens, and blocks of a chunk."""
+STEPS: dict[str, list[Piece]] = {
+    "decode": [(6, 1, [39, 0]), (0, 1, [3]), (11, 1, [20, 7, 12]), (3, 1, [9])],
+    "a prompt": [(0, 7, [5, 1])],
+    "the rest of a prompt": [(6, 5, [17, 3, 25])],
+    "a mix": [(6, 1, [39, 0]), (4, 6, [8, 2, 30]), (11, 1, [20, 7, 12]), (0, 4, [31, 32])],
+    "a shared prefix": [(5, 1, [10, 11]), (7, 1, [10, 12]), (4, 3, [10, 13])],
+}
 
 
-def make_pools() -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(0)
-    shape = (BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    return torch.randn(shape, generator=random), torch.randn(shape, generator=random)
+def make_cache(kv_heads: int) -> KVCache:
+    architecture = small_architecture(kv_heads=kv_heads, head_dim=HEAD_DIM)
+    cache = KVCache(architecture, blocks=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU)
+    cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(0)))
+    return cache
 
 
-def gather(pool: torch.Tensor, blocks: list[int], tokens: int) -> torch.Tensor:
-    """[query_heads, tokens, head_dim], each KV head repeated for its query heads."""
-    rows = pool[blocks].transpose(0, 1).flatten(1, 2)[:, :tokens]
-    return rows.repeat_interleave(QUERY_HEADS // KV_HEADS, dim=0)
+def vectors(cache: KVCache, part: int, blocks: list[int], tokens: int) -> torch.Tensor:
+    """[tokens, kv_heads, head_dim] of a sequence; `part` 0 is keys, 1 values."""
+    pool = cache.data[LAYER, part].view(BLOCKS, -1, BLOCK_SIZE, HEAD_DIM)
+    return torch.stack([pool[blocks[i // BLOCK_SIZE], :, i % BLOCK_SIZE] for i in range(tokens)])
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """q: [query_heads, head_dim]"""
-    scores = (k @ q[..., None])[..., 0] * HEAD_DIM**-0.5
-    return torch.einsum("hl,hld->hd", scores.softmax(-1), v)
+    """One query, [query_heads, head_dim], against all of k and v, [L, kv_heads, head_dim]."""
+    k, v = (x.repeat_interleave(len(q) // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("hd,lhd->hl", q, k) * HEAD_DIM**-0.5
+    return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)
 
 
-DENSE = [
-    ([39, 38], [0, 1], 3),
-    ([39, 38], [2], 4),
-    ([], [3], 1),
-    ([37], [4, 5, 6], 2),
-    ([39, 38], [7], 1),
-]
-SCATTERED = [
-    ([39, 20], [0, 18], 3),
-    ([39, 20], [9], 4),
-    ([], [3], 1),
-    ([5], [11, 30, 14], 2),
-]
+def batch_of(step: list[Piece]) -> Batch:
+    return Batch.of([Chunk(start, [0] * tokens, blocks, None) for start, tokens, blocks in step], BLOCK_SIZE)
 
 
-@pytest.mark.parametrize("layout", [DENSE, SCATTERED, DENSE[2:3], SCATTERED[:1]])
-def test_block_attention_equals_attention_over_each_sequence(layout: list[tuple[list[int], list[int], int]]) -> None:
-    keys, values = make_pools()
-    q = torch.randn(len(layout), QUERY_HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(1))
-    rows = [DecodeRow(prompt_blocks=p, blocks=b, last_block_tokens=last) for p, b, last in layout]
-    out = decode_attention(q, keys, values, DecodePlan(rows, BLOCK_SIZE, CPU))
-    for index, (prompt, blocks, last) in enumerate(layout):
-        tokens = (len(prompt) + len(blocks) - 1) * BLOCK_SIZE + last
-        k, v = (gather(pool, prompt + blocks, tokens) for pool in (keys, values))
-        torch.testing.assert_close(out[index], plain_attention(q[index], k, v))
+@pytest.mark.parametrize("heads", [(6, 2), (3, 3), (4, 1)], ids=str)
+@pytest.mark.parametrize("step", STEPS.values(), ids=list(STEPS))
+def test_each_token_sees_itself_and_all_before_in_its_sequence(step: list[Piece], heads: tuple[int, int]) -> None:
+    query_heads, kv_heads = heads
+    cache, batch = make_cache(kv_heads), batch_of(step)
+    count, random = len(batch.tokens_T), torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(count, n, HEAD_DIM, generator=random) for n in (query_heads, kv_heads, kv_heads))
+    out = StepAttention.of_batch(cache, batch, CPU)(LAYER, q, k, v)
+    assert out.shape == q.shape
+    row = 0
+    for start, tokens, blocks in step:
+        for position in range(start, start + tokens):
+            keys, values = (vectors(cache, part, blocks, position + 1) for part in (0, 1))
+            torch.testing.assert_close(keys[-1], k[row])
+            torch.testing.assert_close(values[-1], v[row])
+            torch.testing.assert_close(out[row], plain_attention(q[row], keys, values))
+            row += 1
 
 
-def test_dense_blocks_are_read_in_place_and_scattered_ones_are_gathered() -> None:
-    for layout, expected in ((DENSE, slice), (SCATTERED, torch.Tensor)):
-        rows = [DecodeRow(prompt_blocks=p, blocks=b, last_block_tokens=last) for p, b, last in layout]
-        assert all(isinstance(s.blocks, expected) for s in DecodePlan(rows, BLOCK_SIZE, CPU).sets)
+def test_a_decoding_step_made_on_the_device_equals_one_made_from_its_batch() -> None:
+    batch = batch_of(STEPS["decode"])
+    count, random = len(batch.tokens_T), torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(count, n, HEAD_DIM, generator=random) for n in (6, 2, 2))
+    expected = make_cache(2)
+    out = StepAttention.of_batch(expected, batch, CPU)(LAYER, q, k, v)
+    cache = make_cache(2)
+    wide = torch.from_numpy(np.pad(batch.tables_CN, ((0, 0), (0, 3))))
+    attend = StepAttention.of_decode(cache, torch.from_numpy(batch.positions_T), wide)
+    torch.testing.assert_close(attend(LAYER, q, k, v), out)
+    assert torch.equal(cache.data, expected.data)
 
 
-@pytest.mark.parametrize(("start", "tokens"), [(0, 1), (0, 7), (4, 5), (6, 1)])
-def test_each_token_of_a_chunk_sees_itself_and_all_before(start: int, tokens: int) -> None:
-    keys, values = make_pools()
-    blocks = [17, 3, 25, 8]
-    q = torch.randn(tokens, QUERY_HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(2))
-    plan = PrefillPlan(PrefillChunk(start=start, tokens=tokens, blocks=blocks), BLOCK_SIZE, CPU)
-    out = prefill_attention(q, keys, values, plan)
-    for index in range(tokens):
-        k, v = (gather(pool, blocks, start + index + 1) for pool in (keys, values))
-        torch.testing.assert_close(out[index], plain_attention(q[index], k, v))
+def test_nothing_but_the_new_vectors_is_written() -> None:
+    cache, batch = make_cache(2), batch_of(STEPS["a mix"])
+    before, count = cache.data.clone(), len(batch.tokens_T)
+    new = torch.full((count, 2, HEAD_DIM), 7.0)
+    StepAttention.of_batch(cache, batch, CPU)(LAYER, torch.zeros(count, 6, HEAD_DIM), new, new)
+    changed = cache.data != before
+    assert not changed[0].any()
+    assert int(changed.sum()) == 2 * new.numel()

@@ -16,8 +16,10 @@ from transformers import (
 )
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.engine.sampler import SamplingRows, sample, uniforms
+from tailrace.engine.collectives.base import Alone, Collective
+from tailrace.engine.sampler import BLOCK, Sampler, SamplingRows, TorchPrimitives, uniforms
 from tailrace.errors import EngineError
+from tests.engine.thread_ranks import run_ranks
 
 CPU = torch.device("cpu")
 SETTINGS: list[dict[str, Any]] = [
@@ -33,6 +35,22 @@ SETTINGS: list[dict[str, Any]] = [
     {"min_p": 0.1},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
 ]
+
+
+Drawn = tuple[list[int], list[float]]
+
+
+def sample(
+    logits: torch.Tensor, rows: SamplingRows, draws: np.ndarray, *, collective: Collective | None = None
+) -> Drawn:
+    """Draw from full rows of logits, each rank of the `collective` from its share."""
+    collective = collective or Alone()
+    count, vocabulary = logits.shape
+    width = -(-vocabulary // (BLOCK * collective.size)) * BLOCK
+    shares = torch.full((count, width * collective.size), torch.nan)  # padding may hold anything
+    shares[:, :vocabulary] = logits
+    own = shares[:, collective.rank * width : (collective.rank + 1) * width].contiguous()
+    return Sampler(vocabulary, collective, TorchPrimitives()).sample(own, rows, draws)
 
 
 def logits_of(rows: int, vocabulary: int, *, scale: float = 3.0) -> torch.Tensor:
@@ -146,3 +164,79 @@ def test_the_ends_of_the_unit_interval_give_possible_tokens(draw: float) -> None
 def test_nan_logits_are_an_error() -> None:
     with pytest.raises(EngineError, match="not finite"):
         sample(torch.full((1, 9), torch.nan), SamplingRows.of([SamplingConfig()], CPU), np.array([0.5]))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("setting", [{}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}], ids=str)
+def test_one_logit_that_is_not_finite_is_an_error_on_every_rank(setting: dict[str, Any], value: float) -> None:
+    logits = logits_of(3, 700)
+    logits[1, 300] = value
+    rows = SamplingRows.of([SamplingConfig(**setting)] * 3, CPU)
+
+    def attempt(collective: Collective) -> bool:
+        with pytest.raises(EngineError, match="not finite"):
+            sample(logits, rows, np.full(3, 0.5), collective=collective)
+        return True
+
+    assert run_ranks(1, attempt) == [True]
+    assert run_ranks(2, attempt) == [True, True]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    configs=st.lists(
+        st.builds(
+            SamplingConfig,
+            temperature=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+            top_k=st.sampled_from([0, 1, 20, 400]),
+            top_p=st.sampled_from([0.2, 0.99, 1.0]),
+            min_p=st.sampled_from([0.0, 0.02]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    vocabulary=st.sampled_from([3, 256, 300, 1000, 2600]),
+    rounding=st.sampled_from([1.0, 8.0]),
+    seed=st.integers(0, 9),
+    tp=st.integers(2, 4),
+)
+def test_every_rank_draws_what_one_rank_draws_bit_for_bit(
+    configs: list[SamplingConfig], vocabulary: int, rounding: float, seed: int, tp: int
+) -> None:
+    logits = (logits_of(len(configs), vocabulary) * rounding).round() / rounding  # with many ties
+    rows = SamplingRows.of(configs, CPU)
+    draws = uniforms(range(seed, seed + len(configs)), [4] * len(configs))
+    whole = sample(logits, rows, draws)
+    assert run_ranks(tp, lambda collective: sample(logits, rows, draws, collective=collective)) == [whole] * tp
+
+
+def test_greedy_takes_the_first_of_the_most_likely_tokens() -> None:
+    logits = torch.zeros(2, 1100)
+    logits[0, [270, 271, 900]] = 5.0
+    rows = SamplingRows.of([SamplingConfig(temperature=0.0)] * 2, CPU)
+    for tp in (1, 2, 4):
+        for tokens, log_probs in run_ranks(
+            tp, lambda collective: sample(logits, rows, np.array([0.9, 0.9]), collective=collective)
+        ):
+            assert tokens == [270, 0]
+            assert log_probs == pytest.approx(logits.log_softmax(-1)[[0, 1], [270, 0]].tolist(), abs=1e-6)
+
+
+def test_a_temperature_near_zero_is_nearly_greedy() -> None:
+    logits = logits_of(1, 700)
+    rows = SamplingRows.of([SamplingConfig(temperature=1e-40, top_p=0.9)], CPU)
+    assert sample(logits, rows, np.array([0.7])) == ([int(logits.argmax())], [0.0])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 70])
+def test_block_sums_and_weights_are_those_of_the_softmax(rows: int) -> None:
+    logits, primitives = logits_of(rows, 5 * BLOCK), TorchPrimitives()
+    scale = torch.linspace(0.5, 2, rows)
+    maxima, indexes = primitives.maxima(logits)
+    assert torch.equal(maxima, logits.amax(-1))
+    assert torch.equal(indexes, logits.argmax(-1))
+    weights = ((logits.double() - maxima[:, None]) * scale[:, None].double()).exp().view(rows, -1, BLOCK)
+    torch.testing.assert_close(primitives.block_sums(logits, maxima, scale), weights.sum(-1), rtol=1e-5, atol=0)
+    blocks = torch.arange(rows) % 5
+    found = primitives.block_weights(logits, blocks, maxima, scale)
+    torch.testing.assert_close(found.double(), weights[torch.arange(rows), blocks], rtol=1e-5, atol=1e-12)

@@ -1,0 +1,30 @@
+"""Architectures without a model."""
+
+import dataclasses
+from typing import Any
+
+from tailrace.engine.architecture import Architecture, Rope
+
+_SMALL = Architecture(
+    family="llama",
+    layers=2,
+    hidden_size=8,
+    intermediate_size=8,
+    query_heads=2,
+    kv_heads=2,
+    head_dim=4,
+    vocab_size=10,
+    norm_eps=1e-5,
+    max_positions=64,
+    rope=Rope(type="default", theta=1e4),
+    tied=True,
+    qkv_bias=False,
+    out_bias=False,
+    qk_norm=False,
+    eos_ids=(),
+)
+
+
+def small_architecture(**changes: Any) -> Architecture:
+    """Two layers of two heads, but for `changes`."""
+    return dataclasses.replace(_SMALL, **changes)
