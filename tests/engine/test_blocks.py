@@ -237,9 +237,11 @@ def test_full_blocks_are_shared_and_the_most_alike_tail_is_copied() -> None:
 def test_equal_blocks_are_kept_once() -> None:
     manager = BlockManager(4, 2)
     one, other = manager.allocate(1), manager.allocate(1)
+    manager.index(manager.root, other[0], [7])
     manager.index(manager.root, one[0], [7, 8])
     assert manager.index(manager.root, other[0], [7, 8]).block == one[0]
     assert (manager.references(one[0]), manager.references(other[0])) == (2, 0)
+    assert manager.cached == 0
 
 
 def test_the_least_recently_held_blocks_go_first_and_the_ends_of_sequences_before_their_beginnings() -> None:

@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tailrace.config.engine import SamplingConfig
 from tailrace.engine.scheduler import StepPlan
 from tailrace.engine.sequence import Sequence
-from tailrace.engine.step import StepOutput
+from tailrace.engine.step import Draw, StepOutput
 from tailrace.types import FinishReason, Request, Sample
 from tests.engine.paper_rank import VOCABULARY, PaperReplica, expected_response, request_of
 
@@ -17,7 +18,7 @@ SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 def prompt_of(group: int, length: int, shared: int = 0) -> list[int]:
     """A group's prompt, whose first tokens are `shared` ones of the system prompt."""
-    own = np.random.default_rng(group).integers(0, VOCABULARY, 100).tolist()
+    own: list[int] = np.random.default_rng(group).integers(0, VOCABULARY, 100).tolist()
     return (SYSTEM[:shared] + own)[:length]
 
 
@@ -208,7 +209,7 @@ def test_groups_that_share_a_system_prompt_compute_it_once() -> None:
 
 def test_the_next_turn_of_a_conversation_computes_its_new_tokens_only() -> None:
     replica = PaperReplica.of(20)
-    first = replica.add(request_of(0, prompt_of(0, 6), tokens=5))
+    replica.add(request_of(0, prompt_of(0, 6), tokens=5))
     said = prompt_of(0, 6) + replica.run()[0].response_ids.tolist()
     computed = replica.scheduler.prefilled_tokens
     replica.add(request_of(1, [*said, 3, 3], tokens=2))
@@ -218,7 +219,6 @@ def test_the_next_turn_of_a_conversation_computes_its_new_tokens_only() -> None:
     replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 0)
     assert replica.scheduler.prefilled_tokens == computed + 3
     assert replica.scheduler.shared_tokens == 10
-    assert first.request_id == 0
 
 
 def test_a_preempted_sequence_finds_what_is_left_of_its_cache() -> None:
@@ -283,6 +283,24 @@ def test_prompts_are_computed_in_chunks_within_the_budget_while_others_decode() 
     assert steps == [[(1, True), (8, False)], [(1, True), (3, True), (5, False)], [(1, True), (1, True), (4, True)]]
 
 
+@pytest.mark.parametrize(("prompt", "starts"), [(4, True), (5, False)])
+def test_a_sequence_starts_where_a_block_is_left_for_each_that_runs(prompt: int, starts: bool) -> None:
+    replica = PaperReplica.of(4)
+    replica.add(request_of(0, prompt_of(0, 7), tokens=6))
+    replica.step()
+    replica.add(request_of(1, prompt_of(1, prompt), tokens=6))
+    assert replica.started() == ([0, 1] if starts else [0])
+
+
+def test_a_draw_tells_how_the_request_wants_its_tokens_sampled() -> None:
+    replica = PaperReplica.of(4)
+    sampling = SamplingConfig(temperature=0.5, top_k=7, top_p=0.75, min_p=0.125)
+    replica.add(Request(request_id=0, group_id=0, prompt_ids=np.array([1, 2]), sampling=sampling, seed=2**64 - 1))
+    replica.step()
+    (chunk,) = replica.scheduler.schedule().input.chunks
+    assert chunk.draw == Draw(seed=2**64 - 1, position=1, temperature=0.5, top_k=7, top_p=0.75, min_p=0.125)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(1, 6))
 def test_the_smallest_cache_that_accepts_a_request_serves_it(
@@ -334,6 +352,16 @@ def test_new_weights_leave_nothing_to_find_and_running_sequences_their_cache() -
     replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 1)
     assert len(replica.run()) == 2
     replica.scheduler.new_weights(recompute=False)
+    assert replica.scheduler.blocks.cached == 0
+
+
+def test_who_ran_on_older_weights_leaves_nothing_to_find() -> None:
+    replica = PaperReplica.of(40)
+    for number in range(2):
+        replica.add(request_of(number, prompt_of(0, 9)))
+        replica.step()
+    replica.scheduler.new_weights(recompute=False)
+    assert len(replica.run()) == 2
     assert replica.scheduler.blocks.cached == 0
 
 
