@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone, Collective
@@ -86,17 +94,43 @@ def expected_logits(model_dir: Path) -> list[torch.Tensor]:
     return [torch.stack([logits[index][start + length - 1] for index, start, length in step]) for step in STEPS]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_equal_those_of_transformers_whatever_the_tp_degree(tiny_model: TinyModel, family: str) -> None:
-    model_dir = tiny_model(family)
-    expected = expected_logits(model_dir)
+def check_all_degrees(model_dir: Path, *degrees: int) -> None:
     whole = run_steps(model_dir, Alone())
-    for one, other in zip(whole, expected, strict=True):
+    for one, other in zip(whole, expected_logits(model_dir), strict=True):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
-    for tp in (2, 3, 4):
+    for tp in degrees:
         for rank in run_ranks(tp, partial(run_steps, model_dir)):
             for one, other in zip(rank, whole, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_those_of_transformers_whatever_the_tp_degree(tiny_model: TinyModel, family: str) -> None:
+    check_all_degrees(tiny_model(family), 2, 3, 4)
+
+
+def write_model(directory: Path, kind: type[PreTrainedModel], config: PreTrainedConfig) -> Path:
+    torch.manual_seed(0)
+    model = kind(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    model.save_pretrained(directory)
+    return directory
+
+
+def test_heads_like_smollm2s_and_biases_are_shared_out_by_padding(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"vocab_size": 600, "hidden_size": 36, "intermediate_size": 100, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 8, "attention_bias": True}
+    config = LlamaConfig(**shape, **heads, max_position_embeddings=64, tie_word_embeddings=False)
+    check_all_degrees(write_model(tmp_path, LlamaForCausalLM, config), 2, 4)
+
+
+def test_a_kv_head_on_two_ranks_shares_out_its_query_heads(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"vocab_size": 600, "hidden_size": 48, "intermediate_size": 100, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    config = Qwen2Config(**shape, **heads, max_position_embeddings=64, tie_word_embeddings=True)
+    check_all_degrees(write_model(tmp_path, Qwen2ForCausalLM, config), 4, 5)
 
 
 @torch.inference_mode()
