@@ -230,7 +230,7 @@ def _vector(weight: torch.Tensor) -> torch.Tensor:
 def _layer_weights(a: Architecture, prefix: str, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """By the names of `_Layer`."""
     attention = f"{prefix}self_attn."
-    gate, up = (named[f"{prefix}mlp.{part}_proj.weight"].view(-1, LANES, a.hidden_size) for part in ("gate", "up"))
+    gate, up = (named[f"{prefix}mlp.{part}_proj.weight"].reshape(-1, LANES, a.hidden_size) for part in ("gate", "up"))
     weights = {
         "input_norm": _vector(named[f"{prefix}input_layernorm.weight"]),
         "post_norm": _vector(named[f"{prefix}post_attention_layernorm.weight"]),
