@@ -30,7 +30,7 @@ class Lane:
         self._plan: StepPlan | None = None
         self._version: WeightVersion = 0
         self._deaths = 0
-        self._clock = _Clock()
+        self._schedule_s = self._begin_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -46,9 +46,9 @@ class Lane:
         """Start a step with weights of `version`, unless one is under way or there is nothing to do."""
         if self.busy or not self.has_work:
             return
-        self._clock.start()
+        began = time.perf_counter()
         plan = self.scheduler.schedule()
-        self._clock.lap("schedule")
+        self._schedule_s = time.perf_counter() - began
         step = plan.input if self.profiler is None else msgspec.structs.replace(plan.input, profile=True)
         try:
             self.replica.start(step)
@@ -56,7 +56,7 @@ class Lane:
             self._revive(death)
         else:
             self._plan, self._version = plan, version
-        self._clock.lap("exchange")
+        self._begin_s = time.perf_counter() - began
 
     def complete(self) -> list[Sample]:
         """Wait for the step under way, if there is one; the samples that it finished.
@@ -67,19 +67,20 @@ class Lane:
         if self._plan is None:
             return []
         plan, self._plan = self._plan, None
-        self._clock.resume()
+        began = time.perf_counter()
         try:
             output = self.replica.finish()
         except RankDied as death:
             self._revive(death)
             return []
-        self._clock.lap("exchange")
         self._deaths = 0
         self.steps += 1
+        computed = time.perf_counter()
         samples = self.scheduler.complete(plan, output, self._version)
-        self._clock.lap("schedule")
         if self.profiler is not None:
-            self.profiler.add(plan.input, *self._clock.read(output.seconds))
+            ended = time.perf_counter()
+            schedule_s, wall_s = self._schedule_s + ended - computed, self._begin_s + ended - began
+            self.profiler.add(plan.input, output.seconds, schedule_s=schedule_s, wall_s=wall_s)
         return samples
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
@@ -106,32 +107,6 @@ class Lane:
             raise EngineError(f"{death}; ranks died {self._deaths} times in a row without a step done") from death
         self.replica.restart()
         self.restarts += 1
-
-
-class _Clock:
-    """The driver's part of a step's time."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-        self._seconds: dict[str, float] = {}
-
-    def start(self) -> None:
-        self._seconds = {"schedule": 0.0, "exchange": 0.0}
-        self.resume()
-
-    def resume(self) -> None:
-        self._last = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        now = time.perf_counter()
-        self._seconds[part] += now - self._last
-        self._last = now
-
-    def read(self, ranks: Mapping[str, float]) -> tuple[dict[str, float], float]:
-        """Seconds by part, and in all. What `ranks` have measured is not the exchange with them."""
-        wall = sum(self._seconds.values())
-        exchange = max(0.0, self._seconds["exchange"] - sum(ranks.values()))
-        return {**self._seconds, **ranks, "exchange": exchange}, wall
 
 
 def first_done(lanes: Sequence[Lane], *, timeout_s: float) -> list[Lane]:
