@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from tailrace.engine.decoder.base import Ints
+from tailrace.errors import ConfigError
 
 WARM_UPS = 2
 """Runs before a capture: libraries set themselves up in the first ones, which a graph cannot hold."""
@@ -33,6 +34,13 @@ class DecodeGraphs:
     """Runs `decode`, which takes a [B, 2 + W] tensor (`decode_inputs`), through graphs of padded sizes."""
 
     def __init__(self, decode: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> None:
+        """Captures nothing yet.
+
+        Raises:
+            ConfigError: the device is not CUDA.
+        """
+        if device.type != "cuda":
+            raise ConfigError(f"engine.cuda_graphs needs a CUDA device, not {device.type}; set it to false")
         self._decode = decode
         self._device = device
         self._captured: dict[tuple[int, int], _Captured] = {}

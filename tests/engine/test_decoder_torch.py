@@ -28,6 +28,7 @@ from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
 from tailrace.engine.sharding import local_architecture, shard_weights
 from tailrace.engine.step import Chunk, Draw
 from tailrace.engine.weights import check_weights, read_weights
+from tailrace.errors import ConfigError
 from tests.engine.thread_ranks import run_ranks
 from tests.tiny import FAMILIES
 
@@ -199,6 +200,11 @@ def test_padding_a_decoding_step_to_the_size_of_a_graph_changes_no_result(tiny_m
     assert (padded_BX[3] == padded_BX[0]).all()
     torch.testing.assert_close(decoder._decode(torch.from_numpy(padded_BX))[:3], plain)
     torch.testing.assert_close(decoder._cache.data, before)
+
+
+def test_graphs_are_refused_without_cuda(tiny_model: TinyModel) -> None:
+    with pytest.raises(ConfigError, match=r"cuda_graphs needs a CUDA device, not cpu; set it to false"):
+        make_decoder(tiny_model("llama"), Alone(), cuda_graphs=True)
 
 
 def test_few_sizes_hold_all_steps_and_none_is_more_than_twice_as_large() -> None:

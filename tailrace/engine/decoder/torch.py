@@ -40,6 +40,7 @@ class TorchDecoder(Decoder):
 
         Raises:
             EngineError: the device has no room for the cache.
+            ConfigError: graphs are wanted, and the device is not CUDA.
         """
         self._device = device
         self._model = Model(
