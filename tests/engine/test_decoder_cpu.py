@@ -104,8 +104,10 @@ def forward(decoder: CpuDecoder, *chunks: Chunk) -> torch.Tensor:
 
 def expected_logits(model_dir: Path) -> torch.Tensor:
     """[tokens, V] from transformers in fp32, with weights rounded to bf16."""
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16).to(torch.float32)
-    with torch.inference_mode():
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
         logits: torch.Tensor = model(torch.tensor([TOKENS])).logits[0]
     return logits
 
