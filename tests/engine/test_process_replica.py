@@ -119,6 +119,14 @@ def _made(model_dir: Path, memory: Path) -> Iterator[ProcessReplica]:
     assert not any(Path(f"/proc/{pid}").exists() for pid in left)
 
 
+@pytest.fixture(scope="module")
+def single(model_dir: Path, memory: Path) -> Iterator[ProcessReplica]:
+    """The second of two replicas with one rank each."""
+    made = ProcessReplica(settings(1, dp=2), model_dir, 1, device=CPU)
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def replica(_made: ProcessReplica, weights: Named) -> ProcessReplica:
     """Two ranks, whatever a test before has done to them."""
@@ -137,17 +145,16 @@ def test_two_ranks_give_the_tokens_of_one(replica: ProcessReplica, local: LocalR
     assert their_log_probs == pytest.approx(log_probs, abs=1e-4)
 
 
-def test_one_rank_of_its_own_process_gives_the_same_numbers(
-    model_dir: Path, local: LocalReplica, weights: Named, memory: Path
+def test_one_rank_in_a_process_of_its_own_gives_the_same_numbers(
+    single: ProcessReplica, local: LocalReplica, weights: Named
 ) -> None:
     local.load(weights)
-    replica = ProcessReplica(settings(1, dp=2), model_dir, 1, device=CPU)
-    try:
-        replica.load(StagedWeights.write(weights))
-        assert generate(replica) == generate(local)
-        assert "rank 1 " in str(replica._workers[0])
-    finally:
-        replica.close()
+    single.load(StagedWeights.write(weights))
+    assert generate(single) == generate(local)
+
+
+def test_ranks_are_numbered_across_replicas(single: ProcessReplica) -> None:
+    assert [str(worker) for worker in single._workers] == [f"rank 1 (pid {pids(single)[0]})"]
 
 
 def test_newer_weights_change_what_is_generated(
@@ -211,13 +218,15 @@ def test_a_rank_that_stands_still_is_killed(replica: ProcessReplica) -> None:
     assert ended(second)
 
 
-def test_a_replica_closes_in_the_middle_of_a_step_and_twice(model_dir: Path, memory: Path) -> None:
-    replica = ProcessReplica(settings(2), model_dir, 0, device=CPU)
-    started = pids(replica)
-    replica.close()  # in the middle of starting, which is one order like another
-    replica.close()
-    assert not any(Path(f"/proc/{pid}").exists() for pid in started)
-    assert list(memory.iterdir()) == []
+def test_a_replica_closes_in_the_middle_of_a_step_and_twice(single: ProcessReplica, weights: Named) -> None:
+    single.load(weights)
+    single.settle()
+    (pid,) = pids(single)
+    os.kill(pid, signal.SIGSTOP)
+    single.start(STEP)
+    single.close()
+    assert not Path(f"/proc/{pid}").exists()
+    single.close()
 
 
 def test_a_replica_that_is_forgotten_takes_its_processes_along(model_dir: Path, memory: Path) -> None:
@@ -262,21 +271,32 @@ def test_a_model_that_cannot_be_read_is_an_error_of_the_model(tmp_path: Path, me
     assert ended(pid)
 
 
-def test_a_process_that_dies_while_starting_is_quoted(
-    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def broken_python(tmp_path: Path) -> str:
+    """An interpreter for `sys.executable` that fails with a few words."""
     interpreter = tmp_path / "python"
-    interpreter.write_text("#!/bin/sh\necho Traceback\necho 'ImportError: no torch'\nexit 3\n")
+    interpreter.write_text("#!/bin/sh\necho Traceback\necho 'ImportError: no torch' >&2\nexit 3\n")
     interpreter.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(interpreter))
-    replica = ProcessReplica(settings(1), tmp_path, 0, device=CPU)
-    with pytest.raises(
-        RankDied, match=r"died while starting: exit code 3; its last output: Traceback ImportError: no torch$"
-    ):
-        replica.settle()
-    with pytest.raises(EngineError, match=r"^the ranks of replica 0 cannot be made again: rank 0") as raised:
+    return str(interpreter)
+
+
+def test_a_process_that_dies_while_starting_is_quoted(
+    broken_python: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", broken_python)
+    says = r"^rank 0 \(pid \d+\) died while starting: exit code 3; its last output: Traceback ImportError: no torch$"
+    with pytest.raises(RankDied, match=says):
+        ProcessReplica(settings(1), memory, 0, device=CPU).settle()
+
+
+def test_ranks_that_cannot_be_made_again_are_not_a_death_to_restart_after(
+    broken_python: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = ProcessReplica(settings(1), memory, 0, device=CPU)
+    monkeypatch.setattr(sys, "executable", broken_python)
+    with pytest.raises(EngineError, match=r"^the ranks of replica 0 cannot be made again: rank 0 .* torch$") as raised:
         replica.restart()
-    assert not isinstance(raised.value, RankDied)  # for which one would restart again
+    assert not isinstance(raised.value, RankDied)
 
 
 def test_starting_has_a_limit(model_dir: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

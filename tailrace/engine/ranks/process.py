@@ -28,7 +28,7 @@ from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.layout import Layout
 from tailrace.engine.ranks.staging import StagedWeights
-from tailrace.engine.ranks.wire import Answer, Failure, HungUp, Load, Order, Start, Step
+from tailrace.engine.ranks.wire import Answer, Failure, Load, Order, Start, Step
 from tailrace.engine.ranks.worker_process import WorkerProcess, end
 from tailrace.engine.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
@@ -91,23 +91,12 @@ class ProcessReplica(Replica):
         return [worker.channel.fileno() for worker in self._workers]
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """See `Replica`. Returns when the ranks have been told to; the next order, or `settle`, waits for them.
-
-        `named` may be `StagedWeights`, which several replicas can share; other tensors are staged for this one alone.
-
-        Raises:
-            EngineError: there is no room to write the tensors to; the old weights stay.
-        """
+        """See `Replica`. Several replicas can share `StagedWeights`; other tensors are staged for this one alone."""
         self._weights = named if isinstance(named, StagedWeights) else StagedWeights.write(named)
         self._load()
 
     def settle(self) -> None:
-        """Wait until the ranks have done what they were told: they are made, or have loaded weights.
-
-        Raises:
-            RankDied: a rank died on the way; `restart` makes new ones, with the newest weights.
-            ModelError, ConfigError, EngineError: what a rank that lives says is wrong.
-        """
+        """See `Replica`."""
         if self._under_way is None:
             return
         try:
@@ -173,7 +162,9 @@ class ProcessReplica(Replica):
         for worker, order in zip(self._workers, orders, strict=True):
             try:
                 worker.channel.send(order, descriptor=descriptor, limit_s=limit_s)
-            except HungUp:
+            except TimeoutError:
+                self._give_up(self._under_way, [worker])
+            except ConnectionError:
                 self._bury(self._under_way, [worker], WorkerProcess.obituary)
 
     def _collect(self) -> dict[WorkerProcess, Answer]:
@@ -200,7 +191,9 @@ class ProcessReplica(Replica):
         for worker in workers:
             try:
                 order.answers[worker] = worker.channel.receive_answer(limit_s=order.limit_s)
-            except HungUp:
+            except TimeoutError:
+                self._give_up(order, [worker])
+            except ConnectionError:
                 dead.append(worker)
         if dead:
             self._bury(order, dead, WorkerProcess.obituary)

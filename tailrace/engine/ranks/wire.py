@@ -14,7 +14,6 @@ import msgspec
 
 from tailrace.engine.ranks.staging import Place
 from tailrace.engine.step import StepInput, StepOutput
-from tailrace.errors import TailraceError
 
 _LENGTH = struct.Struct(">I")
 _DESCRIPTOR_BYTES = array("i").itemsize
@@ -71,10 +70,6 @@ _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
 
 
-class HungUp(TailraceError):
-    """The other end is gone, or what it says is not a message."""
-
-
 class Channel:
     """One end of a conversation."""
 
@@ -89,23 +84,21 @@ class Channel:
         """Send `message`, with a file descriptor of which the other end gets a copy.
 
         Raises:
-            HungUp: the other end is gone, or has not taken the message within `limit_s`.
+            ConnectionError: the other end is gone.
+            TimeoutError: it has not taken the message within `limit_s`.
         """
         body = msgspec.msgpack.encode(message)
         frame = _LENGTH.pack(len(body)) + body
         passed = [] if descriptor is None else [descriptor]
         self._stream.settimeout(limit_s)
-        try:
-            sent = socket.send_fds(self._stream, [frame], passed)
-            self._stream.sendall(memoryview(frame)[sent:])
-        except OSError as error:
-            raise HungUp(str(error)) from None
+        sent = socket.send_fds(self._stream, [frame], passed)
+        self._stream.sendall(memoryview(frame)[sent:])
 
     def receive_order(self) -> tuple[Order, int | None]:
         """The next order, and the file descriptor that came with it.
 
         Raises:
-            HungUp: there is none.
+            ConnectionError: the other end is gone.
         """
         descriptors = array("i")
         order = self._receive(_ORDERS, None, descriptors)
@@ -115,7 +108,8 @@ class Channel:
         """The next answer.
 
         Raises:
-            HungUp: there is none, or not all of it within `limit_s`.
+            ConnectionError: the other end is gone.
+            TimeoutError: not all of it has come within `limit_s`.
         """
         return self._receive(_ANSWERS, time.monotonic() + limit_s, array("i"))
 
@@ -126,11 +120,8 @@ class Channel:
     def _receive(
         self, decoder: msgspec.msgpack.Decoder[Message], deadline: float | None, descriptors: "array[int]"
     ) -> Message:
-        try:
-            (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline, descriptors))
-            return decoder.decode(self._read(length, deadline, descriptors))
-        except (OSError, EOFError, msgspec.MsgspecError) as error:
-            raise HungUp(str(error)) from None
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline, descriptors))
+        return decoder.decode(self._read(length, deadline, descriptors))
 
     def _read(self, size: int, deadline: float | None, descriptors: "array[int]") -> bytearray:
         data = bytearray(size)
@@ -141,7 +132,7 @@ class Channel:
                 [view], socket.CMSG_SPACE(_DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
             )
             if count == 0:
-                raise EOFError("hung up")
+                raise ConnectionResetError("the other end hung up")
             for _, _, passed in ancillary:
                 descriptors.frombytes(passed)
             view = view[count:]

@@ -24,7 +24,7 @@ from tailrace.engine.collectives.rendezvous import Rendezvous
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
-from tailrace.engine.ranks.wire import Answer, Channel, Failure, HungUp, Load, Order, Start, Step
+from tailrace.engine.ranks.wire import Answer, Channel, Failure, Load, Order, Start, Step
 from tailrace.errors import EngineError, UserError
 
 
@@ -58,6 +58,8 @@ def _make_rank(start: Start) -> Rank:
     torch.set_num_threads(start.threads)
     config = NativeEngineConfig.model_validate_json(start.config)
     shard, device = Shard(*start.shard), torch.device(start.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     collective = make_collective(config, shard, device, Rendezvous(start.rendezvous), start.timeout_s)
     return Rank(config, Path(start.model_dir), shard, device=device, collective=collective)
 
@@ -85,5 +87,5 @@ def _failure(error: EngineError | UserError) -> Failure:
 
 
 if __name__ == "__main__":
-    with suppress(HungUp):
+    with suppress(ConnectionError):
         main()
