@@ -87,16 +87,15 @@ class SamplingRows:
     @classmethod
     def of(cls, rows: Sequence[Settings], device: torch.device) -> Self:
         """The settings of a batch."""
-        greedy = torch.tensor([row.temperature == 0 for row in rows], device=device)
         scale = [1 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in rows]
         filtered = [i for i, row in enumerate(rows) if row.temperature and (row.top_k or row.top_p < 1 or row.min_p)]
         return cls(
-            greedy,
-            torch.tensor(scale, device=device),
+            torch.tensor([row.temperature == 0 for row in rows], device=device),
+            torch.tensor(scale, dtype=torch.float32, device=device),
             torch.tensor(filtered, dtype=torch.int64, device=device),
             torch.tensor([rows[i].top_k for i in filtered], dtype=torch.int64, device=device),
-            torch.tensor([rows[i].top_p for i in filtered], device=device),
-            torch.tensor([rows[i].min_p for i in filtered], device=device),
+            torch.tensor([rows[i].top_p for i in filtered], dtype=torch.float32, device=device),
+            torch.tensor([rows[i].min_p for i in filtered], dtype=torch.float32, device=device),
         )
 
 
@@ -183,10 +182,8 @@ class Sampler:
         total_N = cumulative_NK[:, -1]
         target_N = torch.from_numpy(uniforms_N).to(logits_NV.device) * total_N
         block_N = _first_above(cumulative_NK, target_N)
-        inside_N = (
-            target_N - cumulative_NK.gather(1, block_N[:, None])[:, 0] + sums_NK.gather(1, block_N[:, None])[:, 0]
-        )
-        drawn_N, weight_N = self._resolve(logits_NV, block_N, inside_N, maxima_N, rows.scale_N)
+        before_N = (cumulative_NK - sums_NK).gather(1, block_N[:, None])[:, 0]
+        drawn_N, weight_N = self._resolve(logits_NV, block_N, target_N - before_N, maxima_N, rows.scale_N)
         token_N = torch.where(rows.greedy_N, likeliest_N, drawn_N)
         log_prob_N = torch.where(rows.greedy_N, 1.0, weight_N).log() - total_N.log()
         tokens, log_probs, totals = torch.stack((token_N, log_prob_N, total_N)).cpu().numpy()
@@ -211,7 +208,7 @@ class Sampler:
         own_nV = logits_NV[rows.filtered_n]
         logits_nV = self._whole_rows(own_nV, 1)
         scores_nV = (logits_nV - logits_nV.amax(-1, keepdim=True)).mul_(rows.scale_N[rows.filtered_n, None])
-        cut_nV = filter_scores(scores_nV, rows.top_k_n, rows.top_p_n, rows.min_p_n) == -torch.inf
+        cut_nV = _filter_scores(scores_nV, rows.top_k_n, rows.top_p_n, rows.min_p_n) == -torch.inf
         count, first = self._own_tokens(logits_NV), self._collective.rank * logits_NV.shape[1]
         own_nV[:, :count].masked_fill_(cut_nV[:, first : first + count], -torch.inf)
         logits_NV[rows.filtered_n] = own_nV
@@ -256,7 +253,7 @@ def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor
     return torch.searchsorted(cumulative, below[:, None], right=True)[:, 0].clamp_max(cumulative.shape[1] - 1)
 
 
-def filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
+def _filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor) -> torch.Tensor:
     """Scores [n, V] with -inf for what top-k, then top-p, then min-p cut off; ties at the k-th place are kept."""
     if bool((top_k > 0).any()):
         k = torch.where(top_k > 0, top_k, scores.shape[1]).clamp_max(scores.shape[1])

@@ -23,6 +23,7 @@ from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.torch import TorchDecoder, decode_inputs
 from tailrace.engine.graphs import pad_decode, padded_rows, padded_width
+from tailrace.engine.profile import PARTS
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
 from tailrace.engine.sharding import local_architecture, shard_weights
@@ -200,6 +201,16 @@ def test_padding_a_decoding_step_to_the_size_of_a_graph_changes_no_result(tiny_m
     assert (padded_BX[3] == padded_BX[0]).all()
     torch.testing.assert_close(decoder._decode(torch.from_numpy(padded_BX))[:3], plain)
     torch.testing.assert_close(decoder._cache.data, before)
+
+
+@torch.inference_mode()
+def test_the_time_of_a_step_is_told_by_part_and_once(tiny_model: TinyModel) -> None:
+    _, decoder = make_decoder(tiny_model("llama"), Alone())
+    for length in (5, 1):
+        decoder.forward(Batch.of([chunk(0, 0, length)], BLOCK_SIZE))
+        seconds = decoder.take_seconds()
+        assert seconds.keys() == {"embed", "qkv", "attention", "out", "all_reduce", "mlp", "head"} <= set(PARTS)
+    assert decoder.take_seconds() == {}
 
 
 def test_graphs_are_refused_without_cuda(tiny_model: TinyModel) -> None:
