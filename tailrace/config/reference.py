@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.config.load import schemas_in
 from tailrace.config.run import RunConfig
 
@@ -34,20 +35,25 @@ trainer: {steps: 200, train_batch_size: 64, lr: 1.0e-5}
 """
 
 
+OTHER_COMMANDS = """\
+## Other commands
+
+`tailrace generate` and `tailrace profile engine` take keys as arguments, and a YAML file of them with `--recipe`. Their
+sections `model` and `engine` are those of a training run. So are, for `generate`, `sampling` and the keys `source`,
+`chat_template` and `system_prompt` of `prompts`; `--prompts` sets `source`, without an answer column. Beside them:
+"""
+
+
 def reference() -> str:
     """The page, as Markdown."""
-    return "\n".join([INTRODUCTION, *_section("", RunConfig)])
+    commands = {"tailrace generate": GenerateConfig, "tailrace profile engine": ProfileConfig}
+    tables = [line for name, schema in commands.items() for line in (f"### `{name}`\n", *_table("", schema))]
+    return "\n".join([INTRODUCTION, *_section("", RunConfig), OTHER_COMMANDS, *tables]).rstrip() + "\n"
 
 
 def _section(prefix: str, schema: type[BaseModel]) -> Iterator[str]:
     """A table of the plain keys of a schema, then the sections below it."""
-    plain = {name: field for name, field in schema.model_fields.items() if not schemas_in(field.annotation)}
-    yield "| key | default | |"
-    yield "|---|---|---|"
-    for name, field in plain.items():
-        if name != "type":
-            yield f"| {_key(prefix + name, field)} | {_default(field)} | {_cell(field)} |"
-    yield ""
+    yield from _table(prefix, schema)
     for name, field in schema.model_fields.items():
         for variant in schemas_in(field.annotation):
             tag = f", `type: {variant.model_fields['type'].default}`" if field.discriminator else ""
@@ -55,6 +61,16 @@ def _section(prefix: str, schema: type[BaseModel]) -> Iterator[str]:
             yield f"{level} `{prefix}{name}`{tag}\n"
             yield f"{inspect.getdoc(variant)}\n"
             yield from _section(f"{prefix}{name}.", variant)
+
+
+def _table(prefix: str, schema: type[BaseModel]) -> Iterator[str]:
+    plain = {name: field for name, field in schema.model_fields.items() if not schemas_in(field.annotation)}
+    yield "| key | default | |"
+    yield "|---|---|---|"
+    for name, field in plain.items():
+        if name != "type":
+            yield f"| {_key(prefix + name, field)} | {_default(field)} | {_cell(field)} |"
+    yield ""
 
 
 def _key(path: str, field: FieldInfo) -> str:
