@@ -27,7 +27,7 @@ class EngineStats:
     """Requests that have not started."""
     generated_tokens: int
     prefilled_tokens: int
-    """Prompt tokens computed; a prompt shared by a group counts once."""
+    """Prompt tokens computed. Each sequence computes its last one, all others count once for a group."""
     shared_tokens: int = 0
     """Prompt tokens taken from the cache instead."""
     steps: int

@@ -25,7 +25,7 @@ from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import make_replicas, stage
 from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.sharding import local_architecture
+from tailrace.engine.sharding import check_tp, local_architecture
 from tailrace.engine.stopping import StopRules
 from tailrace.engine.weights import Weights, check_weights, read_weights
 from tailrace.errors import EngineError, ModelError, RequestError
@@ -46,6 +46,7 @@ class EngineCore:
         self.version: WeightVersion = 0
         self._config = config
         self._architecture = a = read_architecture(model_dir)
+        check_tp(a, config.tp)
         self.max_model_len = min(config.max_model_len or a.max_positions, a.max_positions)
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
         self._blocks = blocks_that_fit(
@@ -54,8 +55,8 @@ class EngineCore:
             block_size=config.block_size,
             dtype=DTYPES[config.dtype],
         )
-        self._lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, model_dir, device=device)]
-        self._dispatcher = Dispatcher([lane.scheduler for lane in self._lanes])
+        self.lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, model_dir, device=device)]
+        self._dispatcher = Dispatcher([lane.scheduler for lane in self.lanes])
         self._settled: list[Sample] = []
         self._weights_are_whole = False
         try:
@@ -73,9 +74,9 @@ class EngineCore:
 
     def _replace_weights(self, named: Mapping[str, torch.Tensor]) -> None:
         self._weights_are_whole = False  # and stay torn if a copy fails, for want of memory: no step may use them
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.load(named)
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.loaded(recompute=self._config.cache_on_update == "recompute")
         self._weights_are_whole = True
 
@@ -89,16 +90,16 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._settled) or any(lane.has_work for lane in self._lanes)
+        return bool(self._settled) or any(lane.has_work for lane in self.lanes)
 
     @property
     def profiler(self) -> Profiler | None:
         """Steps are profiled while there is one."""
-        return self._lanes[0].profiler
+        return self.lanes[0].profiler
 
     @profiler.setter
     def profiler(self, profiler: Profiler | None) -> None:
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.profiler = profiler
 
     def check(self, request: Request) -> None:
@@ -110,7 +111,7 @@ class EngineCore:
         check_length(request, self.max_model_len)
         prompt = len(request.prompt_ids)
         response = min(request.sampling.max_new_tokens, self.max_model_len - prompt)
-        needed = self._lanes[0].scheduler.blocks_needed(prompt, response)
+        needed = self.lanes[0].scheduler.blocks_needed(prompt, response)
         if needed > self._blocks:
             raise RequestError(
                 f"request {request.request_id} needs up to {needed} blocks of {self._config.block_size} tokens, and "
@@ -128,7 +129,7 @@ class EngineCore:
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""
         ids = set(request_ids)
-        return [sample for lane in self._lanes for sample in lane.scheduler.abort(ids)]
+        return [sample for lane in self.lanes for sample in lane.scheduler.abort(ids)]
 
     def step(self) -> list[Sample]:
         """Let every lane compute, until one has new tokens; the samples that finished.
@@ -139,17 +140,17 @@ class EngineCore:
         if not self._weights_are_whole:
             raise EngineError("copying the last weights failed halfway, so there are none to generate with")
         self._dispatcher.balance()
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.begin(self.version)
         samples, self._settled = self._settled, []
-        for lane in first_done(self._lanes, timeout_s=self._config.step_timeout_s):
+        for lane in first_done(self.lanes, timeout_s=self._config.step_timeout_s):
             samples += lane.complete()
         return samples
 
     def settle(self) -> list[Sample]:
         """Wait until no lane computes; the samples that finished."""
         samples, self._settled = self._settled, []
-        for lane in self._lanes:
+        for lane in self.lanes:
             samples += lane.complete()
         return samples
 
@@ -167,16 +168,16 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Counts; may be called while a step is under way elsewhere."""
-        schedulers = [lane.scheduler for lane in self._lanes]
+        schedulers = [lane.scheduler for lane in self.lanes]
         return EngineStats(
             running=sum(scheduler.running for scheduler in schedulers),
             waiting=sum(scheduler.waiting for scheduler in schedulers),
             generated_tokens=sum(scheduler.generated_tokens for scheduler in schedulers),
             prefilled_tokens=sum(scheduler.prefilled_tokens for scheduler in schedulers),
             shared_tokens=sum(scheduler.shared_tokens for scheduler in schedulers),
-            steps=sum(lane.steps for lane in self._lanes),
+            steps=sum(lane.steps for lane in self.lanes),
             preemptions=sum(scheduler.preemptions for scheduler in schedulers),
-            restarts=sum(lane.restarts for lane in self._lanes),
+            restarts=sum(lane.restarts for lane in self.lanes),
             used_blocks=sum(scheduler.blocks.used for scheduler in schedulers),
             total_blocks=sum(scheduler.blocks.total for scheduler in schedulers),
             version=self.version,
@@ -184,5 +185,5 @@ class EngineCore:
 
     def close(self) -> None:
         """End the ranks. Closing twice is harmless."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.replica.close()

@@ -1,5 +1,6 @@
 """The synchronous engine against transformers and against itself."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +81,32 @@ def test_a_group_prefills_its_prompt_once_and_shares_its_full_blocks(tiny_model:
     core.step()
     stats = core.stats()
     assert stats.running == 8
-    assert stats.prefilled_tokens == 10
-    assert stats.used_blocks == 3 + 8, "two full blocks and the tail of the prompt, and one block for each sequence"
+    assert stats.prefilled_tokens == 10 + 7, "each of the others computes the last prompt token, to draw from it"
+    assert stats.shared_tokens == 7 * 9
+    assert stats.used_blocks == 2 + 8, "two full blocks of the prompt, and one block for each sequence"
     run_core(core, [])
     assert core.stats().used_blocks == 0
 
 
-def test_equal_groups_with_other_prompts_share_nothing(tiny_model: TinyModel) -> None:
+def test_prompts_that_begin_alike_share_what_they_have_in_common(tiny_model: TinyModel) -> None:
     core = make_core(tiny_model("llama"))
     longer = make_request(1, group_id=0, prompt=12, temperature=0)
     samples = run_core(core, [make_request(0, prompt=8, temperature=0), longer])
-    assert core.stats().prefilled_tokens == 20
+    assert (core.stats().prefilled_tokens, core.stats().shared_tokens) == (12, 8)
     assert same_tokens({1: samples[1]}, run_core(make_core(tiny_model("llama")), [longer]))
+
+
+def test_the_next_turn_of_a_conversation_shares_the_last_one(tiny_model: TinyModel) -> None:
+    core = make_core(tiny_model("llama"))
+    first = make_request(0, prompt=9, max_new_tokens=6, ignore_eos=True)
+    said = run_core(core, [first])[0].response_ids
+    asked = np.array([7, 8, 9])
+    turn = dataclasses.replace(first, request_id=1, prompt_ids=np.concatenate((first.prompt_ids, said, asked)))
+    before = core.stats()
+    again = run_core(core, [turn])
+    assert core.stats().shared_tokens - before.shared_tokens == 9 + 6 - 1, "all but the newest token was computed"
+    assert core.stats().prefilled_tokens - before.prefilled_tokens == 1 + 3
+    assert same_tokens(again, run_core(make_core(tiny_model("llama")), [turn]))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -112,7 +127,7 @@ def test_preemption_changes_no_token(tiny_model: TinyModel, family: str) -> None
 
 
 def test_the_smallest_cache_that_accepts_a_request_serves_it(tiny_model: TinyModel) -> None:
-    core = make_core(tiny_model("llama"), kv_cache_gib=6 * 4 * TINY_GIB["llama"])
+    core = make_core(tiny_model("llama"), kv_cache_gib=5 * 4 * TINY_GIB["llama"])
     requests = [make_request(i, group_id=0, prompt=10, max_new_tokens=10, ignore_eos=True) for i in range(3)]
     assert [len(s.response_ids) for s in run_core(core, requests).values()] == [10, 10, 10]
 
@@ -267,7 +282,7 @@ def test_weights_that_were_copied_in_part_are_not_generated_with(tiny_model: Tin
     [
         (make_request(0, prompt=0), "empty prompt"),
         (make_request(0, prompt=32), "a prompt of 32 tokens; the context of 32"),
-        (make_request(0, prompt=9, max_new_tokens=20), "needs up to 9 blocks of 4 tokens, and the cache has 8"),
+        (make_request(0, prompt=9, max_new_tokens=20), "needs up to 7 blocks of 4 tokens, and the cache has 6"),
         (
             Request(request_id=0, group_id=0, prompt_ids=np.array([261]), sampling=make_request(0).sampling, seed=0),
             "outside the vocabulary, 0 … 260",
@@ -275,7 +290,7 @@ def test_weights_that_were_copied_in_part_are_not_generated_with(tiny_model: Tin
     ],
 )
 def test_requests_that_can_never_be_served_are_refused(tiny_model: TinyModel, request_: Request, message: str) -> None:
-    core = make_core(tiny_model("llama"), max_model_len=32, kv_cache_gib=8 * 4 * TINY_GIB["llama"])
+    core = make_core(tiny_model("llama"), max_model_len=32, kv_cache_gib=6 * 4 * TINY_GIB["llama"])
     with pytest.raises(RequestError, match=message):
         core.check(request_)
 

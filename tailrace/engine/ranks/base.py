@@ -16,6 +16,11 @@ class RankDied(EngineError):
 class Replica(ABC):
     """A copy of the model on TP ranks. One step at a time: `start`, then `finish`."""
 
+    @property
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """Its worker processes, in the order of their ranks; empty where it computes in this process."""
+
     @abstractmethod
     def start(self, step: StepInput) -> None:
         """Hand the step to the ranks.

@@ -16,6 +16,11 @@ class LocalReplica(Replica):
         self._rank = rank
         self._step: StepInput | None = None
 
+    @property
+    def pids(self) -> list[int]:
+        """See `Replica`."""
+        return []
+
     def start(self, step: StepInput) -> None:
         """See `Replica`."""
         self._step = step

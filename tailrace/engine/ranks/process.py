@@ -34,7 +34,7 @@ from tailrace.engine.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
 
 START_LIMIT_S = 300.0
-"""For a rank to import torch and to compile its kernels on a busy machine, and for one to load weights from a disk."""
+"""For a rank to import torch and to compile its kernels on a busy machine."""
 _REST_LIMIT_S = 10.0
 """For the other ranks, once one has answered with an error: they may wait for it in a collective."""
 
@@ -90,6 +90,11 @@ class ProcessReplica(Replica):
         """See `Replica`."""
         return [worker.channel.fileno() for worker in self._workers]
 
+    @property
+    def pids(self) -> list[int]:
+        """See `Replica`."""
+        return [worker.pid for worker in self._workers]
+
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """See `Replica`. Several replicas can share `StagedWeights`; other tensors are staged for this one alone."""
         self._weights = named if isinstance(named, StagedWeights) else StagedWeights.write(named)
@@ -143,13 +148,18 @@ class ProcessReplica(Replica):
             threads=self._config.threads_per_rank or max(1, _cores() // self._layout.ranks),
             rendezvous=rendezvous,
             # Longer than this process waits, which knows better than a rank what became of the others.
-            timeout_s=max(self._config.step_timeout_s, START_LIMIT_S),
+            timeout_s=self._longest_s,
         )
+
+    @property
+    def _longest_s(self) -> float:
+        """That any order may take."""
+        return max(self._config.step_timeout_s, START_LIMIT_S)
 
     def _load(self) -> None:
         assert self._weights is not None
         order = Load(self._weights.places)
-        self._order(order, doing="loading weights", limit_s=START_LIMIT_S, descriptor=self._weights.descriptor)
+        self._order(order, doing="loading weights", limit_s=self._longest_s, descriptor=self._weights.descriptor)
 
     def _order(self, order: Order, *, doing: str, limit_s: float, descriptor: int | None = None) -> None:
         self.settle()

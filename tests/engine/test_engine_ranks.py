@@ -1,0 +1,167 @@
+"""Engines of several worker processes against an engine of one rank, and what becomes of them when a process dies."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tailrace.engine.core import EngineCore
+from tailrace.engine.lane import MAX_DEATHS
+from tailrace.errors import EngineError, ModelError
+from tailrace.types import Request, Sample
+from tests.engine.helpers import TinyModel, make_core, make_request, run_core, same_tokens
+from tests.tiny import write_tiny_model
+
+LAYOUTS = {"tp2": {"tp": 2}, "dp2": {"dp": 2}, "dp2 x tp2": {"dp": 2, "tp": 2}}
+
+MakeCore = Callable[[str], EngineCore]
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama", tmp_path_factory.mktemp("ranks") / "old", seed=0)
+
+
+@pytest.fixture(scope="module")
+def cores(old: Path) -> Iterator[MakeCore]:
+    """A core of each layout, made once."""
+    made: dict[str, EngineCore] = {}
+
+    def get(layout: str) -> EngineCore:
+        if layout not in made:
+            made[layout] = make_core(old, threads_per_rank=1, **LAYOUTS[layout])
+        return made[layout]
+
+    yield get
+    for core in made.values():
+        core.close()
+
+
+def mixed_requests() -> list[Request]:
+    """Groups that are greedy or sampled, with and without filters."""
+    samplings = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 50}]
+    return [
+        make_request(i, group_id=i // 3, prompt=7 + 3 * (i // 3), max_new_tokens=12, **samplings[i // 3 % 3])
+        for i in range(18)
+    ]
+
+
+def assert_equal(one: dict[int, Sample], other: dict[int, Sample]) -> None:
+    assert same_tokens(one, other)
+    for request_id, sample in one.items():
+        np.testing.assert_allclose(sample.rollout_log_probs, other[request_id].rollout_log_probs, atol=1e-5)
+
+
+def pids(core: EngineCore) -> list[int]:
+    return [pid for lane in core.lanes for pid in lane.replica.pids]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tokens_and_log_probs_are_the_same_on_any_layout(old: Path, cores: MakeCore, layout: str) -> None:
+    alone = run_core(make_core(old), mixed_requests())
+    assert_equal(alone, run_core(cores(layout), mixed_requests()))
+
+
+def test_every_replica_takes_its_share(cores: MakeCore) -> None:
+    core = cores("dp2")
+    before = [lane.scheduler.generated_tokens for lane in core.lanes]
+    run_core(core, [make_request(i, max_new_tokens=5, ignore_eos=True) for i in range(8)])
+    made = [lane.scheduler.generated_tokens - first for lane, first in zip(core.lanes, before, strict=True)]
+    assert sum(made) == 40
+    assert min(made) >= 10
+
+
+def test_settling_waits_for_every_replica_and_loses_no_sample(cores: MakeCore) -> None:
+    core = cores("dp2")
+    requests = [make_request(i, max_new_tokens=1, ignore_eos=True) for i in range(4)]
+    for request in requests:
+        core.add(request)
+    samples = core.step() + core.settle()
+    assert not any(lane.busy for lane in core.lanes)
+    assert sorted(sample.request_id for sample in samples) == [0, 1, 2, 3]
+    assert not core.has_work
+
+
+@pytest.mark.parametrize("layout", ["tp2", "dp2"])
+def test_a_killed_rank_is_replaced_and_no_token_changes(old: Path, cores: MakeCore, layout: str) -> None:
+    core = cores(layout)
+    requests = [make_request(i, group_id=i // 2, max_new_tokens=20, ignore_eos=True) for i in range(6)]
+    for request in requests:
+        core.add(request)
+    samples = [sample for _ in range(6) for sample in core.step()]
+    restarts, (first, second) = core.stats().restarts, pids(core)
+    os.kill(second, signal.SIGKILL)
+    while core.has_work:
+        samples += core.step()
+    assert core.stats().restarts == restarts + 1
+    assert second not in pids(core)
+    assert (first in pids(core)) == (layout == "dp2"), "the ranks of a replica go together, other replicas stay"
+    assert_equal({sample.request_id: sample for sample in samples}, run_core(make_core(old), requests))
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_new_weights_reach_every_rank_in_the_middle(old: Path, tmp_path: Path, recompute: bool) -> None:
+    new = write_tiny_model("llama", tmp_path / "new", seed=1)
+    weights = AutoModelForCausalLM.from_pretrained(new, dtype=torch.float32).state_dict()
+    requests = [make_request(i, group_id=i // 2, max_new_tokens=9, ignore_eos=True) for i in range(4)]
+
+    def run(core: EngineCore) -> dict[int, Sample]:
+        for request in requests:
+            core.add(request)
+        while core.stats().generated_tokens < 12:
+            core.step()
+        core.load_weights(1, weights.items())
+        return run_core(core, [])
+
+    settings = {"cache_on_update": "recompute" if recompute else "keep"}
+    with closing(make_core(old, tp=2, threads_per_rank=1, **settings)) as core:
+        samples = run(core)
+        versions = [version for sample in samples.values() for version in sample.weight_versions]
+        assert sorted(set(versions)) == [0, 1]
+        assert_equal(samples, run(make_core(old, **settings)))
+        os.kill(pids(core)[0], signal.SIGKILL)
+        after = run_core(core, requests)
+        assert core.stats().restarts == 1
+        assert {version for sample in after.values() for version in sample.weight_versions} == {1}
+        assert_equal(after, run_core(make_core(new), requests))
+
+
+def test_ranks_that_keep_dying_end_the_engine(old: Path) -> None:
+    with closing(make_core(old, dp=2, threads_per_rank=1)) as core:
+        core.add(make_request(0, max_new_tokens=4))
+
+        with pytest.raises(EngineError, match=rf"SIGKILL.*ranks died {MAX_DEATHS + 1} times in a row"):
+            for _ in range(MAX_DEATHS + 1):
+                for pid in pids(core):
+                    os.kill(pid, signal.SIGKILL)
+                core.step()
+
+
+def test_closing_leaves_no_process(old: Path) -> None:
+    core = make_core(old, dp=2, threads_per_rank=1)
+    started = pids(core)
+    core.add(make_request(0))
+    core.step()
+    core.close()
+    core.close()
+    assert len(started) == 2
+    assert not any(map(is_alive, started))
+
+
+def test_a_tp_that_leaves_ranks_without_a_head_is_refused_and_leaves_no_process(tiny_model: TinyModel) -> None:
+    with pytest.raises(ModelError, match="tp 5 leaves ranks without a query head, the model has 4"):
+        make_core(tiny_model("llama"), tp=5)
