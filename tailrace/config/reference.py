@@ -46,7 +46,10 @@ sections `model` and `engine` are those of a training run. So are, for `generate
 
 def reference() -> str:
     """The page, as Markdown."""
-    commands = {"tailrace generate": GenerateConfig, "tailrace profile engine": ProfileConfig}
+    commands: dict[str, type[BaseModel]] = {
+        "tailrace generate": GenerateConfig,
+        "tailrace profile engine": ProfileConfig,
+    }
     tables = [line for name, schema in commands.items() for line in (f"### `{name}`\n", *_table("", schema))]
     return "\n".join([INTRODUCTION, *_section("", RunConfig), OTHER_COMMANDS, *tables]).rstrip() + "\n"
 
