@@ -72,12 +72,12 @@ class Contestant:
         raise RuntimeError(f"{self._process.args!r} ended before its step was done; see {self._log.name}")
 
     def stop(self) -> None:
-        """Let it end, and kill it where it does not within a minute."""
+        """Let it end; kill it where it does not within 30 seconds."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(timeout=60)
+            self._process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(timeout=30)
