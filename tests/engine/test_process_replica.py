@@ -271,13 +271,17 @@ def test_a_model_that_cannot_be_read_is_an_error_of_the_model(tmp_path: Path, me
     assert ended(pid)
 
 
+def interpreter(directory: Path, script: str) -> str:
+    """What can take the place of `sys.executable`."""
+    path = directory / "python"
+    path.write_text(f"#!{script}")
+    path.chmod(0o700)
+    return str(path)
+
+
 @pytest.fixture
 def broken_python(tmp_path: Path) -> str:
-    """An interpreter for `sys.executable` that fails with a few words."""
-    interpreter = tmp_path / "python"
-    interpreter.write_text("#!/bin/sh\necho Traceback\necho 'ImportError: no torch' >&2\nexit 3\n")
-    interpreter.chmod(0o700)
-    return str(interpreter)
+    return interpreter(tmp_path, "/bin/sh\necho Traceback\necho 'ImportError: no torch' >&2\nexit 3\n")
 
 
 def test_a_process_that_dies_while_starting_is_quoted(
@@ -297,6 +301,28 @@ def test_ranks_that_cannot_be_made_again_are_not_a_death_to_restart_after(
     with pytest.raises(EngineError, match=r"^the ranks of replica 0 cannot be made again: rank 0 .* torch$") as raised:
         replica.restart()
     assert not isinstance(raised.value, RankDied)
+
+
+def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
+    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = textwrap.dedent("""
+        import os, sys, msgspec
+        pipe = int(sys.argv[-1])
+        length = int.from_bytes(os.read(pipe, 4), "big")
+        order = msgspec.msgpack.decode(os.read(pipe, length))
+        if [0, 2] in order:
+            answer = msgspec.msgpack.encode([None, ["ModelError", "no such model"]])
+            os.write(pipe, len(answer).to_bytes(4, "big") + answer)
+        os.read(pipe, 1)
+    """)
+    monkeypatch.setattr(process, "_REST_LIMIT_S", 0.1)
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, sys.executable + worker))
+    replica = ProcessReplica(settings(2), tmp_path, 0, device=CPU)
+    started = pids(replica)
+    with pytest.raises(ModelError, match=r"^no such model$"):
+        replica.settle()
+    assert all(ended(pid) for pid in started)
 
 
 def test_starting_has_a_limit(model_dir: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
