@@ -76,7 +76,7 @@ def test_every_sample_of_every_prompt_is_one_line(tmp_path: Path, model: Path) -
     lines = lines_of(output)
     assert sorted((line["index"], line["sample"]) for line in lines) == [(i, s) for i in range(2) for s in range(3)]
     first = next(line for line in lines if line["index"] == 0)
-    assert set(first) == set(json.loads(json.dumps({**lines[0]}))) == {
+    assert set(first) == {
         "index", "prompt_id", "prompt", "sample", "response", "finish_reason", "tokens", "log_prob", "weight_version",
     }  # fmt: skip
     assert first["prompt"] == "<user>one<eos><assistant>"
