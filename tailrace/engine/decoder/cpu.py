@@ -153,6 +153,8 @@ class CpuDecoder(Decoder):
     def forward(self, batch: Batch) -> torch.Tensor:
         """See `Decoder`. The logits are overwritten by the next call."""
         assert self._ends, "a decoder has to be loaded first"
+        assert batch.tables_CN.max(initial=0) < self._cache.blocks, "a block is beyond the cache"
+        assert batch.positions_T.max(initial=0) < len(self._cosines), "a position is beyond max_model_len"
         tokens, drawn = len(batch.tokens_T), len(batch.drawn_N)
         partial_TH = self._reserve(tokens, drawn)
         step = self._step(batch)
@@ -187,12 +189,13 @@ class CpuDecoder(Decoder):
         self._all_reduce_s += time.perf_counter() - started
 
     def _reserve(self, tokens: int, drawn: int) -> torch.Tensor:
-        """Make the buffers large enough. Returns [tokens, H], the sums to exchange."""
+        """Make the buffers large enough, with room to grow. Returns [tokens, H], the sums to exchange."""
         size, logits = tokens * self._architecture.hidden_size, drawn * self._architecture.vocab_size
         if len(self._partial) < size:
-            self._residual, self._partial = torch.empty(size, dtype=torch.bfloat16), torch.empty(size)
+            room = max(size, 2 * len(self._partial))
+            self._residual, self._partial = torch.empty(room, dtype=torch.bfloat16), torch.empty(room)
         if len(self._logits) < logits:
-            self._logits = torch.empty(logits)
+            self._logits = torch.empty(max(logits, 2 * len(self._logits)))
         return self._partial[:size].view(tokens, -1)
 
     def _step(self, batch: Batch) -> _Step:

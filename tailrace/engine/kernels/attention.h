@@ -92,7 +92,8 @@ static void attend(const Heads& h, const Queries& queries, long kv_head, const b
     std::fill_n(s.sums, rows * h.head_dim, 0.0f);
     std::fill_n(s.total, rows, 0.0f);
     std::fill_n(s.largest, rows, -INFINITY);
-    const Rows query_rows = {q + queries.first * group * h.head_dim, h.head_dim}, weight_rows = {s.weights, h.block_size};
+    const Rows query_rows = {q + queries.first * group * h.head_dim, h.head_dim};
+    const Rows weight_rows = {s.weights, h.block_size};
     for (long n = 0; n * h.block_size <= last; n++) {
         const long start = n * h.block_size, seen = std::min(h.block_size, last + 1 - start);
         const bf16* key = region_of(h, keys, queries, n, kv_head);

@@ -1,8 +1,8 @@
 // A Llama, Qwen2 or Qwen3 decoder, or one TP rank's share of it, in half layers.
 //
 // A half layer adds what the ranks summed after the one before to the residual stream, and ends with this rank's share
-// of the next sum: attention up to the output projection, or the MLP up to the down projection. Between halves the ranks
-// exchange `partial`; a rank that is alone runs all halves in one call.
+// of the next sum: attention up to the output projection, or the MLP up to the down projection. Between halves the
+// ranks exchange `partial`; a rank that is alone runs all halves in one call.
 //
 // The rows of a step go through a half in slabs. Within a slab, threads share the columns of each product, so that each
 // weight is read once, and wait for each other at every `omp barrier`.
@@ -35,13 +35,8 @@ class Clock {
     int64_t last;
 };
 
-float inverse_rms(const float* x, long size, double eps) {
-    __m512 squares = _mm512_setzero_ps();
-    for (long i = 0; i < size; i += LANES) {
-        const __m512 values = _mm512_loadu_ps(x + i);
-        squares = _mm512_fmadd_ps(values, values, squares);
-    }
-    return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / (float)size + (float)eps);
+float inverse_rms(const Model& m, __m512 squares, long size) {
+    return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / (float)size + (float)m.norm_eps);
 }
 
 // residual += partial; normed = rms_norm(residual) · weight.
@@ -52,10 +47,11 @@ void add_and_norm(const Model& m, bf16* residual, const float* partial, const fl
         const __m512 value = load_bf16(residual + i);
         squares = _mm512_fmadd_ps(value, value, squares);
     }
-    const float mean = _mm512_reduce_add_ps(squares) / (float)m.hidden;
-    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(mean + (float)m.norm_eps));
-    for (long i = 0; i < m.hidden; i += LANES)
-        store_bf16(normed + i, _mm512_mul_ps(_mm512_mul_ps(load_bf16(residual + i), scale), _mm512_loadu_ps(weight + i)));
+    const __m512 scale = _mm512_set1_ps(inverse_rms(m, squares, m.hidden));
+    for (long i = 0; i < m.hidden; i += LANES) {
+        const __m512 scaled = _mm512_mul_ps(load_bf16(residual + i), scale);
+        store_bf16(normed + i, _mm512_mul_ps(scaled, _mm512_loadu_ps(weight + i)));
+    }
 }
 
 void norm_slab(const Model& m, const Step& s, long first, long rows, const float* weight, bf16* normed) {
@@ -70,7 +66,12 @@ void norm_slab(const Model& m, const Step& s, long first, long rows, const float
 void rotate(const Model& m, float* x, const float* norm, long position) {
     const long half = m.head_dim / 2;
     if (norm) {
-        const float scale = inverse_rms(x, m.head_dim, m.norm_eps);
+        __m512 squares = _mm512_setzero_ps();
+        for (long d = 0; d < m.head_dim; d += LANES) {
+            const __m512 values = _mm512_loadu_ps(x + d);
+            squares = _mm512_fmadd_ps(values, values, squares);
+        }
+        const float scale = inverse_rms(m, squares, m.head_dim);
         for (long d = 0; d < m.head_dim; d++) x[d] = x[d] * scale * norm[d];
     }
     const float *cosine = m.cosines + position * half, *sine = m.sines + position * half;
@@ -81,24 +82,14 @@ void rotate(const Model& m, float* x, const float* norm, long position) {
     }
 }
 
-// keys: of a (block, KV head), [head_dim / 2][block_size][2].
-void write_key(const Model& m, bf16* keys, long offset, const bf16* key) {
-    for (long d = 0; d < m.head_dim; d += 2) std::memcpy(keys + (d / 2 * m.block_size + offset) * 2, key + d, 4);
+void round_head(const Model& m, const float* x, bf16* to) {
+    for (long d = 0; d < m.head_dim; d += LANES) store_bf16(to + d, _mm512_loadu_ps(x + d));
 }
 
-// values: of a (block, KV head), [block_size / 2][head_dim][2]. The neighbour of a sequence's newest token is read with
-// it, at weight zero: it must be finite, whatever was left there.
-void write_value(const Model& m, bf16* values, long offset, const bf16* value, bool newest) {
-    bf16* pairs = values + offset / 2 * m.head_dim * 2;
-    for (long d = 0; d < m.head_dim; d++) pairs[2 * d + offset % 2] = value[d];
-    if (newest && offset % 2 == 0)
-        for (long d = 0; d < m.head_dim; d++) pairs[2 * d + 1] = 0;
-}
-
-// Where a row of the step belongs.
+// Where the key and value of a row of the step belong.
 struct Place {
     long block, offset;
-    bool newest;
+    bool newest;  // of its sequence
 };
 
 std::vector<Place> places_of(const Model& m, const Step& s) {
@@ -128,33 +119,58 @@ std::vector<std::vector<Queries>> tiles_of(const Model& m, const Step& s) {
     return slabs;
 }
 
-// Fetches the lines that a row's keys will be written to: each is another one, and none is in the cache yet.
-void fetch_keys(const Model& m, const bf16* keys, const Place& place) {
-    for (long kv_head = 0; kv_head < m.kv_heads; kv_head++) {
-        const bf16* region = keys + (place.block * m.kv_heads + kv_head) * m.heads().region();
-        for (long d = 0; d < m.head_dim; d += 2) __builtin_prefetch(region + (d / 2 * m.block_size + place.offset) * 2, 1);
-    }
+// region: of a (block, KV head), [head_dim / 2][block_size][2].
+void write_key(const Model& m, bf16* region, const Place& place, const bf16* key) {
+    for (long d = 0; d < m.head_dim; d += 2) std::memcpy(region + d * m.block_size + 2 * place.offset, key + d, 4);
 }
 
-// One head of one row of the slab's qkv: a query to its buffer, a key or a value to the cache.
-void place_head(const Model& m, const Layer& layer, const Workspace& w, long row, long head, long position,
-    const Place& place) {
-    const long query_heads = m.query_heads, group = query_heads / m.kv_heads;
-    float* x = w.qkv + row * m.qkv() + head * m.head_dim;
-    bf16 rounded[MOST_HEAD_DIM];
-    const bool is_value = head >= query_heads + m.kv_heads;
-    if (!is_value) rotate(m, x, head < query_heads ? layer.q_norm : layer.k_norm, position);
-    bf16* to = rounded;
-    if (head < query_heads) to = w.queries + ((head / group * SLAB + row) * group + head % group) * m.head_dim;
-    for (long d = 0; d < m.head_dim; d += LANES) store_bf16(to + d, _mm512_loadu_ps(x + d));
-    if (head < query_heads) return;
-    const long kv_head = (head - query_heads) % m.kv_heads;
-    const long region = (place.block * m.kv_heads + kv_head) * m.heads().region();
-    if (is_value)
-        write_value(m, layer.values + region, place.offset, rounded, place.newest);
-    else
-        write_key(m, layer.keys + region, place.offset, rounded);
+// Each pair of a key goes to another line: fetch them before they are written.
+void fetch_key(const Model& m, const bf16* region, const Place& place) {
+    for (long d = 0; d < m.head_dim; d += 2) __builtin_prefetch(region + d * m.block_size + 2 * place.offset, 1);
 }
+
+// region: of a (block, KV head), [block_size / 2][head_dim][2]. The neighbour of a sequence's newest value is read with
+// it, at weight zero: it must be finite, whatever was left there.
+void write_value(const Model& m, bf16* region, const Place& place, const bf16* value) {
+    bf16* pairs = region + place.offset / 2 * m.head_dim * 2;
+    const bool alone = place.newest && place.offset % 2 == 0;
+    for (long d = 0; d < m.head_dim; d++) pairs[2 * d + place.offset % 2] = value[d];
+    for (long d = 0; alone && d < m.head_dim; d++) pairs[2 * d + 1] = 0;
+}
+
+// The heads of a slab's rows on their way from the fused projection to attention.
+struct Placing {
+    const Model& m;
+    const Layer& layer;
+    const Workspace& w;
+
+    long heads() const { return m.query_heads + 2 * m.kv_heads; }
+    long region(const Place& place, long kv_head) const {
+        return (place.block * m.kv_heads + kv_head) * m.heads().region();
+    }
+
+    void fetch(const Place& place) const {
+        for (long i = 0; i < m.kv_heads; i++) fetch_key(m, layer.keys + region(place, i), place);
+    }
+
+    // A query goes to its buffer, a key or a value to the cache.
+    void place_head(long row, long head, long position, const Place& place) const {
+        const long first_key = m.query_heads, first_value = m.query_heads + m.kv_heads, group = m.heads().group();
+        float* x = w.qkv + row * m.qkv() + head * m.head_dim;
+        bf16 rounded[MOST_HEAD_DIM];
+        if (head < first_key) {
+            rotate(m, x, layer.q_norm, position);
+            round_head(m, x, w.queries + ((head / group * SLAB + row) * group + head % group) * m.head_dim);
+        } else if (head < first_value) {
+            rotate(m, x, layer.k_norm, position);
+            round_head(m, x, rounded);
+            write_key(m, layer.keys + region(place, head - first_key), place, rounded);
+        } else {
+            round_head(m, x, rounded);
+            write_value(m, layer.values + region(place, head - first_value), place, rounded);
+        }
+    }
+};
 
 // What all halves of a call share.
 struct Run {
@@ -185,16 +201,17 @@ struct Run {
         const long first = slab * SLAB, rows = std::min(SLAB, s.tokens - first), attended = m.attended();
         const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
         norm_slab(m, s, first, rows, layer.input_norm, w.normed);
-        multiply_share({w.normed, m.hidden}, rows, layer.qkv, m.qkv() / LANES, m.hidden / 2, Store{w.qkv, m.qkv(), layer.qkv_bias},
-            thread, threads);
+        multiply_share({w.normed, m.hidden}, rows, layer.qkv, m.qkv() / LANES, m.hidden / 2,
+            Store{w.qkv, m.qkv(), layer.qkv_bias}, thread, threads);
 #pragma omp barrier
         clock.charge(QKV);
-        const long heads = m.query_heads + 2 * m.kv_heads;
+        const Placing placing{m, layer, w};
+        const long heads = placing.heads();
 #pragma omp for schedule(static)
         for (long i = 0; i < rows * heads; i++) {
             const long row = first + i / heads;
-            if (i % heads == 0) fetch_keys(m, layer.keys, places[row]);
-            place_head(m, layer, w, i / heads, i % heads, s.positions[row], places[row]);
+            if (i % heads == 0) placing.fetch(places[row]);
+            placing.place_head(i / heads, i % heads, s.positions[row], places[row]);
         }
         attend_slab(layer, tiles[slab]);
         clock.charge(ATTENTION);

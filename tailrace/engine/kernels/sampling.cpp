@@ -24,7 +24,8 @@ double block_sum(const float* logits, __m512 maximum, __m512 scale) {
 // NaNs are passed over: they make the sums NaN.
 int64_t first_maximum(const float* logits, long width) {
     __m512 most = _mm512_set1_ps(-INFINITY);
-    __m512i where = _mm512_setzero_si512(), index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    __m512i where = _mm512_setzero_si512();
+    __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (long i = 0; i < width; i += LANES) {
         const __m512 values = _mm512_loadu_ps(logits + i);
         const __mmask16 larger = _mm512_cmp_ps_mask(values, most, _CMP_GT_OQ);
