@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
-    import torch
+    from tailrace.engine.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class EngineCore:
             block_size=config.block_size,
             dtype=DTYPES[config.dtype],
         )
-        self.lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, model_dir, device=device)]
+        self.lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, a, device=device)]
         self._dispatcher = Dispatcher([lane.scheduler for lane in self.lanes])
         self._settled: list[Sample] = []
         self._weights_are_whole = False

@@ -22,7 +22,7 @@ from tailrace.errors import EngineError, RequestError
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
-    import torch
+    from tailrace.engine.weights import Weights
 
 Result = TypeVar("Result")
 
@@ -48,7 +48,7 @@ class Core(Protocol):
 
     def settle(self) -> list[Sample]: ...
 
-    def load_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None: ...
+    def load_weights(self, version: WeightVersion, tensors: "Weights") -> None: ...
 
     def stats(self) -> EngineStats: ...
 
@@ -107,7 +107,7 @@ class DrivenEngine(Engine):
         self._paused = False
         self._wake()
 
-    async def update_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None:
+    async def update_weights(self, version: WeightVersion, tensors: "Weights") -> None:
         """See `Engine`."""
         async with self._turn:
             if self._failure is not None:

@@ -1,7 +1,7 @@
 """What the driver tells the ranks of a replica in each step, and what they answer: plain numbers, ready for a wire.
 
-A step is a list of chunks. A chunk is consecutive tokens of one sequence whose keys and values are not in the cache yet:
-part of a prompt (prefill), or the newest token alone (decode). Nothing else tells the two apart.
+A step is a list of chunks. A chunk is consecutive tokens of one sequence whose keys and values are not in the cache
+yet: part of a prompt (prefill), or the newest token alone (decode). Nothing else tells the two apart.
 """
 
 import msgspec

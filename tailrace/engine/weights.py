@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tailrace.engine.architecture import Architecture
-from tailrace.errors import EngineError, ModelError
+from tailrace.errors import EngineError, ModelError, did_you_mean
 
 Shape = tuple[int, ...]
 
@@ -75,21 +75,25 @@ def _layer_shapes(a: Architecture) -> dict[str, Shape]:
 
 
 def check_weights(architecture: Architecture, tensors: Weights) -> Mapping[str, torch.Tensor]:
+    """The model's weights from `tensors`; see `collect_weights`. A tied head may be there or not."""
+    return collect_weights(expected_shapes(architecture), tensors, tied=architecture.tied)
+
+
+def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bool) -> Mapping[str, torch.Tensor]:
     """Collect `tensors`, and put shards together: each element of each parameter once, and nothing else.
 
-    A tied head may be there or not.
+    Where the head is `tied`, one that comes along is left out.
 
     Raises:
         EngineError: a weight is missing, unknown, there twice, of another shape or of integers; it names the first.
     """
-    expected = expected_shapes(architecture)
     whole: dict[str, torch.Tensor] = {}
     assemblies: dict[str, _Assembly] = {}
     for name, item in tensors:
-        if architecture.tied and name == "lm_head.weight":
+        if tied and name == "lm_head.weight":
             continue
         if name not in expected:
-            raise EngineError(f"this {architecture.family} model has no weight {name!r}; use its HF names")
+            raise EngineError(f"this model has no weight {name!r}; use its HF names{did_you_mean(name, expected)}")
         if name in whole:
             raise EngineError(f"{name} comes twice; send each weight once")
         if isinstance(item, TensorShard):

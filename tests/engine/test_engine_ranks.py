@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tailrace.engine import lane
 from tailrace.engine.core import EngineCore
-from tailrace.engine.lane import MAX_DEATHS
 from tailrace.errors import EngineError, ModelError
 from tailrace.types import Request, Sample
 from tests.engine.helpers import TinyModel, make_core, make_request, run_core, same_tokens
@@ -140,15 +140,20 @@ def test_new_weights_reach_every_rank_in_the_middle(old: Path, tmp_path: Path, r
         assert_equal(after, run_core(make_core(new), requests))
 
 
-def test_ranks_that_keep_dying_end_the_engine(old: Path) -> None:
-    with closing(make_core(old, dp=2, threads_per_rank=1)) as core:
+def test_ranks_that_keep_dying_end_the_engine(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lane, "MAX_DEATHS", 1)
+    with closing(make_core(old, tp=2, threads_per_rank=1)) as core:
         core.add(make_request(0, max_new_tokens=4))
 
-        with pytest.raises(EngineError, match=rf"SIGKILL.*ranks died {MAX_DEATHS + 1} times in a row"):
-            for _ in range(MAX_DEATHS + 1):
-                for pid in pids(core):
-                    os.kill(pid, signal.SIGKILL)
-                core.step()
+        def step_of_killed_ranks() -> None:
+            for pid in pids(core):
+                os.kill(pid, signal.SIGKILL)
+            core.step()
+
+        step_of_killed_ranks()
+        assert core.stats().restarts == 1
+        with pytest.raises(EngineError, match=r"SIGKILL.*ranks died 2 times in a row without a step done"):
+            step_of_killed_ranks()
 
 
 def test_closing_leaves_no_process(old: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives import rendezvous
 from tailrace.engine.collectives.base import Alone
 from tailrace.engine.ranks import process, staging
@@ -95,6 +96,11 @@ def model_dir(tiny_model: TinyModel) -> Path:
 
 
 @pytest.fixture(scope="module")
+def architecture(model_dir: Path) -> Architecture:
+    return read_architecture(model_dir)
+
+
+@pytest.fixture(scope="module")
 def weights(model_dir: Path) -> Named:
     return dict(read_weights(model_dir))
 
@@ -106,13 +112,13 @@ def newer(weights: Named) -> Named:
 
 
 @pytest.fixture(scope="module")
-def local(model_dir: Path) -> LocalReplica:
-    return LocalReplica(Rank(settings(1), model_dir, WHOLE, device=CPU, collective=Alone()))
+def local(architecture: Architecture) -> LocalReplica:
+    return LocalReplica(Rank(settings(1), architecture, WHOLE, device=CPU, collective=Alone()))
 
 
 @pytest.fixture(scope="module")
-def _made(model_dir: Path, memory: Path) -> Iterator[ProcessReplica]:
-    made = ProcessReplica(settings(2, step_timeout_s=STEP_LIMIT_S), model_dir, 0, device=CPU)
+def _made(architecture: Architecture, memory: Path) -> Iterator[ProcessReplica]:
+    made = ProcessReplica(settings(2, step_timeout_s=STEP_LIMIT_S), architecture, 0, device=CPU)
     yield made
     left = pids(made)
     made.close()
@@ -120,9 +126,9 @@ def _made(model_dir: Path, memory: Path) -> Iterator[ProcessReplica]:
 
 
 @pytest.fixture(scope="module")
-def single(model_dir: Path, memory: Path) -> Iterator[ProcessReplica]:
+def single(architecture: Architecture, memory: Path) -> Iterator[ProcessReplica]:
     """The second of two replicas with one rank each."""
-    made = ProcessReplica(settings(1, dp=2), model_dir, 1, device=CPU)
+    made = ProcessReplica(settings(1, dp=2), architecture, 1, device=CPU)
     yield made
     made.close()
 
@@ -229,8 +235,8 @@ def test_a_replica_closes_in_the_middle_of_a_step_and_twice(single: ProcessRepli
     single.close()
 
 
-def test_a_replica_that_is_forgotten_takes_its_processes_along(model_dir: Path, memory: Path) -> None:
-    replica = ProcessReplica(settings(1), model_dir, 0, device=CPU)
+def test_a_replica_that_is_forgotten_takes_its_processes_along(architecture: Architecture, memory: Path) -> None:
+    replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     (pid,) = pids(replica)
     del replica
     gc.collect()
@@ -245,7 +251,7 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
         from tests.engine.test_process_replica import *
 
         directory = Path(sys.argv[1])
-        replica = ProcessReplica(settings(2), directory, 0, device=CPU)
+        replica = ProcessReplica(settings(2), read_architecture(directory), 0, device=CPU)
         replica.load(dict(read_weights(directory)))
         replica.settle()
         os.kill(pids(replica)[1], signal.SIGSTOP)
@@ -263,10 +269,10 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
     assert ended(second)
 
 
-def test_a_model_that_cannot_be_read_is_an_error_of_the_model(tmp_path: Path, memory: Path) -> None:
-    replica = ProcessReplica(settings(1), tmp_path, 0, device=CPU)
+def test_a_rank_that_cannot_be_made_says_why_and_ends(architecture: Architecture, memory: Path) -> None:
+    replica = ProcessReplica(settings(1, kv_cache_gib=1e-9), architecture, 0, device=CPU)
     (pid,) = pids(replica)
-    with pytest.raises(ModelError, match=r"config\.json does not exist"):
+    with pytest.raises(EngineError, match=r"kv_cache_gib 1e-09 holds no block"):
         replica.settle()
     assert ended(pid)
 
@@ -285,18 +291,18 @@ def broken_python(tmp_path: Path) -> str:
 
 
 def test_a_process_that_dies_while_starting_is_quoted(
-    broken_python: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+    broken_python: str, architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", broken_python)
     says = r"^rank 0 \(pid \d+\) died while starting: exit code 3; its last output: Traceback ImportError: no torch$"
     with pytest.raises(RankDied, match=says):
-        ProcessReplica(settings(1), memory, 0, device=CPU).settle()
+        ProcessReplica(settings(1), architecture, 0, device=CPU).settle()
 
 
 def test_ranks_that_cannot_be_made_again_are_not_a_death_to_restart_after(
-    broken_python: str, memory: Path, monkeypatch: pytest.MonkeyPatch
+    broken_python: str, architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replica = ProcessReplica(settings(1), memory, 0, device=CPU)
+    replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     monkeypatch.setattr(sys, "executable", broken_python)
     with pytest.raises(EngineError, match=r"^the ranks of replica 0 cannot be made again: rank 0 .* torch$") as raised:
         replica.restart()
@@ -304,7 +310,7 @@ def test_ranks_that_cannot_be_made_again_are_not_a_death_to_restart_after(
 
 
 def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
-    tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: Architecture, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = textwrap.dedent("""
         import os, sys, msgspec
@@ -318,16 +324,16 @@ def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
     """)
     monkeypatch.setattr(process, "_REST_LIMIT_S", 0.1)
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, sys.executable + worker))
-    replica = ProcessReplica(settings(2), tmp_path, 0, device=CPU)
+    replica = ProcessReplica(settings(2), architecture, 0, device=CPU)
     started = pids(replica)
     with pytest.raises(ModelError, match=r"^no such model$"):
         replica.settle()
     assert all(ended(pid) for pid in started)
 
 
-def test_starting_has_a_limit(model_dir: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starting_has_a_limit(architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "START_LIMIT_S", 0.01)
-    replica = ProcessReplica(settings(1), model_dir, 0, device=CPU)
+    replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     with pytest.raises(RankDied, match=r"died while starting: killed after 0\.01 s without an answer"):
         replica.settle()
 

@@ -12,7 +12,7 @@ from tailrace.engine.driver import DrivenEngine, check_length
 from tailrace.types import FinishReason, FloatArray, IntArray, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
-    import torch
+    from tailrace.engine.weights import Weights
 
 MAX_MODEL_LEN = 65536
 
@@ -126,7 +126,7 @@ class FakeCore:
     def close(self) -> None:
         """Holds nothing that must be given back."""
 
-    def load_weights(self, version: WeightVersion, tensors: "Iterable[tuple[str, torch.Tensor]]") -> None:
+    def load_weights(self, version: WeightVersion, tensors: "Weights") -> None:
         """Take the tensors, whatever they are, and the version."""
         for _ in tensors:
             pass

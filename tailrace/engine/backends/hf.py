@@ -16,7 +16,8 @@ from tailrace.engine.architecture import read_eos_ids
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import DrivenEngine, check_length
 from tailrace.engine.stopping import StopRule, StopRules
-from tailrace.errors import EngineError, ModelError
+from tailrace.engine.weights import Weights, collect_weights
+from tailrace.errors import ModelError
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 
@@ -115,22 +116,17 @@ class HfCore:
     def close(self) -> None:
         """Holds nothing that must be given back."""
 
-    def load_weights(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
         """Install new weights, all or none.
 
         Raises:
-            EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
+            EngineError: a name is unknown or missing, or a shape or dtype is wrong; the old weights stay.
         """
-        named = dict(tensors)
-        state = self._model.state_dict()
-        if self._model.config.tie_word_embeddings:
-            state.pop("lm_head.weight", None)
-            named.pop("lm_head.weight", None)
-        if different := state.keys() ^ named.keys():
-            raise EngineError(f"{len(different)} weights are missing or unknown, such as {min(different)!r}")
-        for name, tensor in named.items():
-            if tensor.shape != state[name].shape:
-                raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the model has {tuple(state[name].shape)}")
+        tied = self._model.config.tie_word_embeddings
+        expected = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
+        if tied:
+            expected.pop("lm_head.weight", None)
+        named = collect_weights(expected, tensors, tied=tied)
         self._model.load_state_dict(named, strict=False)
         self._version = version
 

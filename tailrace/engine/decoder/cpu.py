@@ -1,6 +1,6 @@
 """The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX512-BF16.
 
-Python packs the weights and makes two calls a layer (one for all layers where the rank is alone). Sums are taken
+Python packs the weights and makes two calls a layer, or one call for all layers where the rank is alone. Sums are taken
 in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a chunk of a
 prompt of any size, and over prompt blocks that others filled.
 """
@@ -77,9 +77,8 @@ def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dty
 def _library() -> ctypes.CDLL:
     library = load("decoder", needs=AVX512_BF16)
     library.decoder_workspace_bytes.restype = c_int64
-    library.decoder_halves.argtypes = [POINTER(_Model), POINTER(_Step), c_int64, c_int64]
-    for function in (library.decoder_embed, library.decoder_halves, library.decoder_head):
-        function.restype = None
+    library.decoder_run.argtypes = [POINTER(_Model), POINTER(_Step), c_int64, c_int64]
+    library.decoder_run.restype = None
     return library
 
 
@@ -158,17 +157,14 @@ class CpuDecoder(Decoder):
         tokens, drawn = len(batch.tokens_T), len(batch.drawn_N)
         partial_TH = self._reserve(tokens, drawn)
         step = self._step(batch)
-        model, library = byref(self._model), self._library
-        library.decoder_embed(model, byref(step))
-        halves = 2 * self._architecture.layers
+        stages = 2 * self._architecture.layers + 2
         if self._collective.size == 1:
-            library.decoder_halves(model, byref(step), 0, halves)
+            self._library.decoder_run(byref(self._model), byref(step), 0, stages)
         else:
-            self._all_reduce(partial_TH)
-            for half in range(halves):
-                library.decoder_halves(model, byref(step), half, 1)
-                self._all_reduce(partial_TH)
-        library.decoder_head(model, byref(step))
+            for stage in range(stages):
+                self._library.decoder_run(byref(self._model), byref(step), stage, stage + 1)
+                if stage + 1 < stages:
+                    self._all_reduce(partial_TH)
         return self._logits[: drawn * self._architecture.vocab_size].view(drawn, self._architecture.vocab_size)
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "simd.h"
+#include "threads.h"
 
 // Rows, two neighbouring values of a row being one 32-bit pair.
 struct Rows {

@@ -48,9 +48,3 @@ static inline __m512 exp_ps(__m512 x) {
 static inline __mmask16 first_lanes(long count) {
     return (__mmask16)((1u << std::clamp(count, 0L, 16L)) - 1);
 }
-
-// The part [begin, end) of `total` items that is one thread's.
-struct Share {
-    long begin, end;
-    Share(long total, int thread, int threads) : begin(total * thread / threads), end(total * (thread + 1) / threads) {}
-};

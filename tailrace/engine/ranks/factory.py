@@ -1,11 +1,11 @@
 """From a configuration to the replicas of an engine."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Alone
 from tailrace.engine.ranks.base import Replica
 from tailrace.engine.ranks.layout import WHOLE
@@ -15,20 +15,20 @@ from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
 
 
-def make_replicas(config: NativeEngineConfig, model_dir: Path, *, device: torch.device) -> list[Replica]:
+def make_replicas(config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> list[Replica]:
     """`config.dp` replicas, without weights: in worker processes, unless there is one rank only.
 
     Raises:
-        ModelError: the directory holds no model that the engine runs, or it cannot be split so.
-        ConfigError: the collectives or the number of ranks do not suit the device.
-        EngineError: the cache cannot hold a block, the device cannot hold the cache, or no kernels can be had.
+        ModelError: the model cannot be split so.
+        ConfigError: the collectives, the kernels or the number of ranks do not suit the device.
+        EngineError: the cache cannot hold a block, or the device cannot hold the cache.
     """
     if config.ranks == 1:
-        return [LocalReplica(Rank(config, model_dir, WHOLE, device=device, collective=Alone()))]
+        return [LocalReplica(Rank(config, architecture, WHOLE, device=device, collective=Alone()))]
     replicas: list[Replica] = []
     try:
         for index in range(config.dp):
-            replicas.append(ProcessReplica(config, model_dir, index, device=device))
+            replicas.append(ProcessReplica(config, architecture, index, device=device))
     except BaseException:  # also when interrupted: no process may stay behind
         for replica in replicas:
             replica.close()

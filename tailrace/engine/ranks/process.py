@@ -16,13 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import NoReturn
 
 import torch
 
 from tailrace import errors
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.factory import resolve_collectives
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.ranks.base import RankDied, Replica
@@ -57,7 +57,9 @@ class _UnderWay:
 class ProcessReplica(Replica):
     """`config.tp` worker processes. Not thread-safe; one call at a time."""
 
-    def __init__(self, config: NativeEngineConfig, model_dir: Path, replica: int, *, device: torch.device) -> None:
+    def __init__(
+        self, config: NativeEngineConfig, architecture: Architecture, replica: int, *, device: torch.device
+    ) -> None:
         """Start the processes of copy number `replica`. Their ranks are made meanwhile; the first order waits for them.
 
         Raises:
@@ -67,7 +69,7 @@ class ProcessReplica(Replica):
         self._layout = Layout(dp=config.dp, tp=config.tp)
         self._devices = [rank_device(device, rank, self._layout.ranks) for rank in self._layout.members(replica)]
         self._config = resolve_collectives(config, device) if config.tp > 1 else config
-        self._model_dir = model_dir
+        self._architecture = architecture
         self._replica = replica
         self._weights: StagedWeights | None = None
         self._under_way: _UnderWay | None = None
@@ -142,7 +144,7 @@ class ProcessReplica(Replica):
         shard = self._layout.shard(worker.rank)
         return Start(
             config=self._config.model_dump_json(),
-            model_dir=str(self._model_dir),
+            architecture=self._architecture,
             shard=(shard.index, shard.degree),
             device=str(self._devices[shard.index]),
             threads=self._config.threads_per_rank or max(1, _cores() // self._layout.ranks),

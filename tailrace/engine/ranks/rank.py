@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.architecture import read_architecture
+from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.factory import make_decoder
@@ -21,20 +20,27 @@ class Rank:
     """Not thread-safe; one call at a time. Without weights until `load`."""
 
     def __init__(
-        self, config: NativeEngineConfig, model_dir: Path, shard: Shard, *, device: torch.device, collective: Collective
+        self,
+        config: NativeEngineConfig,
+        architecture: Architecture,
+        shard: Shard,
+        *,
+        device: torch.device,
+        collective: Collective,
     ) -> None:
-        """Allocate weights and cache.
+        """Allocate weights and cache. `architecture`: of the whole model.
 
         Raises:
-            ModelError: the directory holds no model that the engine runs.
-            EngineError: the cache cannot hold a block, the device cannot hold the cache, or no kernels can be had.
+            ModelError: the model cannot be split so.
+            ConfigError: the kernels that were asked for cannot be had.
+            EngineError: the cache cannot hold a block, or the device cannot hold the cache.
         """
         self._shard = shard
-        self._architecture = read_architecture(model_dir)
+        self._architecture = architecture
         self._block_size = config.block_size
         self._device = device
-        self._decoder = make_decoder(config, self._architecture, shard, device=device, collective=collective)
-        self._sampler = Sampler(self._architecture.vocab_size, collective, self._decoder.primitives)
+        self._decoder = make_decoder(config, architecture, shard, device=device, collective=collective)
+        self._sampler = Sampler(architecture.vocab_size, collective, self._decoder.primitives)
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace every weight by this rank's share of these full, checked tensors."""
@@ -55,9 +61,9 @@ class Rank:
         computed = time.perf_counter()
         draws = [chunk.draw for chunk in step.chunks if chunk.draw is not None]
         tokens, log_probs = self._draw(logits_NV, draws) if draws else ([], [])
-        seconds = self._decoder.take_seconds()
-        if step.profile:
-            seconds |= {"pack": packed - began, "sample": time.perf_counter() - computed}
+        ended = time.perf_counter()
+        seconds = {**self._decoder.take_seconds(), "pack": packed - began, "sample": ended - computed}
+        seconds["other"] = max(0.0, ended - began - sum(seconds.values()))
         return StepOutput(tokens, log_probs, seconds if step.profile else {})
 
     def _draw(self, logits_NV: torch.Tensor, draws: list[Draw]) -> tuple[list[int], list[float]]:

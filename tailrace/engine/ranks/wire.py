@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tailrace.engine.architecture import Architecture
 from tailrace.engine.ranks.staging import Place
 from tailrace.engine.step import StepInput, StepOutput
 
@@ -24,7 +25,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
 
     config: str
     """A NativeEngineConfig, as JSON."""
-    model_dir: str
+    architecture: Architecture
+    """Of the whole model."""
     shard: tuple[int, int]
     """Index and degree."""
     device: str

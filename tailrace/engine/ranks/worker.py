@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
@@ -61,7 +60,7 @@ def _make_rank(start: Start) -> Rank:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     collective = make_collective(config, shard, device, Rendezvous(start.rendezvous), start.timeout_s)
-    return Rank(config, Path(start.model_dir), shard, device=device, collective=collective)
+    return Rank(config, start.architecture, shard, device=device, collective=collective)
 
 
 def _obey(rank: Rank, order: Order, file: int | None, *, speaks: bool) -> Answer:
