@@ -1,0 +1,91 @@
+// From the fused projection to attention: norm and rotation of heads, and the way of keys and values into the cache.
+#pragma once
+
+#include "decoder.h"
+
+// Where the key and value of a row of the step belong.
+struct Place {
+    long block, offset;
+    bool newest;  // of its sequence
+};
+
+static inline float inverse_rms(const Model& m, __m512 squares, long size) {
+    return 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / (float)size + (float)m.norm_eps);
+}
+
+// Norm and rotary position embedding of one head, in place.
+static inline void rotate(const Model& m, float* x, const float* norm, long position) {
+    const long half = m.head_dim / 2;
+    if (norm) {
+        __m512 squares = _mm512_setzero_ps();
+        for (long d = 0; d < m.head_dim; d += LANES) {
+            const __m512 values = _mm512_loadu_ps(x + d);
+            squares = _mm512_fmadd_ps(values, values, squares);
+        }
+        const float scale = inverse_rms(m, squares, m.head_dim);
+        for (long d = 0; d < m.head_dim; d++) x[d] = x[d] * scale * norm[d];
+    }
+    const float *cosine = m.cosines + position * half, *sine = m.sines + position * half;
+    for (long d = 0; d < half; d++) {
+        const float low = x[d], high = x[d + half];
+        x[d] = low * cosine[d] - high * sine[d];
+        x[d + half] = high * cosine[d] + low * sine[d];
+    }
+}
+
+static inline void round_head(const Model& m, const float* x, bf16* to) {
+    for (long d = 0; d < m.head_dim; d += LANES) store_bf16(to + d, _mm512_loadu_ps(x + d));
+}
+
+// region: of a (block, KV head), [head_dim / 2][block_size][2].
+static inline void write_key(const Model& m, bf16* region, const Place& place, const bf16* key) {
+    for (long d = 0; d < m.head_dim; d += 2) std::memcpy(region + d * m.block_size + 2 * place.offset, key + d, 4);
+}
+
+// Each pair of a key goes to another line: fetch them before they are written.
+static inline void fetch_key(const Model& m, const bf16* region, const Place& place) {
+    for (long d = 0; d < m.head_dim; d += 2) __builtin_prefetch(region + d * m.block_size + 2 * place.offset, 1);
+}
+
+// region: of a (block, KV head), [block_size / 2][head_dim][2]. The neighbour of a sequence's newest value is read with
+// it, at weight zero: it must be finite, whatever was left there.
+static inline void write_value(const Model& m, bf16* region, const Place& place, const bf16* value) {
+    bf16* pairs = region + place.offset / 2 * m.head_dim * 2;
+    const bool alone = place.newest && place.offset % 2 == 0;
+    for (long d = 0; d < m.head_dim; d++) pairs[2 * d + place.offset % 2] = value[d];
+    for (long d = 0; alone && d < m.head_dim; d++) pairs[2 * d + 1] = 0;
+}
+
+// The heads of a slab's rows on their way from the fused projection to attention.
+struct Placing {
+    const Model& m;
+    const Layer& layer;
+    const Workspace& w;
+
+    long heads() const { return m.query_heads + 2 * m.kv_heads; }
+    long region(const Place& place, long kv_head) const {
+        return (place.block * m.kv_heads + kv_head) * m.heads().region();
+    }
+
+    void fetch(const Place& place) const {
+        for (long i = 0; i < m.kv_heads; i++) fetch_key(m, layer.keys + region(place, i), place);
+    }
+
+    // A query goes to its buffer, a key or a value to the cache.
+    void place_head(long row, long head, long position, const Place& place) const {
+        const long first_key = m.query_heads, first_value = m.query_heads + m.kv_heads, group = m.heads().group();
+        float* x = w.qkv + row * m.qkv() + head * m.head_dim;
+        bf16 rounded[MOST_HEAD_DIM];
+        if (head < first_key) {
+            rotate(m, x, layer.q_norm, position);
+            round_head(m, x, w.queries + ((head / group * SLAB + row) * group + head % group) * m.head_dim);
+        } else if (head < first_value) {
+            rotate(m, x, layer.k_norm, position);
+            round_head(m, x, rounded);
+            write_key(m, layer.keys + region(place, head - first_key), place, rounded);
+        } else {
+            round_head(m, x, rounded);
+            write_value(m, layer.values + region(place, head - first_value), place, rounded);
+        }
+    }
+};
