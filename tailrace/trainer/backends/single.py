@@ -86,7 +86,9 @@ class SingleTrainer(Trainer):
         self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
         self._model = _load(model_dir, torch.float32, self._device).train()
         if config.gradient_checkpointing:
-            self._model.activation_checkpointing_enable()
+            # transformers 5.19, the newest that vLLM takes, has it under its old name
+            enable = getattr(self._model, "activation_checkpointing_enable", None)
+            (enable or self._model.gradient_checkpointing_enable)()
         self._reference = _load(model_dir, self._dtype, self._device).requires_grad_(False) if reference else None
         self._optimizer = make_optimizer(self._model, config)
         self._counters = state.Counters()
