@@ -120,7 +120,7 @@ def fails_to_exchange(rank: RankProcess) -> str:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stopped_rank_fails_the_others_within_the_limit_and_for_good(trio: list[RankProcess], kind: str) -> None:
     first, second, _ = trio
-    join([first, second], kind, timeout_s=0.3)
+    join([first, second], kind, timeout_s=3.0)
     second.signal(signal.SIGSTOP)
     try:
         message = fails_to_exchange(first)
@@ -128,14 +128,14 @@ def test_a_stopped_rank_fails_the_others_within_the_limit_and_for_good(trio: lis
     finally:
         second.signal(signal.SIGCONT)
     leave([first, second])
-    assert "0.3 s" in message
+    assert "3 s" in message
     assert "\n" not in message
 
 
 def test_a_killed_rank_fails_the_others() -> None:
     with rank_processes(3) as (survivor, *victims):
         for kind, victim in zip(KINDS, victims, strict=True):
-            join([survivor, victim], kind, timeout_s=0.3)  # this asserts that no file is left from here on
+            join([survivor, victim], kind, timeout_s=3.0)  # this asserts that no file is left from here on
             victim.signal(signal.SIGKILL)
             fails_to_exchange(survivor)
             leave([survivor])
