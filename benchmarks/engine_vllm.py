@@ -1,7 +1,7 @@
 """vLLM's side of `make bench-engine`: MODEL_DIR. Runs in vLLM's environment and imports nothing of Tailrace.
 
-Log-probabilities are not asked for: with them vLLM is slower, and it gets its faster setting. The text of a response is
-not made either; no contestant makes it.
+Neither log-probabilities nor the text of a response are asked for: the first is less work than the native engine does, the
+second nobody does.
 """
 
 import sys
