@@ -1,7 +1,6 @@
 """vLLM's side of `make bench-engine`: MODEL_DIR. Runs in vLLM's environment and imports nothing of Tailrace.
 
-Neither log-probabilities nor the text of a response are asked for: the first is less work than the native engine does, the
-second nobody does.
+It is asked for no log-probabilities, which the native engine always gives, and for no text, which nobody makes.
 """
 
 import sys
