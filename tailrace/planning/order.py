@@ -13,8 +13,8 @@ def longest_first(expected_tokens: Sequence[float]) -> list[float]:
     """Priorities by which the request that is expected to take longest starts first.
 
     Longest-processing-time-first: where more requests wait than decode together, no long one is left for the end. The
-    makespan is at most 4/3 of the best one if the expectations are right (StreamRL, section 5.3, Scheduling Order, after
-    Graham 1969).
+    makespan is at most 4/3 of the best one if the expectations are right (StreamRL, section 5.3, Scheduling Order,
+    after Graham 1969).
 
     Args:
         expected_tokens: of each request's response, from any source; only their order counts.
