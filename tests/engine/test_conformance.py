@@ -47,7 +47,7 @@ NEEDS_VLLM = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None, reason="vLLM is not in this environment; make test-vllm has one with it"
 )
 CONFIGS = {
-    "native": NativeEngineConfig(dtype="float32", block_size=8, kv_cache_gib=0.01),
+    "native": NativeEngineConfig(dtype="float32", block_size=8, kv_cache_gib=0.01, prefill_tokens=300),
     "native-bf16": NativeEngineConfig(kv_cache_gib=0.01),
     "native-tp2": NativeEngineConfig(dtype="float32", tp=2, block_size=8, kv_cache_gib=0.01),
     "vllm": VllmEngineConfig(dtype="float32", kv_cache_gib=0.01, max_batch_size=8, enforce_eager=True),
@@ -258,6 +258,18 @@ async def test_greedy_requests_get_the_most_likely_tokens_beside_sampled_ones(
     assert agree(config, sample.rollout_log_probs, log_probs_by_transformers(model, greedy, sample))
     alone = make_request(0, top_k=1)  # leaves nothing but the most likely token, with a log-probability of 0
     assert agree(config, log_probs_by_transformers(model, alone, sample), np.zeros(12, np.float32))
+
+
+async def test_prompts_with_more_tokens_than_a_step_takes_are_computed_in_turn(
+    config: EngineConfig, engine: Engine, model: PreTrainedModel
+) -> None:
+    needs_model(config)
+    requests = [make_request(i, prompt=500, max_new_tokens=2) for i in range(8)]
+    async with asyncio.timeout(LIMIT_S):
+        samples = await collect(engine.submit(requests))
+    for request in requests:
+        sample = samples[request.request_id]
+        assert agree(config, sample.rollout_log_probs, log_probs_by_transformers(model, request, sample))
 
 
 async def test_streams_end_by_themselves_and_do_not_mix(engine: Engine) -> None:

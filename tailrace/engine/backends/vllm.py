@@ -36,6 +36,9 @@ from tailrace.types import FinishReason, Request, Sample, WeightVersion
 LOWEST_TEMPERATURE = 0.01
 """vLLM raises a lower one to this, unless it is 0."""
 
+STEP_TOKENS = 2048
+"""Tokens of a step on a CPU at the most, or one sequence, if that is longer."""
+
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process, so that a step is a call
     "VLLM_LOGGING_LEVEL": "ERROR",  # the terminal is the run's display
@@ -85,7 +88,8 @@ class VllmCore:
             EngineError: this process has a vLLM engine already.
         """
         self._architecture = read_architecture(model_dir)
-        self._vllm = _start(config, model_dir, device)
+        context = config.max_model_len or self._architecture.max_positions
+        self._vllm = _start(_engine_args(config, model_dir, context, device), device)
         self.max_model_len: int = self._vllm.model_config.max_model_len
         self._stop_rules = StopRules(model_dir, eos_ids=self._architecture.eos_ids, max_model_len=self.max_model_len)
         self._scheduler = self._vllm.engine_core.engine_core.scheduler
@@ -217,7 +221,7 @@ class VllmEngine(DrivenEngine):
         super().__init__(VllmCore(config, model_dir, device=torch.device(device)), executor)
 
 
-def _start(config: VllmEngineConfig, model_dir: Path, device: torch.device) -> Any:
+def _start(arguments: dict[str, Any], device: torch.device) -> Any:
     """vLLM's engine, unless the process has one or it is for another device."""
     with _quietly(), _keeping_process_state():
         try:
@@ -235,17 +239,22 @@ def _start(config: VllmEngineConfig, model_dir: Path, device: torch.device) -> A
         if model_parallel_is_initialized():
             raise EngineError("this process has a vLLM engine already; close it before making another")
         try:
-            return LLMEngine.from_engine_args(EngineArgs(**_engine_args(config, model_dir)))
+            return LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, RuntimeError) as error:
-            raise ModelError(f"vLLM cannot run {model_dir}: {one_line(error)}") from error
+            raise ModelError(f"vLLM cannot run {arguments['model']}: {one_line(error)}") from error
 
 
-def _engine_args(config: VllmEngineConfig, model_dir: Path) -> dict[str, Any]:
+def _engine_args(config: VllmEngineConfig, model_dir: Path, context: int, device: torch.device) -> dict[str, Any]:
+    """`context`: tokens of a sequence at the most.
+
+    On CPUs a prompt is never computed in parts: vLLM 0.32 draws once for each part, and cannot take a seeded draw back.
+    """
+    whole_prompts = {"enable_chunked_prefill": False, "max_num_batched_tokens": max(context, STEP_TOKENS)}
     return {
         "model": str(model_dir),
         "dtype": config.dtype,
         "max_num_seqs": config.max_batch_size,
-        "max_model_len": config.max_model_len,
+        "max_model_len": context,
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
         "enforce_eager": config.enforce_eager,
         "skip_tokenizer_init": True,
@@ -254,6 +263,7 @@ def _engine_args(config: VllmEngineConfig, model_dir: Path) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "use_tqdm_on_load": False,
         "disable_log_stats": True,
+        **(whole_prompts if device.type == "cpu" else {}),
     }
 
 
