@@ -113,8 +113,6 @@ class VllmEngineConfig(Config):
     """Sequences that decode together at the most."""
     max_model_len: PositiveInt | None = None
     """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
-    enforce_eager: bool = False
-    """Do not compile the model: starts sooner, decodes slower."""
 
 
 class HfEngineConfig(Config):

@@ -69,14 +69,29 @@ class Settings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """The settings of N rows, as columns. n of them have a filter."""
+    """The settings of N rows, as columns."""
 
     greedy_N: torch.Tensor
     """bool"""
     scale_N: torch.Tensor
     """fp32, 1 / temperature; 1 for greedy rows"""
-    filtered_n: torch.Tensor
-    """int64, the rows with a filter"""
+    filters: "_Filters | None"
+    """Of the rows that have one, if there are any."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Settings], device: torch.device) -> Self:
+        """The settings of a batch."""
+        greedy = torch.tensor([row.temperature == 0 for row in rows], device=device)
+        scale = [1 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in rows]
+        return cls(greedy, torch.tensor(scale, device=device), _Filters.of(rows, device))
+
+
+@dataclass(frozen=True, slots=True)
+class _Filters:
+    """What cuts tokens off, of n rows."""
+
+    rows_n: torch.Tensor
+    """int64, which rows these are"""
     top_k_n: torch.Tensor
     """int64, 0 keeps all"""
     top_p_n: torch.Tensor
@@ -85,17 +100,15 @@ class SamplingRows:
     """fp32"""
 
     @classmethod
-    def of(cls, rows: Sequence[Settings], device: torch.device) -> Self:
-        """The settings of a batch."""
-        scale = [1 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in rows]
+    def of(cls, rows: Sequence[Settings], device: torch.device) -> Self | None:
         filtered = [i for i, row in enumerate(rows) if row.temperature and (row.top_k or row.top_p < 1 or row.min_p)]
+        if not filtered:
+            return None
         return cls(
-            torch.tensor([row.temperature == 0 for row in rows], device=device),
-            torch.tensor(scale, dtype=torch.float32, device=device),
-            torch.tensor(filtered, dtype=torch.int64, device=device),
-            torch.tensor([rows[i].top_k for i in filtered], dtype=torch.int64, device=device),
-            torch.tensor([rows[i].top_p for i in filtered], dtype=torch.float32, device=device),
-            torch.tensor([rows[i].min_p for i in filtered], dtype=torch.float32, device=device),
+            torch.tensor(filtered, device=device),
+            torch.tensor([rows[i].top_k for i in filtered], device=device),
+            torch.tensor([rows[i].top_p for i in filtered], device=device),
+            torch.tensor([rows[i].min_p for i in filtered], device=device),
         )
 
 
@@ -114,10 +127,28 @@ class Primitives(Protocol):
         A sum depends on the logits of its block alone, bit for bit.
         """
 
-    def block_weights(
-        self, logits_NV: torch.Tensor, blocks_N: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor
-    ) -> torch.Tensor:
-        """The weights of one block of each row, [N, BLOCK] fp32."""
+    def choose(
+        self, sums_NK: torch.Tensor, uniforms_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Invert the cumulative sums of K blocks at uniforms in [0, 1); all fp64.
+
+        Returns:
+            [N] each: the block, int64; how far into its sum the target lies; the total. Any block where sums are NaN.
+        """
+
+    def resolve(
+        self,
+        logits_NV: torch.Tensor,
+        blocks_N: torch.Tensor,
+        inside_N: torch.Tensor,
+        maxima_N: torch.Tensor,
+        scale_N: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Invert the cumulative weights of one block of each row, at `inside_N`.
+
+        Returns:
+            [N] each: the index of the logit in its row, int64; its weight, fp64.
+        """
 
 
 class TorchPrimitives:
@@ -139,11 +170,30 @@ class TorchPrimitives:
             torch.sum(weights.view(len(weights), -1, BLOCK), -1, out=sums[rows])
         return sums.double()
 
-    def block_weights(
-        self, logits_NV: torch.Tensor, blocks_N: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor
-    ) -> torch.Tensor:
+    def choose(
+        self, sums_NK: torch.Tensor, uniforms_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """See `Primitives`."""
-        return (_block(logits_NV, blocks_N) - maxima_N[:, None]).mul_(scale_N[:, None]).exp_()
+        cumulative_NK = sums_NK.cumsum(-1)
+        total_N = cumulative_NK[:, -1]
+        target_N = uniforms_N * total_N
+        block_N = _first_above(cumulative_NK, target_N)
+        before_N = (cumulative_NK - sums_NK).gather(1, block_N[:, None])[:, 0]
+        return block_N, target_N - before_N, total_N
+
+    def resolve(
+        self,
+        logits_NV: torch.Tensor,
+        blocks_N: torch.Tensor,
+        inside_N: torch.Tensor,
+        maxima_N: torch.Tensor,
+        scale_N: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Primitives`."""
+        scores_NB = (_block(logits_NV, blocks_N) - maxima_N[:, None]).mul_(scale_N[:, None])
+        weights_NB = scores_NB.exp_().double()
+        index_N = _first_above(weights_NB.cumsum(-1), inside_N)
+        return blocks_N * BLOCK + index_N, weights_NB.gather(1, index_N[:, None])[:, 0]
 
 
 def _block(logits_NV: torch.Tensor, blocks_N: torch.Tensor) -> torch.Tensor:
@@ -178,18 +228,15 @@ class Sampler:
         self._filter(logits_NV, rows)
         maxima_N, likeliest_N = self._likeliest(logits_NV)
         sums_NK = self._whole_rows(self._primitives.block_sums(logits_NV, maxima_N, rows.scale_N), BLOCK)
-        cumulative_NK = sums_NK.cumsum(-1)
-        total_N = cumulative_NK[:, -1]
-        target_N = torch.from_numpy(uniforms_N).to(logits_NV.device) * total_N
-        block_N = _first_above(cumulative_NK, target_N)
-        before_N = (cumulative_NK - sums_NK).gather(1, block_N[:, None])[:, 0]
-        drawn_N, weight_N = self._resolve(logits_NV, block_N, target_N - before_N, maxima_N, rows.scale_N)
-        token_N = torch.where(rows.greedy_N, likeliest_N, drawn_N)
-        log_prob_N = torch.where(rows.greedy_N, 1.0, weight_N).log() - total_N.log()
-        tokens, log_probs, totals = torch.stack((token_N, log_prob_N, total_N)).cpu().numpy()
+        chosen = self._primitives.choose(sums_NK, torch.from_numpy(uniforms_N).to(logits_NV.device))
+        block_N, inside_N, total_N = chosen
+        drawn_N, weight_N = self._resolve(logits_NV, block_N, inside_N, maxima_N, rows.scale_N)
+        token_N = torch.where(rows.greedy_N, likeliest_N, drawn_N).double()
+        weight_N = torch.where(rows.greedy_N, 1.0, weight_N)
+        tokens, weights, totals = torch.stack((token_N, weight_N, total_N)).cpu().numpy()
         if not np.isfinite(totals).all():
             raise EngineError("the logits are not finite; were the last weights?")
-        return tokens.astype(np.int64).tolist(), log_probs.tolist()
+        return tokens.astype(np.int64).tolist(), (np.log(weights) - np.log(totals)).tolist()
 
     def _own_tokens(self, logits_NV: torch.Tensor) -> int:
         """How many of the logits belong to tokens; the others pad."""
@@ -198,49 +245,54 @@ class Sampler:
 
     def _whole_rows(self, part: torch.Tensor, entries: int) -> torch.Tensor:
         """Gather [N, X_local] to [N, X]. A column stands for `entries` tokens; columns that only pad are left out."""
+        columns = -(-self._vocab_size // entries)
+        if self._collective.size == 1:
+            return part[:, :columns].contiguous()
         gathered = self._collective.all_gather(part.contiguous())
-        return gathered.transpose(0, 1).flatten(1)[:, : -(-self._vocab_size // entries)]
+        return gathered.transpose(0, 1).flatten(1)[:, :columns].contiguous()
 
     def _filter(self, logits_NV: torch.Tensor, rows: SamplingRows) -> None:
         """Set what top-k, top-p and min-p cut off to -inf."""
-        if not len(rows.filtered_n):
+        filters = rows.filters
+        if filters is None:
             return
-        own_nV = logits_NV[rows.filtered_n]
+        own_nV = logits_NV[filters.rows_n]
         logits_nV = self._whole_rows(own_nV, 1)
-        scores_nV = (logits_nV - logits_nV.amax(-1, keepdim=True)).mul_(rows.scale_N[rows.filtered_n, None])
-        cut_nV = _filter_scores(scores_nV, rows.top_k_n, rows.top_p_n, rows.min_p_n) == -torch.inf
+        scores_nV = (logits_nV - logits_nV.amax(-1, keepdim=True)).mul_(rows.scale_N[filters.rows_n, None])
+        cut_nV = _filter_scores(scores_nV, filters.top_k_n, filters.top_p_n, filters.min_p_n) == -torch.inf
         count, first = self._own_tokens(logits_NV), self._collective.rank * logits_NV.shape[1]
         own_nV[:, :count].masked_fill_(cut_nV[:, first : first + count], -torch.inf)
-        logits_NV[rows.filtered_n] = own_nV
+        logits_NV[filters.rows_n] = own_nV
 
     def _likeliest(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The largest logit [N] fp32 and the first token that has it [N] fp64, over all ranks."""
+        """The largest logit [N] fp32 and the first token that has it [N] int64, over all ranks."""
         largest_N, index_N = self._primitives.maxima(logits_NV)
+        if self._collective.size == 1:
+            return largest_N, index_N
         tokens_N = index_N + self._collective.rank * logits_NV.shape[1]
         found_R2N = self._collective.all_gather(torch.stack((largest_N.double(), tokens_N.double())))
         maxima_N, rank_N = found_R2N[:, 0].max(0)
-        return maxima_N.float(), found_R2N[:, 1].gather(0, rank_N[None])[0]
+        return maxima_N.float(), found_R2N[:, 1].gather(0, rank_N[None])[0].long()
 
     def _resolve(
         self,
         logits_NV: torch.Tensor,
         block_N: torch.Tensor,
-        target_N: torch.Tensor,
+        inside_N: torch.Tensor,
         maxima_N: torch.Tensor,
         scale_N: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token at `target_N` of the weights of the block, and its weight; [N] fp64 each."""
+        """The token at `inside_N` of the block's weights, [N] int64, and its weight, [N] fp64. Its owner finds it."""
+        if self._collective.size == 1:
+            return self._primitives.resolve(logits_NV, block_N, inside_N, maxima_N, scale_N)
         blocks, rank = logits_NV.shape[1] // BLOCK, self._collective.rank
         own_N = (block_N - rank * blocks).clamp(0, blocks - 1)
-        weights_NB = self._primitives.block_weights(logits_NV, own_N, maxima_N, scale_N).double()
-        inside_N = _first_above(weights_NB.cumsum(-1), target_N)
-        token_N = block_N * BLOCK + inside_N
-        found_R2N = self._collective.all_gather(
-            torch.stack((token_N.double(), weights_NB.gather(1, inside_N[:, None])[:, 0]))
-        )
+        index_N, weight_N = self._primitives.resolve(logits_NV, own_N, inside_N, maxima_N, scale_N)
+        token_N = index_N + rank * logits_NV.shape[1]
+        found_R2N = self._collective.all_gather(torch.stack((token_N.double(), weight_N)))
         owner_N = torch.div(block_N, blocks, rounding_mode="floor")
         token_N, weight_N = found_R2N.gather(0, owner_N.expand(1, 2, -1))[0]
-        return token_N, weight_N
+        return token_N.long(), weight_N
 
 
 def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from tailrace.engine.kernels import build
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, cpu_flags, load
 from tailrace.engine.kernels.sampling import CpuPrimitives
 from tailrace.engine.sampler import BLOCK, TorchPrimitives
+from tests.engine.test_sampler import check_inversion
 
 needs_avx512_bf16 = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
 
@@ -163,10 +164,7 @@ def test_the_samplers_passes_are_those_of_numpy(rows: int, width: int) -> None:
     expected = weights_of(logits, maxima, scale)
     sums = primitives.block_sums(logits, maxima, scale).numpy()
     np.testing.assert_allclose(sums, expected.reshape(rows, -1, BLOCK).sum(-1), rtol=3e-7, atol=1e-37)
-    blocks = torch.arange(rows) % (width // BLOCK)
-    chosen = primitives.block_weights(logits, blocks, maxima, scale).numpy()
-    wanted = expected.reshape(rows, -1, BLOCK)[np.arange(rows), blocks.numpy()]
-    np.testing.assert_allclose(chosen, wanted, rtol=3e-7, atol=1e-37)
+    check_inversion(primitives, logits, scale, torch.from_numpy(expected).view(rows, -1, BLOCK))
 
 
 @needs_avx512_bf16
@@ -200,6 +198,11 @@ def test_both_implementations_of_the_passes_agree() -> None:
     for mine, other in zip(ours.maxima(logits), theirs.maxima(logits), strict=True):
         assert torch.equal(mine, other)
     maxima = ours.maxima(logits)[0]
-    torch.testing.assert_close(
-        ours.block_sums(logits, maxima, scale), theirs.block_sums(logits, maxima, scale), rtol=1e-6, atol=0
-    )
+    sums = theirs.block_sums(logits, maxima, scale)
+    torch.testing.assert_close(ours.block_sums(logits, maxima, scale), sums, rtol=1e-6, atol=0)
+    draws = torch.tensor([0.0, 0.3, 0.5, 0.9, 1 - 1e-16], dtype=torch.float64)
+    chosen, expected = ours.choose(sums, draws), theirs.choose(sums, draws)
+    torch.testing.assert_close(chosen, expected, rtol=1e-9, atol=1e-9)
+    block, inside, _ = expected
+    found = ours.resolve(logits, block, inside, maxima, scale)
+    torch.testing.assert_close(found, theirs.resolve(logits, block, inside, maxima, scale), rtol=1e-6, atol=0)

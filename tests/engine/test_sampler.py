@@ -17,7 +17,7 @@ from transformers import (
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.collectives.base import Alone, Collective
-from tailrace.engine.sampler import BLOCK, Sampler, SamplingRows, TorchPrimitives, uniforms
+from tailrace.engine.sampler import BLOCK, Primitives, Sampler, SamplingRows, TorchPrimitives, uniforms
 from tailrace.errors import EngineError
 from tests.engine.thread_ranks import run_ranks
 
@@ -228,8 +228,23 @@ def test_a_temperature_near_zero_is_nearly_greedy() -> None:
     assert sample(logits, rows, np.array([0.7])) == ([int(logits.argmax())], [0.0])
 
 
+def check_inversion(primitives: Primitives, logits: torch.Tensor, scale: torch.Tensor, weights: torch.Tensor) -> None:
+    """`weights`: [N, K, BLOCK], what the passes sum and search."""
+    rows = len(logits)
+    uniforms_N = torch.linspace(0, 1 - 1e-12, rows, dtype=torch.float64)
+    maxima, _ = primitives.maxima(logits)
+    block, inside, total = primitives.choose(primitives.block_sums(logits, maxima, scale), uniforms_N)
+    index, weight = primitives.resolve(logits, block, inside, maxima, scale)
+    torch.testing.assert_close(total, weights.sum((1, 2)), rtol=1e-5, atol=0)
+    assert torch.equal(index // BLOCK, block)
+    torch.testing.assert_close(weight, weights.flatten(1)[torch.arange(rows), index], rtol=1e-5, atol=1e-12)
+    upto = weights.flatten(1).cumsum(-1)[torch.arange(rows), index]
+    slack = 1e-5 * total
+    assert ((upto - weight - slack <= uniforms_N * total) & (uniforms_N * total <= upto + slack)).all()
+
+
 @pytest.mark.parametrize("rows", [1, 3, 70])
-def test_block_sums_and_weights_are_those_of_the_softmax(rows: int) -> None:
+def test_block_sums_and_what_is_found_in_them_are_those_of_the_softmax(rows: int) -> None:
     logits, primitives = logits_of(rows, 5 * BLOCK), TorchPrimitives()
     scale = torch.linspace(0.5, 2, rows)
     maxima, indexes = primitives.maxima(logits)
@@ -237,6 +252,4 @@ def test_block_sums_and_weights_are_those_of_the_softmax(rows: int) -> None:
     assert torch.equal(indexes, logits.argmax(-1))
     weights = ((logits.double() - maxima[:, None]) * scale[:, None].double()).exp().view(rows, -1, BLOCK)
     torch.testing.assert_close(primitives.block_sums(logits, maxima, scale), weights.sum(-1), rtol=1e-5, atol=0)
-    blocks = torch.arange(rows) % 5
-    found = primitives.block_weights(logits, blocks, maxima, scale)
-    torch.testing.assert_close(found.double(), weights[torch.arange(rows), blocks], rtol=1e-5, atol=1e-12)
+    check_inversion(primitives, logits, scale, weights)

@@ -25,7 +25,7 @@ needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not in this enviro
 
 def make_core(model_dir: Path, *, device: str = "cpu") -> VllmCore:
     """One whose cache has six blocks, of which one is vLLM's own."""
-    config = VllmEngineConfig(dtype="float32", kv_cache_gib=6.01 * BLOCK_GIB, max_batch_size=8, enforce_eager=True)
+    config = VllmEngineConfig(dtype="float32", kv_cache_gib=6.01 * BLOCK_GIB, max_batch_size=8)
     return VllmCore(config, model_dir, device=torch.device(device))
 
 

@@ -256,7 +256,7 @@ def _engine_args(config: VllmEngineConfig, model_dir: Path, context: int, device
         "max_num_seqs": config.max_batch_size,
         "max_model_len": context,
         "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
-        "enforce_eager": config.enforce_eager,
+        "enforce_eager": device.type == "cpu",  # where compiling takes a minute and gains nothing
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # or the model's sampling settings would mix with the request's
         "logprobs_mode": "processed_logprobs",

@@ -2,6 +2,9 @@
 
 #include "simd.h"
 
+#include <algorithm>
+#include <cmath>
+
 namespace {
 
 constexpr long BLOCK = 256;
@@ -37,6 +40,18 @@ int64_t first_maximum(const float* logits, long width) {
     return _mm512_mask_reduce_min_epi32(equal, where);
 }
 
+// The first index whose cumulative weight exceeds the target, so one of positive weight, and what lies before it.
+// The target is kept just below the total, which rounding might let it reach. Any index where weights are NaN.
+template <typename Weight>
+long first_above(const Weight* weights, long count, double target, double total, double* before) {
+    const double below = std::max(std::min(target, std::nextafter(total, 0.0)), 0.0);
+    for (long i = 0; i < count - 1; i++) {
+        if (*before + weights[i] > below) return i;
+        *before += weights[i];
+    }
+    return count - 1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -61,13 +76,30 @@ void sampling_block_sums(const float* logits, int64_t rows, int64_t width, int64
     }
 }
 
-void sampling_block_weights(const float* logits, int64_t rows, int64_t width, const int64_t* blocks,
-    const float* maxima, const float* scales, float* weights) {
+void sampling_choose(const double* sums, int64_t rows, int64_t blocks, const double* uniforms, int64_t* chosen,
+    double* inside, double* totals) {
+    for (long row = 0; row < rows; row++) {
+        const double* row_sums = sums + row * blocks;
+        double total = 0, before = 0;
+        for (long block = 0; block < blocks; block++) total += row_sums[block];
+        chosen[row] = first_above(row_sums, blocks, uniforms[row] * total, total, &before);
+        inside[row] = uniforms[row] * total - before;
+        totals[row] = total;
+    }
+}
+
+void sampling_resolve(const float* logits, int64_t rows, int64_t width, const int64_t* blocks, const double* inside,
+    const float* maxima, const float* scales, int64_t* indexes, double* weights) {
     for (long row = 0; row < rows; row++) {
         const __m512 maximum = _mm512_set1_ps(maxima[row]), scale = _mm512_set1_ps(scales[row]);
         const float* block = logits + row * width + blocks[row] * BLOCK;
-        for (long i = 0; i < BLOCK; i += LANES)
-            _mm512_storeu_ps(weights + row * BLOCK + i, weight(block + i, maximum, scale));
+        float values[BLOCK];
+        double total = 0, before = 0;
+        for (long i = 0; i < BLOCK; i += LANES) _mm512_storeu_ps(values + i, weight(block + i, maximum, scale));
+        for (long i = 0; i < BLOCK; i++) total += values[i];
+        const long index = first_above(values, BLOCK, inside[row], total, &before);
+        indexes[row] = blocks[row] * BLOCK + index;
+        weights[row] = values[index];
     }
 }
 }

@@ -26,7 +26,7 @@ class CpuPrimitives:
         rows, width = logits_NV.shape
         maxima_N, indexes_N = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
         self._library.sampling_maxima(
-            _floats(logits_NV), rows, width, self._threads, maxima_N.data_ptr(), indexes_N.data_ptr()
+            _address(logits_NV), rows, width, self._threads, maxima_N.data_ptr(), indexes_N.data_ptr()
         )
         return maxima_N, indexes_N
 
@@ -34,25 +34,53 @@ class CpuPrimitives:
         """See `Primitives`."""
         rows, width = logits_NV.shape
         sums_NK = torch.empty(rows, width // BLOCK, dtype=torch.float64)
-        maxima, scale = _floats(maxima_N), _floats(scale_N)
+        maxima, scale = _address(maxima_N), _address(scale_N)
         self._library.sampling_block_sums(
-            _floats(logits_NV), rows, width, self._threads, maxima, scale, sums_NK.data_ptr()
+            _address(logits_NV), rows, width, self._threads, maxima, scale, sums_NK.data_ptr()
         )
         return sums_NK
 
-    def block_weights(
-        self, logits_NV: torch.Tensor, blocks_N: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor
-    ) -> torch.Tensor:
+    def choose(
+        self, sums_NK: torch.Tensor, uniforms_N: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `Primitives`."""
+        rows, blocks = sums_NK.shape
+        block_N = torch.empty(rows, dtype=torch.int64)
+        inside_N, total_N = torch.empty(2, rows, dtype=torch.float64)
+        self._library.sampling_choose(
+            _address(sums_NK, torch.float64),
+            rows,
+            blocks,
+            _address(uniforms_N, torch.float64),
+            block_N.data_ptr(),
+            inside_N.data_ptr(),
+            total_N.data_ptr(),
+        )
+        return block_N, inside_N, total_N
+
+    def resolve(
+        self,
+        logits_NV: torch.Tensor,
+        blocks_N: torch.Tensor,
+        inside_N: torch.Tensor,
+        maxima_N: torch.Tensor,
+        scale_N: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Primitives`."""
         rows, width = logits_NV.shape
-        weights_NB = torch.empty(rows, BLOCK)
-        blocks_N = blocks_N.contiguous()
-        assert blocks_N.dtype == torch.int64, "blocks are indexes"
-        maxima, scale = _floats(maxima_N), _floats(scale_N)
-        self._library.sampling_block_weights(
-            _floats(logits_NV), rows, width, blocks_N.data_ptr(), maxima, scale, weights_NB.data_ptr()
+        index_N, weight_N = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+        self._library.sampling_resolve(
+            _address(logits_NV),
+            rows,
+            width,
+            _address(blocks_N, torch.int64),
+            _address(inside_N, torch.float64),
+            _address(maxima_N),
+            _address(scale_N),
+            index_N.data_ptr(),
+            weight_N.data_ptr(),
         )
-        return weights_NB
+        return index_N, weight_N
 
 
 def _library() -> ctypes.CDLL:
@@ -60,14 +88,14 @@ def _library() -> ctypes.CDLL:
     pointer, number = c_void_p, c_int64
     library.sampling_maxima.argtypes = [pointer, number, number, number, pointer, pointer]
     library.sampling_block_sums.argtypes = [pointer, number, number, number, pointer, pointer, pointer]
-    library.sampling_block_weights.argtypes = [pointer, number, number, pointer, pointer, pointer, pointer]
-    for function in (library.sampling_maxima, library.sampling_block_sums, library.sampling_block_weights):
-        function.restype = None
+    library.sampling_choose.argtypes = [pointer, number, number, pointer, pointer, pointer, pointer]
+    library.sampling_resolve.argtypes = [pointer, number, number, *[pointer] * 6]
+    for name in ("maxima", "block_sums", "choose", "resolve"):
+        getattr(library, f"sampling_{name}").restype = None
     return library
 
 
-def _floats(tensor: torch.Tensor) -> int:
-    """Its address."""
-    assert tensor.dtype == torch.float32, f"expected float32, not {tensor.dtype}"
+def _address(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> int:
+    assert tensor.dtype == dtype, f"expected {dtype}, not {tensor.dtype}"
     assert tensor.is_contiguous(), "expected a contiguous tensor"
     return tensor.data_ptr()
