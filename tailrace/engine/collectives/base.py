@@ -5,8 +5,18 @@ bit on every rank, so that ranks that compute the same from them stay in step.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSum:
+    """`all_reduce` of fp32 for C++: `int function(void* exchange, float* data, int64_t count)`."""
+
+    function: int
+    """Its address. It returns -1, or the rank that did not come in time."""
+    exchange: int
 
 
 class Collective(ABC):
@@ -14,6 +24,16 @@ class Collective(ABC):
 
     rank: int
     size: int
+    native_sum: NativeSum | None = None
+    """What C++ may call instead of `all_reduce`, many times in a call from Python; None where there is no such thing."""
+
+    def check(self, missing: int) -> None:
+        """Turn what `native_sum` has returned into an error.
+
+        Raises:
+            EngineError: it is the number of a rank, which did not take part in time.
+        """
+        assert missing < 0, "a collective with a native sum says more"
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tailrace.engine.collectives.base import Collective
+from tailrace.engine.collectives.base import Collective, NativeSum
 from tailrace.engine.kernels import build
 from tailrace.errors import EngineError
 
@@ -44,8 +44,9 @@ class SharedMemoryCollective(Collective):
         self._exchange: int = kernel.exchange_open(
             ctypes.addressof(self._start), rank, size, SLOT_BYTES, self._timeout_s
         )
+        self.native_sum = NativeSum(_address(kernel.exchange_sum_fp32), self._exchange)
         self._sums = {torch.float32: kernel.exchange_sum_fp32, torch.bfloat16: kernel.exchange_sum_bf16}
-        self._check(kernel.exchange_meet(self._exchange))
+        self.check(kernel.exchange_meet(self._exchange))
         if rank == 0:
             path.unlink()
 
@@ -54,7 +55,7 @@ class SharedMemoryCollective(Collective):
         assert self._exchange, "closed"
         assert tensor.is_contiguous()
         assert tensor.is_cpu
-        self._check(self._sums[tensor.dtype](self._exchange, tensor.data_ptr(), tensor.numel()))
+        self.check(self._sums[tensor.dtype](self._exchange, tensor.data_ptr(), tensor.numel()))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """See `Collective`."""
@@ -62,7 +63,7 @@ class SharedMemoryCollective(Collective):
         assert tensor.is_contiguous()
         assert tensor.is_cpu
         gathered = tensor.new_empty((self.size, *tensor.shape))
-        self._check(self._kernel.exchange_gather(self._exchange, tensor.data_ptr(), gathered.data_ptr(), tensor.nbytes))
+        self.check(self._kernel.exchange_gather(self._exchange, tensor.data_ptr(), gathered.data_ptr(), tensor.nbytes))
         return gathered
 
     def close(self) -> None:
@@ -73,7 +74,8 @@ class SharedMemoryCollective(Collective):
             del self._start
             self._memory.close()
 
-    def _check(self, missing: int) -> None:
+    def check(self, missing: int) -> None:
+        """See `Collective`."""
         if missing >= 0:
             raise EngineError(
                 f"rank {missing} of {self.size} did not take part in an exchange through shared memory within "
@@ -103,6 +105,12 @@ def load_kernel() -> ctypes.CDLL:
         function = getattr(kernel, name)
         function.restype, function.argtypes = result, arguments
     return kernel
+
+
+def _address(function: object) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+    assert address is not None, "a function that was loaded has an address"
+    return address
 
 
 def _map(path: Path, size: int) -> mmap.mmap:

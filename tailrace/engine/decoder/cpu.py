@@ -1,14 +1,14 @@
 """The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX512-BF16.
 
-Python packs the weights and makes two calls a layer, or one call for all layers where the rank is alone. Sums are taken
-in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a chunk of a
+Python packs the weights and makes one call a step, or two a layer where C++ cannot call the ranks' exchange. Sums are
+taken in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a chunk of a
 prompt of any size, and over prompt blocks that others filled.
 """
 
 import ctypes
 import time
 from collections.abc import Mapping
-from ctypes import POINTER, byref, c_double, c_int64, c_void_p
+from ctypes import POINTER, byref, c_double, c_int, c_int64, c_void_p
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from tailrace.engine.kv_cache import KVCache
 
 LANES = 16
 MOST_HEAD_DIM = 256
-SECTIONS = ("embed", "qkv", "attention", "out", "mlp", "head")
+SECTIONS = ("embed", "qkv", "attention", "out", "mlp", "head", "all_reduce")
 
 _VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv_bias", "out_bias")
 _MATRICES = ("qkv", "out", "gate_up", "down")
@@ -41,6 +41,7 @@ class _Model(ctypes.Structure):
         ("layer", POINTER(_Layer)),
         *((name, c_void_p) for name in ("embedding", "head", "norm", "cosines", "sines", "nanoseconds", "workspace")),
         ("threads", c_int64),
+        *((name, c_void_p) for name in ("all_reduce", "exchange")),
     ]
 
 
@@ -78,7 +79,7 @@ def _library() -> ctypes.CDLL:
     library = load("decoder", needs=AVX512_BF16)
     library.decoder_workspace_bytes.restype = c_int64
     library.decoder_run.argtypes = [POINTER(_Model), POINTER(_Step), c_int64, c_int64]
-    library.decoder_run.restype = None
+    library.decoder_run.restype = c_int
     return library
 
 
@@ -129,6 +130,8 @@ class CpuDecoder(Decoder):
             nanoseconds=self._nanoseconds.ctypes.data,
             threads=torch.get_num_threads(),
         )
+        if (native := collective.native_sum) is not None:
+            self._model.all_reduce, self._model.exchange = native.function, native.exchange
         self._workspace = torch.empty(self._library.decoder_workspace_bytes(byref(self._model)), dtype=torch.uint8)
         self._model.workspace = self._workspace.data_ptr()
         self._residual, self._partial = torch.empty(0, dtype=torch.bfloat16), torch.empty(0)
@@ -158,8 +161,8 @@ class CpuDecoder(Decoder):
         partial_TH = self._reserve(tokens, drawn)
         step = self._step(batch)
         stages = 2 * self._architecture.layers + 2
-        if self._collective.size == 1:
-            self._library.decoder_run(byref(self._model), byref(step), 0, stages)
+        if self._collective.size == 1 or self._model.all_reduce:
+            self._collective.check(self._library.decoder_run(byref(self._model), byref(step), 0, stages))
         else:
             for stage in range(stages):
                 self._library.decoder_run(byref(self._model), byref(step), stage, stage + 1)
@@ -174,7 +177,7 @@ class CpuDecoder(Decoder):
     def take_seconds(self) -> dict[str, float]:
         """See `Decoder`."""
         seconds = dict(zip(SECTIONS, (self._nanoseconds * 1e-9).tolist(), strict=True))
-        seconds["all_reduce"] = self._all_reduce_s
+        seconds["all_reduce"] += self._all_reduce_s
         self._nanoseconds[:] = 0
         self._all_reduce_s = 0.0
         return seconds

@@ -88,6 +88,7 @@ struct Run {
     std::vector<Place> places;
     std::vector<std::vector<Queries>> tiles;
     Barrier barrier;
+    int missing = -1;  // the rank that did not come to an exchange
 
     Run(const Model& m, const Step& s)
         : m(m), s(s), w(m, m.workspace), places(places_of(m, s)), tiles(tiles_of(m, s)) {}
@@ -157,6 +158,13 @@ class Worker {
         }
     }
 
+    // partial = its sum over the ranks; false if one of them did not come.
+    bool exchange() {
+        if (thread == 0) run.missing = m.all_reduce(m.exchange, s.partial, s.tokens * m.hidden);
+        meet(ALL_REDUCE);
+        return run.missing < 0;
+    }
+
   private:
     Run& run;
     const Model& m;
@@ -222,8 +230,9 @@ extern "C" {
 int64_t decoder_workspace_bytes(const Model* model) { return Workspace(*model, nullptr).bytes; }
 
 // Stages begin … end - 1. Stage 0 embeds, stages 2 i + 1 and 2 i + 2 are the halves of layer i, and the last, stage
-// 2 layers + 1, makes the logits. Between stages, `partial` is to be summed over the ranks.
-void decoder_run(const Model* model, const Step* step, int64_t begin, int64_t end) {
+// 2 layers + 1, makes the logits. Between stages, `partial` is to be summed over the ranks. Returns -1, or the rank that
+// did not come to an exchange.
+int decoder_run(const Model* model, const Step* step, int64_t begin, int64_t end) {
     Run run(*model, *step);
 #pragma omp parallel num_threads(model->threads)
     {
@@ -238,7 +247,9 @@ void decoder_run(const Model* model, const Step* step, int64_t begin, int64_t en
                 worker.attention(layer);
             else
                 worker.mlp(layer);
+            if (model->all_reduce && stage + 1 < end && !worker.exchange()) break;
         }
     }
+    return run.missing;
 }
 }

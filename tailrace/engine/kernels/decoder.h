@@ -20,6 +20,9 @@ struct Model {
     int64_t* nanoseconds;                 // by Section
     char* workspace;
     int64_t threads;
+    // Sums `data` over the ranks; -1, or the rank that did not come. Null where the caller does that between stages.
+    int (*all_reduce)(void* exchange, float* data, int64_t count);
+    void* exchange;
 
     Heads heads() const { return {query_heads, kv_heads, head_dim, block_size}; }
     long attended() const { return query_heads * head_dim; }
@@ -35,7 +38,7 @@ struct Step {
     float* logits;   // [drawn, vocabulary]
 };
 
-enum Section { EMBED, QKV, ATTENTION, OUT, MLP, HEAD };
+enum Section { EMBED, QKV, ATTENTION, OUT, MLP, HEAD, ALL_REDUCE };
 
 // Rows that pass through a half layer together: few enough for their activations to stay in the level 2 cache.
 constexpr long SLAB = 192;
