@@ -142,7 +142,7 @@ def draw_tokens(model_dir: Path, collective: Collective) -> tuple[list[int], lis
     tables = [[4 * row + place for place in range(4)] for row in range(len(DRAWS))]
     chunks = [Chunk(0, SEQUENCES[1], table, draw) for table, draw in zip(tables, DRAWS, strict=True)]
     logits_NV = decoder.forward(Batch.of(chunks, BLOCK_SIZE))
-    sampler = Sampler(architecture.vocab_size, collective, decoder.primitives)
+    sampler = Sampler(architecture.vocab_size, collective, decoder.drawing)
     draws = uniforms([draw.seed for draw in DRAWS], [draw.position for draw in DRAWS])
     return sampler.sample(logits_NV, SamplingRows.of(DRAWS, CPU), draws)
 

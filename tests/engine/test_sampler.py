@@ -17,7 +17,8 @@ from transformers import (
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.collectives.base import Alone, Collective
-from tailrace.engine.sampler import BLOCK, Primitives, Sampler, SamplingRows, TorchPrimitives, uniforms
+from tailrace.engine.drawing import BLOCK, TorchDrawing
+from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
 from tailrace.errors import EngineError
 from tests.engine.thread_ranks import run_ranks
 
@@ -50,7 +51,7 @@ def sample(
     shares = torch.full((count, width * collective.size), torch.nan)  # padding may hold anything
     shares[:, :vocabulary] = logits
     own = shares[:, collective.rank * width : (collective.rank + 1) * width].contiguous()
-    return Sampler(vocabulary, collective, TorchPrimitives()).sample(own, rows, draws)
+    return Sampler(vocabulary, collective, TorchDrawing(collective)).sample(own, rows, draws)
 
 
 def logits_of(rows: int, vocabulary: int, *, scale: float = 3.0) -> torch.Tensor:
@@ -226,30 +227,3 @@ def test_a_temperature_near_zero_is_nearly_greedy() -> None:
     logits = logits_of(1, 700)
     rows = SamplingRows.of([SamplingConfig(temperature=1e-40, top_p=0.9)], CPU)
     assert sample(logits, rows, np.array([0.7])) == ([int(logits.argmax())], [0.0])
-
-
-def check_inversion(primitives: Primitives, logits: torch.Tensor, scale: torch.Tensor, weights: torch.Tensor) -> None:
-    """`weights`: [N, K, BLOCK], what the passes sum and search."""
-    rows = len(logits)
-    uniforms_N = torch.linspace(0, 1 - 1e-12, rows, dtype=torch.float64)
-    maxima, _ = primitives.maxima(logits)
-    block, inside, total = primitives.choose(primitives.block_sums(logits, maxima, scale), uniforms_N)
-    index, weight = primitives.resolve(logits, block, inside, maxima, scale)
-    torch.testing.assert_close(total, weights.sum((1, 2)), rtol=1e-5, atol=0)
-    assert torch.equal(index // BLOCK, block)
-    torch.testing.assert_close(weight, weights.flatten(1)[torch.arange(rows), index], rtol=1e-5, atol=1e-12)
-    upto = weights.flatten(1).cumsum(-1)[torch.arange(rows), index]
-    slack = 1e-5 * total
-    assert ((upto - weight - slack <= uniforms_N * total) & (uniforms_N * total <= upto + slack)).all()
-
-
-@pytest.mark.parametrize("rows", [1, 3, 70])
-def test_block_sums_and_what_is_found_in_them_are_those_of_the_softmax(rows: int) -> None:
-    logits, primitives = logits_of(rows, 5 * BLOCK), TorchPrimitives()
-    scale = torch.linspace(0.5, 2, rows)
-    maxima, indexes = primitives.maxima(logits)
-    assert torch.equal(maxima, logits.amax(-1))
-    assert torch.equal(indexes, logits.argmax(-1))
-    weights = ((logits.double() - maxima[:, None]) * scale[:, None].double()).exp().view(rows, -1, BLOCK)
-    torch.testing.assert_close(primitives.block_sums(logits, maxima, scale), weights.sum(-1), rtol=1e-5, atol=0)
-    check_inversion(primitives, logits, scale, weights)

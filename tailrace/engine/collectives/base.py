@@ -11,12 +11,15 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class NativeSum:
-    """`all_reduce` of fp32 for C++: `int function(void* exchange, float* data, int64_t count)`."""
+class NativeExchange:
+    """What C++ may call instead: functions that return -1, or the rank that did not come in time."""
 
-    function: int
-    """Its address. It returns -1, or the rank that did not come in time."""
     exchange: int
+    """Their first argument."""
+    sum: int
+    """Address of `int (void* exchange, float* data, int64_t count)`: all_reduce of fp32."""
+    gather: int
+    """Address of `int (void* exchange, const char* own, char* all, int64_t bytes)`: all_gather."""
 
 
 class Collective(ABC):
@@ -24,16 +27,16 @@ class Collective(ABC):
 
     rank: int
     size: int
-    native_sum: NativeSum | None = None
-    """What C++ may call instead of `all_reduce`, many times in a call from Python; None where there is no such thing."""
+    native: NativeExchange | None = None
+    """For C++ that exchanges many times in one call from Python; None where there is no such thing."""
 
     def check(self, missing: int) -> None:
-        """Turn what `native_sum` has returned into an error.
+        """Turn what a `native` function has returned into an error.
 
         Raises:
             EngineError: it is the number of a rank, which did not take part in time.
         """
-        assert missing < 0, "a collective with a native sum says more"
+        assert missing < 0, "a collective with a native exchange says more"
 
     @abstractmethod
     def all_reduce(self, tensor: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tailrace.engine.collectives.base import Collective, NativeSum
+from tailrace.engine.collectives.base import Collective, NativeExchange
 from tailrace.engine.kernels import build
 from tailrace.errors import EngineError
 
@@ -44,7 +44,9 @@ class SharedMemoryCollective(Collective):
         self._exchange: int = kernel.exchange_open(
             ctypes.addressof(self._start), rank, size, SLOT_BYTES, self._timeout_s
         )
-        self.native_sum = NativeSum(_address(kernel.exchange_sum_fp32), self._exchange)
+        self.native = NativeExchange(
+            self._exchange, sum=_address(kernel.exchange_sum_fp32), gather=_address(kernel.exchange_gather)
+        )
         self._sums = {torch.float32: kernel.exchange_sum_fp32, torch.bfloat16: kernel.exchange_sum_bf16}
         self.check(kernel.exchange_meet(self._exchange))
         if rank == 0:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tailrace.engine.sampler import Primitives
+from tailrace.engine.drawing import Drawing
 from tailrace.engine.step import Chunk
 
 Ints = npt.NDArray[np.int64]
@@ -55,8 +55,8 @@ class Batch:
 class Decoder(ABC):
     """A Llama, Qwen2 or Qwen3 decoder, or the share of it that one TP rank holds. Without weights until `load`."""
 
-    primitives: Primitives
-    """The sampler's passes over its logits, where they lie."""
+    drawing: Drawing
+    """How tokens are drawn from its logits."""
 
     @abstractmethod
     def load(self, named: Mapping[str, torch.Tensor]) -> None:

@@ -17,8 +17,9 @@ import torch
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder
+from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, load
-from tailrace.engine.kernels.sampling import CpuPrimitives
+from tailrace.engine.kernels.sampling import CpuDrawing
 from tailrace.engine.kv_cache import KVCache
 
 LANES = 16
@@ -102,7 +103,8 @@ class CpuDecoder(Decoder):
             EngineError: there is no room for the cache.
         """
         self._library = _library()
-        self.primitives = CpuPrimitives()
+        in_cpp = collective.size == 1 or collective.native is not None
+        self.drawing = CpuDrawing(collective) if in_cpp else TorchDrawing(collective)
         self._architecture = a = architecture
         self._collective = collective
         cpu = torch.device("cpu")
@@ -130,8 +132,8 @@ class CpuDecoder(Decoder):
             nanoseconds=self._nanoseconds.ctypes.data,
             threads=torch.get_num_threads(),
         )
-        if (native := collective.native_sum) is not None:
-            self._model.all_reduce, self._model.exchange = native.function, native.exchange
+        if (native := collective.native) is not None:
+            self._model.all_reduce, self._model.exchange = native.sum, native.exchange
         self._workspace = torch.empty(self._library.decoder_workspace_bytes(byref(self._model)), dtype=torch.uint8)
         self._model.workspace = self._workspace.data_ptr()
         self._residual, self._partial = torch.empty(0, dtype=torch.bfloat16), torch.empty(0)

@@ -9,16 +9,14 @@ from tailrace.engine.architecture import Architecture
 from tailrace.engine.attention import StepAttention
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder, Ints
+from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.graphs import DecodeGraphs
 from tailrace.engine.kv_cache import KVCache
 from tailrace.engine.model import Model
-from tailrace.engine.sampler import TorchPrimitives
 
 
 class TorchDecoder(Decoder):
     """See `Decoder`."""
-
-    primitives = TorchPrimitives()
 
     def __init__(
         self,
@@ -42,6 +40,7 @@ class TorchDecoder(Decoder):
             EngineError: the device has no room for the cache.
             ConfigError: graphs are wanted, and the device is not CUDA.
         """
+        self.drawing = TorchDrawing(collective)
         self._device = device
         self._model = Model(
             architecture, max_model_len=max_model_len, dtype=dtype, device=device, collective=collective

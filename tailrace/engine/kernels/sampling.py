@@ -1,101 +1,73 @@
-"""The sampler's passes over the logits in C++ (`sampling.cpp`), for CPUs with AVX512-BF16."""
+"""Drawing in C++ (`sampling.cpp`), for CPUs with AVX512-BF16: one call, since operators on a few numbers cost more."""
 
 import ctypes
-from ctypes import c_int64, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.drawing import BLOCK, Drawn, own_tokens
 from tailrace.engine.kernels.build import AVX512_BF16, load
-from tailrace.engine.sampler import BLOCK
 
 
-class CpuPrimitives:
-    """See `sampler.Primitives`. Reads each logit once in a pass and stores nothing of the vocabulary's size."""
+class CpuDrawing:
+    """See `drawing.Drawing`. Reads each logit twice and stores nothing of the vocabulary's size."""
 
-    def __init__(self) -> None:
-        """Uses as many threads as torch does now.
+    def __init__(self, collective: Collective) -> None:
+        """`collective`: of one rank, or with a native exchange. Uses as many threads as torch does now.
 
         Raises:
             KernelUnavailable: the kernels cannot be had.
         """
         self._library = _library()
         self._threads = torch.get_num_threads()
+        self._collective = collective
+        native = collective.native
+        assert collective.size == 1 or native is not None, "C++ has to be able to call the exchange"
+        self._exchange = (native.gather, native.exchange) if native is not None else (None, None)
 
-    def maxima(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Primitives`. NaNs are passed over."""
-        rows, width = logits_NV.shape
-        maxima_N, indexes_N = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
-        self._library.sampling_maxima(
-            _address(logits_NV), rows, width, self._threads, maxima_N.data_ptr(), indexes_N.data_ptr()
-        )
-        return maxima_N, indexes_N
-
-    def block_sums(self, logits_NV: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
-        """See `Primitives`."""
-        rows, width = logits_NV.shape
-        sums_NK = torch.empty(rows, width // BLOCK, dtype=torch.float64)
-        maxima, scale = _address(maxima_N), _address(scale_N)
-        self._library.sampling_block_sums(
-            _address(logits_NV), rows, width, self._threads, maxima, scale, sums_NK.data_ptr()
-        )
-        return sums_NK
-
-    def choose(
-        self, sums_NK: torch.Tensor, uniforms_N: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See `Primitives`."""
-        rows, blocks = sums_NK.shape
-        block_N = torch.empty(rows, dtype=torch.int64)
-        inside_N, total_N = torch.empty(2, rows, dtype=torch.float64)
-        self._library.sampling_choose(
-            _address(sums_NK, torch.float64),
-            rows,
-            blocks,
-            _address(uniforms_N, torch.float64),
-            block_N.data_ptr(),
-            inside_N.data_ptr(),
-            total_N.data_ptr(),
-        )
-        return block_N, inside_N, total_N
-
-    def resolve(
+    def draw(
         self,
         logits_NV: torch.Tensor,
-        blocks_N: torch.Tensor,
-        inside_N: torch.Tensor,
-        maxima_N: torch.Tensor,
+        greedy_N: torch.Tensor,
         scale_N: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `Primitives`."""
+        uniforms_N: npt.NDArray[np.float64],
+        vocab_size: int,
+    ) -> Drawn:
+        """See `Drawing`."""
         rows, width = logits_NV.shape
-        index_N, weight_N = torch.empty(rows, dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
-        self._library.sampling_resolve(
-            _address(logits_NV),
+        rank, ranks = self._collective.rank, self._collective.size
+        drawn = Drawn(np.empty(rows, np.int64), np.empty(rows), np.empty(rows))
+        missing = self._library.sampling_draw(
+            _address(logits_NV, torch.float32),
             rows,
             width,
-            _address(blocks_N, torch.int64),
-            _address(inside_N, torch.float64),
-            _address(maxima_N),
-            _address(scale_N),
-            index_N.data_ptr(),
-            weight_N.data_ptr(),
+            self._threads,
+            own_tokens(rank, width, vocab_size),
+            -(-vocab_size // BLOCK),
+            _address(scale_N, torch.float32),
+            _address(greedy_N, torch.bool),
+            uniforms_N.ctypes.data,
+            rank,
+            ranks,
+            *self._exchange,
+            *(array.ctypes.data for array in drawn),
         )
-        return index_N, weight_N
+        self._collective.check(missing)
+        return drawn
 
 
 def _library() -> ctypes.CDLL:
     library = load("sampling", needs=AVX512_BF16)
     pointer, number = c_void_p, c_int64
-    library.sampling_maxima.argtypes = [pointer, number, number, number, pointer, pointer]
-    library.sampling_block_sums.argtypes = [pointer, number, number, number, pointer, pointer, pointer]
-    library.sampling_choose.argtypes = [pointer, number, number, pointer, pointer, pointer, pointer]
-    library.sampling_resolve.argtypes = [pointer, number, number, *[pointer] * 6]
-    for name in ("maxima", "block_sums", "choose", "resolve"):
-        getattr(library, f"sampling_{name}").restype = None
+    library.sampling_draw.argtypes = [pointer, *[number] * 5, *[pointer] * 3, *[number] * 2, *[pointer] * 5]
+    library.sampling_draw.restype = c_int
     return library
 
 
-def _address(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> int:
+def _address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
     assert tensor.dtype == dtype, f"expected {dtype}, not {tensor.dtype}"
     assert tensor.is_contiguous(), "expected a contiguous tensor"
     return tensor.data_ptr()

@@ -40,7 +40,7 @@ class Rank:
         self._block_size = config.block_size
         self._device = device
         self._decoder = make_decoder(config, architecture, shard, device=device, collective=collective)
-        self._sampler = Sampler(architecture.vocab_size, collective, self._decoder.primitives)
+        self._sampler = Sampler(architecture.vocab_size, collective, self._decoder.drawing)
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace every weight by this rank's share of these full, checked tensors."""

@@ -1,0 +1,159 @@
+"""Drawing tokens from logits that are spread over ranks, the same tokens whatever the number of ranks.
+
+Each rank sums the weights of its share of the vocabulary in blocks. All ranks gather the same sums, choose the same
+block, and learn the token from the block's owner. Blocks begin at the same tokens whatever the number of ranks, so that
+number changes no bit of the result.
+
+    maxima ─▶ all_gather ─▶ block sums ─▶ all_gather ─▶ choose a block ─▶ its owner finds the token ─▶ all_gather
+
+On CUDA the host waits once, at the end.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.sharding import VOCAB_MULTIPLE
+
+BLOCK = VOCAB_MULTIPLE
+"""Vocabulary entries that are summed before the first search."""
+CPU_ENTRIES = 2**16
+"""Logits whose exponentials a CPU holds at a time: they stay in its cache."""
+
+
+class Drawn(NamedTuple):
+    """N tokens, the same on every rank."""
+
+    tokens_N: npt.NDArray[np.int64]
+    weights_N: npt.NDArray[np.float64]
+    """exp((logit - largest logit) * scale), in fp32, of each token."""
+    totals_N: npt.NDArray[np.float64]
+    """The sum of the weights of the whole row; not finite where a logit is NaN or infinite."""
+
+
+class Drawing(Protocol):
+    """How one rank takes part."""
+
+    def draw(
+        self,
+        logits_NV: torch.Tensor,
+        greedy_N: torch.Tensor,
+        scale_N: torch.Tensor,
+        uniforms_N: npt.NDArray[np.float64],
+        vocab_size: int,
+    ) -> Drawn:
+        """Invert each row's cumulative weights at a number in [0, 1); of greedy rows take the first of the likeliest.
+
+        Args:
+            logits_NV: [N, V_local] fp32, this rank's, V_local a multiple of BLOCK; those beyond the vocabulary are set
+                to -inf.
+            greedy_N: bool.
+            scale_N: fp32.
+            vocab_size: Tokens of all ranks together.
+
+        Raises:
+            EngineError: a rank did not take part.
+        """
+
+
+def own_tokens(rank: int, width: int, vocab_size: int) -> int:
+    """How many of a rank's `width` logits belong to tokens; the others pad."""
+    return min(max(vocab_size - rank * width, 0), width)
+
+
+def whole_rows(collective: Collective, part: torch.Tensor, columns: int) -> torch.Tensor:
+    """Gather [N, X_local] to [N, columns]; what lies beyond only pads."""
+    if collective.size == 1:
+        return part[:, :columns]
+    gathered = collective.all_gather(part.contiguous())
+    return gathered.transpose(0, 1).flatten(1)[:, :columns]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchDrawing:
+    """On any device, with any collective."""
+
+    collective: Collective
+
+    def draw(
+        self,
+        logits_NV: torch.Tensor,
+        greedy_N: torch.Tensor,
+        scale_N: torch.Tensor,
+        uniforms_N: npt.NDArray[np.float64],
+        vocab_size: int,
+    ) -> Drawn:
+        """See `Drawing`."""
+        logits_NV[:, own_tokens(self.collective.rank, logits_NV.shape[1], vocab_size) :] = -torch.inf
+        maxima_N, likeliest_N = self._likeliest(logits_NV)
+        blocks = -(-vocab_size // BLOCK)
+        sums_NK = whole_rows(self.collective, _block_sums(logits_NV, maxima_N, scale_N), blocks)
+        cumulative_NK = sums_NK.cumsum(-1)
+        total_N = cumulative_NK[:, -1]
+        target_N = torch.from_numpy(uniforms_N).to(logits_NV.device) * total_N
+        block_N = _first_above(cumulative_NK, target_N)
+        inside_N = target_N - (cumulative_NK - sums_NK).gather(1, block_N[:, None])[:, 0]
+        token_N, weight_N = self._resolve(logits_NV, block_N, inside_N, maxima_N, scale_N)
+        token_N, weight_N = torch.where(greedy_N, likeliest_N, token_N), torch.where(greedy_N, 1.0, weight_N)
+        tokens, weights, totals = torch.stack((token_N, weight_N, total_N)).cpu().numpy()
+        return Drawn(tokens.astype(np.int64), weights, totals)
+
+    def _likeliest(self, logits_NV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The largest logit [N] fp32 and the first token that has it [N] fp64, over all ranks."""
+        # Block by block, because torch vectorizes a maximum but not one with its index.
+        largest_N, block_N = logits_NV.view(len(logits_NV), -1, BLOCK).amax(-1).max(-1)
+        token_N = block_N * BLOCK + _block(logits_NV, block_N).argmax(-1) + self.collective.rank * logits_NV.shape[1]
+        found_R2N = self.collective.all_gather(torch.stack((largest_N.double(), token_N.double())))
+        maxima_N, rank_N = found_R2N[:, 0].max(0)
+        return maxima_N.float(), found_R2N[:, 1].gather(0, rank_N[None])[0]
+
+    def _resolve(
+        self,
+        logits_NV: torch.Tensor,
+        block_N: torch.Tensor,
+        inside_N: torch.Tensor,
+        maxima_N: torch.Tensor,
+        scale_N: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The token at `inside_N` of the block's weights, and its weight, [N] fp64 each. Its owner finds it."""
+        blocks, rank = logits_NV.shape[1] // BLOCK, self.collective.rank
+        own_N = (block_N - rank * blocks).clamp(0, blocks - 1)
+        weights_NB = (_block(logits_NV, own_N) - maxima_N[:, None]).mul_(scale_N[:, None]).exp_().double()
+        index_N = _first_above(weights_NB.cumsum(-1), inside_N)
+        token_N, weight_N = block_N * BLOCK + index_N, weights_NB.gather(1, index_N[:, None])[:, 0]
+        found_R2N = self.collective.all_gather(torch.stack((token_N.double(), weight_N)))
+        owner_N = torch.div(block_N, blocks, rounding_mode="floor")
+        token_N, weight_N = found_R2N.gather(0, owner_N.expand(1, 2, -1))[0]
+        return token_N, weight_N
+
+
+def _block_sums(logits_NV: torch.Tensor, maxima_N: torch.Tensor, scale_N: torch.Tensor) -> torch.Tensor:
+    """Summed weights of each block, [N, V_local / BLOCK] fp64. They depend on the logits of their block alone."""
+    count, width = logits_NV.shape
+    step = max(1, CPU_ENTRIES // width) if logits_NV.device.type == "cpu" else max(1, count)
+    sums = logits_NV.new_empty(count, width // BLOCK)
+    for first in range(0, count, step):
+        rows = slice(first, first + step)
+        weights = (logits_NV[rows] - maxima_N[rows, None]).mul_(scale_N[rows, None]).exp_()
+        torch.sum(weights.view(len(weights), -1, BLOCK), -1, out=sums[rows])
+    return sums.double()
+
+
+def _block(logits_NV: torch.Tensor, blocks_N: torch.Tensor) -> torch.Tensor:
+    """[N, BLOCK], one block of each row."""
+    rows = torch.arange(len(logits_NV), device=logits_NV.device)
+    return logits_NV.view(len(logits_NV), -1, BLOCK)[rows, blocks_N]
+
+
+def _first_above(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """[N], the first index whose cumulative weight exceeds the target, so one of positive weight.
+
+    Targets are kept just below the total, which rounding might let them reach. Any index where weights are NaN.
+    """
+    total = cumulative[:, -1]
+    below = torch.minimum(target, torch.nextafter(total, torch.zeros_like(total))).clamp_min(0)
+    return torch.searchsorted(cumulative, below[:, None], right=True)[:, 0].clamp_max(cumulative.shape[1] - 1)
