@@ -24,14 +24,14 @@ from rich.console import Console
 
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.prompts import ColumnsConfig
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, SampleStream
 from tailrace.engine.factory import make_engine
-from tailrace.errors import ConfigError, PromptError, UserError
+from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.planning.order import first_in, longest_first
-from tailrace.preparation import check_cache, context_length, prepare_torch
+from tailrace.preparation import check_cache, check_sampling, context_length, prepare_torch
 from tailrace.prompts.load import present
 from tailrace.prompts.order import sample_seed
 from tailrace.prompts.sources.base import table_rows
@@ -112,6 +112,7 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
         raise ConfigError("prompts are given as arguments and as prompts.source; give them in one way")
     if not texts and config.prompts.source is None:
         raise ConfigError("there are no prompts; give them as arguments, or a file with --prompts FILE")
+    check_sampling(config.engine, config.sampling)
     model_dir = resolve_model(config.model)
     tokenizer = load_tokenizer(model_dir)
     if config.prompts.source is not None:
@@ -180,10 +181,11 @@ async def _generate(config: GenerateConfig, inputs: Inputs, lines: "JsonLines") 
             longest_prompt=max(len(prompt.prompt_ids) for prompt in inputs.prompts),
             max_new_tokens=config.sampling.max_new_tokens,
         )
+        stream = await stack.enter_async_context(aclosing(_submit(engine, requests)))
         stack.enter_context(lines)
         throughput = Throughput(len(requests), engine.stats)
         console = Console(stderr=True, force_interactive=False if lines.on_terminal else None)
-        async with throughput.shown(console), aclosing(_finished(engine, requests, interrupt)) as samples:
+        async with throughput.shown(console), aclosing(_finished(engine, stream, requests, interrupt)) as samples:
             async for sample in samples:
                 lines.write(_line(sample, config, inputs))
                 throughput.count(sample)
@@ -202,22 +204,31 @@ async def _open_engine(config: GenerateConfig, inputs: Inputs, stack: AsyncExitS
     return engine
 
 
-async def _finished(engine: Engine, requests: Sequence[Request], interrupt: Interrupt) -> AsyncGenerator[Sample]:
+def _submit(engine: Engine, requests: Sequence[Request]) -> SampleStream:
+    """The stream of their samples. What an engine refuses here is what the user asked for."""
+    try:
+        return engine.submit(requests)
+    except RequestError as error:
+        raise UserError(str(error)) from None
+
+
+async def _finished(
+    engine: Engine, stream: SampleStream, requests: Sequence[Request], interrupt: Interrupt
+) -> AsyncGenerator[Sample]:
     """The samples as they finish; after an interrupt, those that had finished already."""
-    async with aclosing(engine.submit(requests)) as samples:
-        while True:
-            try:
-                sample = await anext(samples)
-            except StopAsyncIteration:
-                return
-            except asyncio.CancelledError:
-                if not interrupt.asked:
-                    raise
-                interrupt.accept()
-                await engine.abort(request.request_id for request in requests)
-                continue
-            if sample.finish_reason is not FinishReason.ABORT:
-                yield sample
+    while True:
+        try:
+            sample = await anext(stream)
+        except StopAsyncIteration:
+            return
+        except asyncio.CancelledError:
+            if not interrupt.asked:
+                raise
+            interrupt.accept()
+            await engine.abort(request.request_id for request in requests)
+            continue
+        if sample.finish_reason is not FinishReason.ABORT:
+            yield sample
 
 
 def _line(sample: Sample, config: GenerateConfig, inputs: Inputs) -> Line:

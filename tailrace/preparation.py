@@ -5,7 +5,8 @@ from pathlib import Path
 import torch
 
 from tailrace.allocator import keep_freed_memory
-from tailrace.config.engine import EngineConfig, NativeEngineConfig, VllmEngineConfig
+from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig, VllmEngineConfig
+from tailrace.engine.backends.vllm import unsupported
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
@@ -37,6 +38,16 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
     if isinstance(engine, NativeEngineConfig | VllmEngineConfig) and engine.max_model_len is not None:
         context = min(context, engine.max_model_len)
     return context
+
+
+def check_sampling(config: EngineConfig, sampling: SamplingConfig) -> None:
+    """Whether the engine samples as it is told to.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if isinstance(config, VllmEngineConfig) and (reason := unsupported(sampling)):
+        raise ConfigError(f"sampling has {reason}")
 
 
 def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, max_new_tokens: int) -> None:

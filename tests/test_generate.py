@@ -5,16 +5,22 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.load import load_as, parse_as
 from tailrace.config.shorthand import Shorthand, split_arguments
-from tailrace.errors import ConfigError, PromptError, UserError
+from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
+from tailrace.engine.base import Engine, SampleStream
+from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.generate import JsonLines, Line, generate, load_inputs, make_requests
+from tailrace.types import Request
 from tests.conftest import TinyModel
 
 LINE = Line(
@@ -150,6 +156,31 @@ def test_wrong_input_leaves_a_file_that_was_to_be_replaced_alone(tmp_path: Path,
     with pytest.raises(PromptError, match="argument 2"):
         generate(configured(model), ["one", "  "], output, force=True)
     assert output.read_text() == "precious"
+
+
+def test_what_only_the_engine_refuses_leaves_that_file_alone_and_is_bad_input(tmp_path: Path, model: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("precious")
+
+    class Refusing(FakeEngine):
+        def submit(self, requests: Sequence[Request]) -> SampleStream:
+            raise RequestError("request 0 has a prompt token outside the vocabulary")
+
+    def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        return Refusing(executor=executor, playwright=RandomPlaywright(9))
+
+    with (
+        patch("tailrace.generate.make_engine", make),
+        pytest.raises(UserError, match="request 0 has a prompt token outside the vocabulary"),
+    ):
+        generate(configured(model), ["one"], output, force=True)
+    assert output.read_text() == "precious"
+
+
+def test_sampling_that_vllm_would_change_is_refused_before_it_starts(tmp_path: Path, model: Path) -> None:
+    config = configured(model, engine={"type": "vllm"}, sampling={"temperature": 0.001})
+    with pytest.raises(ConfigError, match=r"sampling has temperature 0\.001; vLLM takes 0\.01 or more, or 0"):
+        generate(config, ["one"], tmp_path / "out.jsonl")
 
 
 def test_an_output_without_a_directory_is_refused_before_anything_starts(tmp_path: Path, model: Path) -> None:

@@ -115,16 +115,8 @@ class VllmCore:
         """
         check_length(request, self.max_model_len)
         self._stop_rules.rule(request)
-        sampling = request.sampling
-        if 0 < sampling.temperature < LOWEST_TEMPERATURE:
-            raise RequestError(
-                f"request {request.request_id} has temperature {sampling.temperature}; vLLM takes {LOWEST_TEMPERATURE} "
-                "or more, or 0, which is greedy"
-            )
-        if sampling.min_p > 0 and sampling.top_p < 1:
-            raise RequestError(
-                f"request {request.request_id} has min_p and top_p, which vLLM applies in the other order; use one"
-            )
+        if reason := unsupported(request.sampling):
+            raise RequestError(f"request {request.request_id} has {reason}")
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -219,6 +211,15 @@ class VllmEngine(DrivenEngine):
     def __init__(self, config: VllmEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
         """See `VllmCore`."""
         super().__init__(VllmCore(config, model_dir, device=torch.device(device)), executor)
+
+
+def unsupported(sampling: SamplingConfig) -> str | None:
+    """What vLLM would change of `sampling`, with what it takes instead, or None."""
+    if 0 < sampling.temperature < LOWEST_TEMPERATURE:
+        return f"temperature {sampling.temperature}; vLLM takes {LOWEST_TEMPERATURE} or more, or 0, which is greedy"
+    if sampling.min_p > 0 and sampling.top_p < 1:
+        return "min_p and top_p, which vLLM applies in the other order; use one"
+    return None
 
 
 def _start(arguments: dict[str, Any], device: torch.device) -> Any:
