@@ -76,6 +76,7 @@ def profile_engine(config: ProfileConfig, json: Path | None) -> None:
         UserError: the engine is not the native one or cannot hold a batch, or the file cannot be written.
     """
     engine = _check_engine(config)
+    _check_prefill(config, engine)
     if json is not None and not json.parent.is_dir():
         raise UserError(f"--json {json} cannot be made: {json.parent} is not a directory")
     prepare_torch(config.device, config.threads)
@@ -113,14 +114,26 @@ def _check_context(config: ProfileConfig, context: int) -> None:
         )
 
 
+def _check_prefill(config: ProfileConfig, engine: NativeEngineConfig) -> None:
+    """The first sequence must still decode when the last one has been prefilled: it makes a token in every step."""
+    largest = max(config.batch_sizes)
+    steps = -(-largest * config.prompt_tokens // engine.prefill_tokens)
+    if steps >= config.new_tokens:
+        raise ConfigError(
+            f"{largest} prompts of {config.prompt_tokens} tokens are prefilled in {steps} steps, so {largest} sequences "
+            f"with new_tokens {config.new_tokens} never decode together; raise new_tokens or engine.prefill_tokens"
+        )
+
+
 def _check_cache(config: ProfileConfig, engine: NativeEngineConfig, total_blocks: int) -> None:
-    """A batch that does not fit would measure preemptions."""
+    """A batch that does not fit would measure preemptions. The scheduler keeps a block free for each that runs."""
+    largest = max(config.batch_sizes)
     tokens = config.prompt_tokens + config.new_tokens
-    needed = max(config.batch_sizes) * -(-tokens // engine.block_size)
+    needed = largest * (-(-tokens // engine.block_size) + 1)
     if needed > total_blocks:
         raise ConfigError(
-            f"engine.kv_cache_gib {engine.kv_cache_gib} holds {total_blocks} blocks, but {max(config.batch_sizes)} "
-            f"sequences of {tokens} tokens take {needed}; raise it, or lower batch_sizes"
+            f"engine.kv_cache_gib {engine.kv_cache_gib} holds {total_blocks} blocks, but {largest} sequences of "
+            f"{tokens} tokens take {needed}; raise it, or lower batch_sizes"
         )
 
 

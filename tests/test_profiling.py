@@ -110,13 +110,27 @@ def test_the_table_has_a_column_for_each_batch_size_and_a_row_for_each_part() ->
         ({"engine": {"type": "native", "dp": 2}}, "engine.dp is 2: a step belongs to one copy of the model"),
         ({"batch_sizes": [1, 256]}, "batch size 256 exceeds engine.max_batch_size 128; raise it"),
         ({"prompt_tokens": 500, "new_tokens": 20}, "exceed the context of 512 tokens together"),
-        ({"engine": {"type": "native", "kv_cache_gib": 0.00002}}, "sequences of 15 tokens take 3; raise it"),
+        (
+            {"engine": {"type": "native", "prefill_tokens": 6}},
+            "3 prompts of 10 tokens are prefilled in 5 steps, so 3 sequences with new_tokens 5 never decode together",
+        ),
+        ({"engine": {"type": "native", "kv_cache_gib": 0.00002}}, "sequences of 15 tokens take 6; raise it"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tiny_model: TinyModel, changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
         profile_engine(configured(model={"path": str(tiny_model("llama"))}, **changes), None)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "engine", [{"prefill_tokens": 8}, {"block_size": 16, "kv_cache_gib": 6.01 * 16 * 2 * 2 * 2 * 16 * 4 / 2**30}]
+)
+def test_what_is_just_allowed_is_measured(tiny_model: TinyModel, tmp_path: Path, engine: dict[str, Any]) -> None:
+    changes = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.01, **engine}
+    profile_engine(configured(model={"path": str(tiny_model("llama"))}, engine=changes), tmp_path / "p.json")
+    batches = json.loads((tmp_path / "p.json").read_text())["batches"]
+    assert min(batch["decode_steps"] for batch in batches) >= 1
 
 
 @pytest.mark.parametrize("change", [{"batch_sizes": []}, {"new_tokens": 1}, {"batch_sizes": [0]}])

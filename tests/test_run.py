@@ -169,6 +169,7 @@ def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_mo
         ({"rewards__grader": {"type": "function", "path": "tests.graders.nope"}}, "nope"),
         ({"prompts__source": {"type": "jsonl", "path": "/nowhere.jsonl"}}, "/nowhere.jsonl"),
         ({"device": "cuda:7"}, "cuda:7"),
+        ({"engine": {"type": "vllm"}, "sampling__temperature": 0.001}, "vLLM takes 0.01 or more"),
     ],
 )
 def test_bad_input_is_one_line_and_writes_nothing(
