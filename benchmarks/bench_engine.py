@@ -4,7 +4,9 @@ Three comparisons. Each goes in rounds, in which every case has its turn; the fi
 the others counts. The last line is JSON.
 
 - Throughput: bf16, all cores, fresh random prompts of 64 tokens, 128 new tokens at temperature 1, batch 1, 8, 32, 64.
-- Tensor parallelism: a decode step at batch 1 on two ranks and on one, one thread each.
+- Tensor parallelism: a decode step at batch 1 on two ranks and on one, one thread each, of the same model and of one
+  with the shape of Qwen2.5-0.5B, whose heads two ranks share evenly. Beside it, how long one process takes to read so
+  much memory, and two take to read half of it each: no such step can be faster.
 - Group sharing: the first tokens of 8 different prompts of 512 tokens, and of 8 samples of one.
 """
 
@@ -13,7 +15,9 @@ import os
 import random
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,6 +26,7 @@ from typing import Annotated
 
 import typer
 from gate import Contestant
+from random_model import QWEN_0_5B, write_model
 
 from tailrace.config.model import ModelConfig
 from tailrace.models.info import describe_model
@@ -30,7 +35,7 @@ from tailrace.models.resolve import resolve_model
 HERE = Path(__file__).parent
 LOGS = HERE.parent / "build" / "bench-engine"
 VLLM_PYTHON = HERE.parent / ".venv-vllm" / "bin" / "python"
-CORES = len(os.sched_getaffinity(0))
+CORES = sorted(os.sched_getaffinity(0))
 
 BATCH_SIZES = (1, 8, 32, 64)
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
@@ -38,9 +43,25 @@ GROUP_SIZE, GROUP_PROMPT_TOKENS = 8, 512
 SHORT_TOKENS = 16
 """A decode step is timed between a response of this length and one that is NEW_TOKENS longer."""
 
-ENVIRONMENT = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1", "HF_HUB_OFFLINE": "1"}
+ENVIRONMENT = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "-1",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": str(len(CORES)),
+    "HF_HUB_OFFLINE": "1",
+}
 """Of every contestant; MALLOC_… is what `tailrace.allocator` does."""
-VLLM_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{CORES - 1}", "VLLM_LOGGING_STREAM": "ext://sys.stderr"}
+VLLM_ENVIRONMENT = {
+    "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "LD_PRELOAD": str(VLLM_PYTHON.parents[1] / "lib" / "libiomp5.so"),  # it asks for this, and is faster at batch 1
+}
+
+MEMORY_MIB = 256
+"""About what SmolLM2's weights take in bf16."""
+REST_S = 2.0
+"""Before each turn: vLLM's worker keeps a core busy for a second after its last step."""
+QWEN = "qwen2.5-0.5b-shape"
 
 Prompts = list[list[int]]
 Case = Callable[[int], float]
@@ -53,7 +74,9 @@ def main(
 ) -> None:
     """Run the three comparisons."""
     model_dir = resolve_model(ModelConfig(path=model))
-    figures = throughput(model_dir, rounds) | tensor_parallelism(model_dir, rounds) | group_sharing(model_dir, rounds)
+    figures = throughput(model_dir, rounds)
+    figures |= tensor_parallelism({QWEN: write_model(QWEN_0_5B, LOGS / QWEN), model_dir.name: model_dir}, rounds)
+    figures |= group_sharing(model_dir, rounds)
     print(json.dumps({"bench": "engine"} | figures))
 
 
@@ -61,7 +84,7 @@ def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
     """Tokens per second of each engine at each batch size, and the native engine's over each of the others'."""
     with ExitStack() as stack:
         engines = {
-            "native": native(stack, model_dir, tp=1, threads=CORES),
+            "native": native(stack, model_dir, tp=1, threads=len(CORES)),
             "vllm": start(stack, "vllm", [VLLM_PYTHON, HERE / "engine_vllm.py", model_dir], VLLM_ENVIRONMENT),
             "hf": start(stack, "hf", [sys.executable, HERE / "engine_hf.py", model_dir]),
         }
@@ -84,11 +107,10 @@ def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
     }
 
 
-def tensor_parallelism(model_dir: Path, rounds: int) -> dict[str, object]:
-    """The time of a decode step on two ranks over that on one."""
-    vocab = describe_model(model_dir).vocab
+def tensor_parallelism(models: Mapping[str, Path], rounds: int) -> dict[str, object]:
+    """The time of a decode step on two ranks over that on one, of each model; the first one's also by itself."""
 
-    def step_ms(engine: Contestant, number: int) -> float:
+    def step_ms(engine: Contestant, vocab: int, number: int) -> float:
         rng = random.Random(number)
         short, long = (
             generate(engine, draw(rng, 1, PROMPT_TOKENS, vocab), new_tokens)
@@ -97,16 +119,41 @@ def tensor_parallelism(model_dir: Path, rounds: int) -> dict[str, object]:
         return (long - short) / NEW_TOKENS * 1e3
 
     with ExitStack() as stack:
-        cases = {f"tp{tp}": partial(step_ms, native(stack, model_dir, tp=tp, threads=1)) for tp in (1, 2)}
+        cases = {
+            f"{name} tp{tp}": partial(
+                step_ms, native(stack, directory, tp=tp, threads=1), describe_model(directory).vocab
+            )
+            for name, directory in models.items()
+            for tp in (1, 2)
+        }
+        cases |= {f"memory x{readers}": partial(read_ms, memory_readers(stack, readers)) for readers in (1, 2)}
         measured = medians(cases, "ms a decode step", rounds)
-    return {"tp2_over_tp1_latency_batch1": round(measured["tp2"] / measured["tp1"], 3), "decode_step_ms": measured}
+    ratios = {name: round(measured[f"{name} tp2"] / measured[f"{name} tp1"], 3) for name in models}
+    return {
+        "tp2_over_tp1_latency_batch1": next(iter(ratios.values())),
+        "tp2_over_tp1_by_model": ratios,
+        "memory_x2_over_x1": round(measured["memory x2"] / measured["memory x1"], 3),
+        "decode_step_ms": measured,
+    }
+
+
+def memory_readers(stack: ExitStack, count: int) -> list[Contestant]:
+    """Programs that read MEMORY_MIB together."""
+    command = [sys.executable, HERE / "memory_stream.py", MEMORY_MIB // count]
+    return [start(stack, f"memory-{count}-{reader}", command) for reader in range(count)]
+
+
+def read_ms(readers: Sequence[Contestant], _: int) -> float:
+    """How long all of them take at the same time: what the machine allows a decode step to take at the least."""
+    with ThreadPoolExecutor(len(readers)) as threads:
+        return 1e3 * max(float(figures["seconds"]) for figures in threads.map(Contestant.step, readers))
 
 
 def group_sharing(model_dir: Path, rounds: int) -> dict[str, object]:
     """The time to the first tokens of different prompts over that of one prompt's samples."""
     vocab = describe_model(model_dir).vocab
     with ExitStack() as stack:
-        engine = native(stack, model_dir, tp=1, threads=CORES)
+        engine = native(stack, model_dir, tp=1, threads=len(CORES))
 
         def first_tokens_ms(prompts: int, number: int) -> float:
             rng = random.Random(f"round {number}, prompts {prompts}")
@@ -159,8 +206,9 @@ def medians(cases: Mapping[str, Case], unit: str, rounds: int) -> dict[str, floa
     measured: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
         for name, case in cases.items():
+            time.sleep(REST_S)
             figure = case(number)
-            print(f"{name:>10} {figure:9.1f} {unit}{'  (warm-up)' if number == 0 else ''}", flush=True)
+            print(f"{name:>22} {figure:9.1f} {unit}{'  (warm-up)' if number == 0 else ''}", flush=True)
             if number > 0:
                 measured[name].append(figure)
     return {name: round(statistics.median(figures), 2) for name, figures in measured.items()}

@@ -1,0 +1,27 @@
+"""A model of a known shape with random weights, where speed is all that matters."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+QWEN_0_5B = Qwen2Config(
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=24,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+)
+"""The shape of Qwen2.5-0.5B: 494M parameters, and heads that two ranks share evenly."""
+
+
+def write_model(config: Qwen2Config, directory: Path) -> Path:
+    """Write it to `directory` in bf16, unless it is there."""
+    if not (directory / "model.safetensors").exists():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+        model.save_pretrained(directory)
+    return directory
