@@ -83,14 +83,17 @@ class Engine(ABC):
 
     @abstractmethod
     async def update_weights(self, version: WeightVersion, tensors: "Weights") -> None:
-        """Install new weights between two steps: all of them or, after an error, none.
+        """Install new weights between two steps.
 
         `tensors` has HF parameter names with full tensors, or with shards that cover a parameter together, of any float
         dtype. Tokens made from then on carry `version`. Unfinished sequences go on, with their cache kept or computed
         anew (`cache_on_update`); no cached prefix of an older version is used for sequences that start afterwards.
 
         Raises:
-            EngineError: a name is unknown or missing, or a shape or dtype is wrong; the old weights stay.
+            EngineError: a name is unknown or missing, or a shape or dtype is wrong; the old weights stay, as they do
+                when `tensors` itself raises. An error while checked weights are copied, such as a device that has run
+                out of memory or ranks that cannot be restarted, leaves none: the next step fails the engine, unless
+                another update succeeds before.
         """
 
     @abstractmethod

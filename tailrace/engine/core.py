@@ -5,7 +5,8 @@
 
 Who waits on whom: a step starts every lane that is at rest and has work, then waits until the first of them is done. So
 lanes never wait for each other, and with a single one a step is schedule → compute → finish. A lane whose ranks die
-computes its unfinished sequences again on new ones; their tokens so far are kept here.
+computes its unfinished sequences again on new ones; their tokens so far are kept here. Only while ranks are replaced do
+the other lanes wait: they end the steps that they have begun, and begin no other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -57,8 +58,9 @@ class EngineCore:
         )
         self.lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, a, device=device)]
         self._dispatcher = Dispatcher([lane.scheduler for lane in self.lanes])
-        self._settled: list[Sample] = []
-        self._weights_are_whole = False
+        self._failure: EngineError | None = None
+        """Of a lane, while samples of others that finished beside it are handed out."""
+        self.weights_are_whole = False
         try:
             self._load_initial_weights(model_dir)
         except BaseException:  # also when interrupted: no process may stay behind
@@ -73,12 +75,12 @@ class EngineCore:
         self._replace_weights(stage(named, self._config))
 
     def _replace_weights(self, named: Mapping[str, torch.Tensor]) -> None:
-        self._weights_are_whole = False  # and stay torn if a copy fails, for want of memory: no step may use them
+        self.weights_are_whole = False  # and stay torn if a copy fails, for want of memory
         for lane in self.lanes:
             lane.load(named)
         for lane in self.lanes:
             lane.loaded(recompute=self._config.cache_on_update == "recompute")
-        self._weights_are_whole = True
+        self.weights_are_whole = True
 
     def _scheduler(self) -> Scheduler:
         return Scheduler(
@@ -90,7 +92,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._settled) or any(lane.has_work for lane in self.lanes)
+        return any(lane.has_work for lane in self.lanes)
 
     @property
     def profiler(self) -> Profiler | None:
@@ -135,35 +137,44 @@ class EngineCore:
         """Let every lane compute, until one has new tokens; the samples that finished.
 
         Raises:
-            EngineError: logits are not finite, copying the last weights failed halfway, or ranks died repeatedly.
+            EngineError: logits are not finite, or ranks died repeatedly. Samples that other lanes finish at the same
+                time come first; the next call raises then.
         """
-        if not self._weights_are_whole:
-            raise EngineError("copying the last weights failed halfway, so there are none to generate with")
-        self._dispatcher.balance()
-        for lane in self.lanes:
-            lane.begin(self.version)
-        samples, self._settled = self._settled, []
-        for lane in first_done(self.lanes, timeout_s=self._config.step_timeout_s):
-            samples += lane.complete()
-        return samples
+        if self._failure is None:
+            self._dispatcher.balance()
+            for lane in self.lanes:
+                lane.begin(self.version)
+        return self._complete(first_done(self.lanes, timeout_s=self._config.step_timeout_s))
 
     def settle(self) -> list[Sample]:
-        """Wait until no lane computes; the samples that finished."""
-        samples, self._settled = self._settled, []
-        for lane in self.lanes:
-            samples += lane.complete()
+        """Wait until no lane computes; the samples that finished.
+
+        Raises:
+            EngineError: as `step` does.
+        """
+        return self._complete(self.lanes)
+
+    def _complete(self, lanes: Iterable[Lane]) -> list[Sample]:
+        samples: list[Sample] = []
+        for lane in lanes:
+            try:
+                samples += lane.complete()
+            except EngineError as error:
+                self._failure = self._failure or error
+        if self._failure is not None and not samples:
+            raise self._failure
         return samples
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
-        """Install new weights, all or none.
+        """Install new weights. No step is under way: `settle` comes first.
 
         Raises:
-            EngineError: a name is unknown or missing, a shape or dtype is wrong, or shards do not cover a parameter;
-                the old weights stay.
+            EngineError: a name is unknown or missing, a shape or dtype is wrong, shards do not cover a parameter, or
+                there is no room to hand them over: the old weights stay. Or, while they are copied, ranks died
+                repeatedly or a device ran out of memory: there are none then, see `weights_are_whole`.
         """
-        named = stage(check_weights(self._architecture, tensors), self._config)
-        self._settled = self.settle()
-        self._replace_weights(named)
+        assert not any(lane.busy for lane in self.lanes), "weights change between two steps"
+        self._replace_weights(stage(check_weights(self._architecture, tensors), self._config))
         self.version = version
 
     def stats(self) -> EngineStats:
@@ -182,6 +193,11 @@ class EngineCore:
             total_blocks=sum(scheduler.blocks.total for scheduler in schedulers),
             version=self.version,
         )
+
+    def interrupt(self) -> None:
+        """From any thread: end worker processes, and with them the wait for a step under way. Only `close` follows."""
+        for lane in self.lanes:
+            lane.replica.interrupt()
 
     def close(self) -> None:
         """End the ranks. Closing twice is harmless."""

@@ -3,8 +3,9 @@
 Dataflow: `submit` puts requests into an inbox and starts the loop, unless it runs. The loop, while there is work and no
 pause: hand the inbox and the aborts to the core, run one step of it in the executor, hand finished samples to their
 streams. Who waits on whom: the lock `_turn` is held for each step; pausing, aborting and updating weights take it, in
-the order of asking, so they get in between two steps. A stream waits for its queue. Nothing waits while there is no
-work.
+the order of asking, so they get in between two steps. With several replicas a step ends when the first of them is done,
+and others go on computing without the lock: pausing and updating weights settle the core first. A stream waits for its
+queue. Nothing waits while there is no work.
 
 All of it but the core's own calls runs in the event loop's thread. Adding and aborting are plain bookkeeping and happen
 there too, under the lock.
@@ -28,12 +29,15 @@ Result = TypeVar("Result")
 
 
 class Core(Protocol):
-    """What the driver needs. One call at a time, but for `check`, `max_model_len` and `stats`.
+    """What the driver needs. One call at a time, but for `check`, `max_model_len`, `stats` and `interrupt`.
 
     A step may leave work under way, on ranks that run beside each other; `settle` waits for it and starts no more.
+    After an error of either the core is of no further use.
     """
 
     max_model_len: int
+    weights_are_whole: bool
+    """False from the first change that `load_weights` makes to the last: where it raises in between, there are none."""
 
     @property
     def has_work(self) -> bool: ...
@@ -48,9 +52,13 @@ class Core(Protocol):
 
     def settle(self) -> list[Sample]: ...
 
-    def load_weights(self, version: WeightVersion, tensors: "Weights") -> None: ...
+    def load_weights(self, version: WeightVersion, tensors: "Weights") -> None:
+        """Install new weights; nothing is under way."""
 
     def stats(self) -> EngineStats: ...
+
+    def interrupt(self) -> None:
+        """From any thread: let the call under way end soon, be it with an error. Only `close` follows."""
 
     def close(self) -> None: ...
 
@@ -100,7 +108,9 @@ class DrivenEngine(Engine):
     async def pause_generation(self) -> None:
         """See `Engine`."""
         self._paused = True
-        await self._settle()
+        async with self._turn:
+            if self._failure is None:
+                await self._advance(self._core.settle)
 
     async def resume_generation(self) -> None:
         """See `Engine`."""
@@ -112,7 +122,8 @@ class DrivenEngine(Engine):
         async with self._turn:
             if self._failure is not None:
                 raise EngineError(str(self._failure)) from self._failure  # raised itself, its traceback would grow
-            await self._run(self._core.load_weights, version, tensors)
+            await self._advance(self._core.settle)
+            await _ended(self._start(self._core.load_weights, version, tensors))
 
     def stats(self) -> EngineStats:
         """See `Engine`."""
@@ -122,16 +133,11 @@ class DrivenEngine(Engine):
     async def close(self) -> None:
         """See `Engine`."""
         self._fail(EngineError("the engine was closed"))
+        self._core.interrupt()
         async with self._turn:  # free once the step under way has ended
-            await self._run(self._core.close)
+            await _ended(self._start(self._core.close))
         if self._loop is not None:
             await asyncio.wait([self._loop])
-
-    async def _settle(self) -> None:
-        """Return once no step is under way."""
-        async with self._turn:
-            if self._failure is None:
-                self._deliver(await self._run(self._core.settle))
 
     def _wake(self) -> None:
         if self._loop is None or self._loop.done():
@@ -146,25 +152,30 @@ class DrivenEngine(Engine):
                 self._empty_inbox()
                 if not self._core.has_work:
                     return
-                self._deliver(await self._run(self._core.step))
+                if not self._core.weights_are_whole:
+                    raise EngineError("loading the last weights failed halfway, so there are none to generate with")
+                await self._advance(self._core.step)
 
-    async def _run(self, call: Callable[..., Result], *arguments: object) -> Result:
-        """Run `call` in the executor; even when cancelled, return no earlier than it does."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
+    async def _advance(self, call: Callable[[], list[Sample]]) -> None:
+        """Step or settle; `_turn` must be held. Even when cancelled, it gives the streams the samples, or the error."""
+        work = self._start(call)
         try:
-            return await asyncio.shield(future)
+            await _ended(work)
         finally:
-            while not future.done():
-                with suppress(asyncio.CancelledError):  # the first one is under way already
-                    await asyncio.wait([future])
+            error = work.exception()
+            if error is None:
+                self._deliver(work.result())
+            else:
+                self._fail(_generation_failed(error))
+
+    def _start(self, call: Callable[..., Result], *arguments: object) -> asyncio.Future[Result]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)
 
     def _on_loop_end(self, loop: asyncio.Task[None]) -> None:
         if loop.cancelled():
             self._fail(EngineError("generation was cancelled"))
         elif (error := loop.exception()) is not None:
-            failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._fail(failure)
+            self._fail(_generation_failed(error))
 
     def _fail(self, failure: EngineError) -> None:
         """End every stream; the first failure is the one that is told."""
@@ -223,6 +234,22 @@ class _Stream(SampleStream):
         if not self._closed:
             self._closed = True
             await self._engine.abort(self.pending)
+
+
+async def _ended(work: asyncio.Future[Result]) -> Result:
+    """The result of work in the executor; even when cancelled, return no earlier than it ends."""
+    try:
+        return await asyncio.shield(work)
+    finally:
+        while not work.done():
+            with suppress(asyncio.CancelledError):  # the first one is under way already
+                await asyncio.wait([work])
+
+
+def _generation_failed(error: BaseException) -> EngineError:
+    failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def check_length(request: Request, max_model_len: int) -> None:

@@ -30,7 +30,9 @@ class Lane:
         self._plan: StepPlan | None = None
         self._version: WeightVersion = 0
         self._deaths = 0
-        self._schedule_s = self._begin_s = 0.0
+        self.began = 0.0
+        """When the last step did; see `time.perf_counter`."""
+        self._schedule_s = 0.0
 
     @property
     def busy(self) -> bool:
@@ -46,9 +48,9 @@ class Lane:
         """Start a step with weights of `version`, unless one is under way or there is nothing to do."""
         if self.busy or not self.has_work:
             return
-        began = time.perf_counter()
+        self.began = time.perf_counter()
         plan = self.scheduler.schedule()
-        self._schedule_s = time.perf_counter() - began
+        self._schedule_s = time.perf_counter() - self.began
         step = plan.input if self.profiler is None else msgspec.structs.replace(plan.input, profile=True)
         try:
             self.replica.start(step)
@@ -56,7 +58,6 @@ class Lane:
             self._revive(death)
         else:
             self._plan, self._version = plan, version
-        self._begin_s = time.perf_counter() - began
 
     def complete(self) -> list[Sample]:
         """Wait for the step under way, if there is one; the samples that it finished.
@@ -67,7 +68,6 @@ class Lane:
         if self._plan is None:
             return []
         plan, self._plan = self._plan, None
-        began = time.perf_counter()
         try:
             output = self.replica.finish()
         except RankDied as death:
@@ -79,8 +79,8 @@ class Lane:
         samples = self.scheduler.complete(plan, output, self._version)
         if self.profiler is not None:
             ended = time.perf_counter()
-            schedule_s, wall_s = self._schedule_s + ended - computed, self._begin_s + ended - began
-            self.profiler.add(plan.input, output.seconds, schedule_s=schedule_s, wall_s=wall_s)
+            schedule_s = self._schedule_s + ended - computed
+            self.profiler.add(plan.input, output.seconds, schedule_s=schedule_s, wall_s=ended - self.began)
         return samples
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
@@ -102,21 +102,30 @@ class Lane:
     def _revive(self, death: RankDied) -> None:
         """Replace the ranks; unfinished sequences keep their tokens and are computed again."""
         self.scheduler.restart()
-        self._deaths += 1
-        if self._deaths > MAX_DEATHS:
-            raise EngineError(f"{death}; ranks died {self._deaths} times in a row without a step done") from death
-        self.replica.restart()
+        alive = False
+        while not alive:
+            self._deaths += 1
+            if self._deaths > MAX_DEATHS:
+                raise EngineError(f"{death}; ranks died {self._deaths} times in a row without a step done") from death
+            try:
+                self.replica.restart()
+                alive = True
+            except RankDied as another:
+                death = another
         self.restarts += 1
 
 
 def first_done(lanes: Sequence[Lane], *, timeout_s: float) -> list[Lane]:
-    """Wait until a lane's step is done, or a rank has died; the lanes to complete.
+    """Wait until a lane's step is done, a rank has died or a step is overdue; the lanes to complete.
 
-    All that compute after `timeout_s`: to complete a replica that is too slow raises what is wrong with it.
+    To complete a step that began `timeout_s` ago or more raises what is wrong with its replica.
     """
     busy = [lane for lane in lanes if lane.busy]
-    waitables = {descriptor: lane for lane in busy for descriptor in lane.replica.waitables()}
-    if len(busy) < 2 or not waitables:
+    if len(busy) < 2:
         return busy
-    ready = {waitables[descriptor] for descriptor in wait(list(waitables), timeout_s) if isinstance(descriptor, int)}
-    return [lane for lane in busy if lane in ready] or busy
+    waitables = {descriptor: lane for lane in busy for descriptor in lane.replica.waitables()}
+    limits = {lane: lane.began + timeout_s for lane in busy}
+    ready = wait(list(waitables), max(0.0, min(limits.values()) - time.perf_counter()))
+    done = {waitables[descriptor] for descriptor in ready if isinstance(descriptor, int)}
+    now = time.perf_counter()
+    return [lane for lane in busy if lane in done or limits[lane] <= now]

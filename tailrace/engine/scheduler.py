@@ -135,23 +135,25 @@ class Scheduler:
         self._plan = None
 
     def take_waiting(self, count: int) -> list[Sequence]:
-        """Hand over up to `count` waiting sequences without a response, the last of them, in order.
+        """Hand over up to `count` waiting sequences, the last of them, in order.
 
-        Whole groups are preferred, and among them those that nobody runs here.
+        Whole groups are preferred, and among them those that nobody runs here. Sequences with a response, of which the
+        cache may have something left, come last.
         """
-        groups: dict[int, list[Sequence]] = {}
+        groups: dict[tuple[bool, int], list[Sequence]] = {}
         for _, sequence in sorted(self._waiting, reverse=True):
-            if not sequence.log_probs:
-                groups.setdefault(sequence.request.group_id, []).append(sequence)
+            groups.setdefault((bool(sequence.log_probs), sequence.request.group_id), []).append(sequence)
         here = {sequence.request.group_id for sequence in self._running}
+        preferred = sorted(groups, key=lambda key: (key[0], key[1] in here))
         taken: list[Sequence] = []
-        for group_id in sorted(groups, key=here.__contains__):
-            if taken and group_id in here:
+        for begun, group_id in preferred:
+            if taken and (begun or group_id in here):
                 break
-            if len(taken) + len(groups[group_id]) <= count:
-                taken += groups[group_id]
-        if not taken and groups:
-            taken = next(iter(groups.values()))[:count]
+            group = groups[begun, group_id]
+            if len(taken) + len(group) <= count:
+                taken += group
+        if not taken and preferred:
+            taken = groups[preferred[0]][:count]
         self._keep_waiting(set(taken))
         return sorted(taken, key=_order)
 

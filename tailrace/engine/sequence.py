@@ -59,7 +59,7 @@ class Sequence:
         """How its next token is drawn."""
         sampling = self.request.sampling
         return Draw(
-            self.request.seed,
+            self.request.seed % 2**64,  # as many bits as the wire and the generator take
             len(self.log_probs),
             sampling.temperature,
             sampling.top_k,

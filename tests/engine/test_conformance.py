@@ -50,6 +50,7 @@ CONFIGS = {
     "native": NativeEngineConfig(dtype="float32", block_size=8, kv_cache_gib=0.01, prefill_tokens=300),
     "native-bf16": NativeEngineConfig(kv_cache_gib=0.01),
     "native-tp2": NativeEngineConfig(dtype="float32", tp=2, block_size=8, kv_cache_gib=0.01),
+    "native-dp2": NativeEngineConfig(dtype="float32", dp=2, block_size=8, kv_cache_gib=0.01),
     "vllm": VllmEngineConfig(dtype="float32", kv_cache_gib=0.01, max_batch_size=8),
     "hf": HfEngineConfig(),
     "fake": FakeEngineConfig(),

@@ -1,6 +1,7 @@
 """The asynchronous driver, around cores that fail or are watched."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -10,9 +11,11 @@ import pytest
 import torch
 
 from tailrace.engine.backends.fake import FakeCore, FakeEngine, RandomPlaywright, Script
+from tailrace.engine.base import SampleStream
 from tailrace.engine.driver import DrivenEngine
+from tailrace.engine.weights import Weights
 from tailrace.errors import EngineError
-from tailrace.types import FinishReason, Request, Sample
+from tailrace.types import FinishReason, Request, Sample, WeightVersion
 from tests.engine.helpers import collect, make_request
 
 LIMIT_S = 30
@@ -95,11 +98,12 @@ async def test_updates_get_in_between_the_steps_of_running_responses(executor: T
     assert sample.weight_versions[-1] == 5
 
 
-def tensors_after(release: asyncio.Event) -> Iterator[tuple[str, torch.Tensor]]:
-    """No tensors, but not before `release`; to be read in another thread."""
+def tensors_after(release: asyncio.Event, asked: asyncio.Event) -> Iterator[tuple[str, torch.Tensor]]:
+    """No tensors, but not before `release`; to be read in another thread, which sets `asked`."""
     loop = asyncio.get_running_loop()
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
+        loop.call_soon_threadsafe(asked.set)
         asyncio.run_coroutine_threadsafe(release.wait(), loop).result(LIMIT_S)
         yield from ()
 
@@ -114,10 +118,10 @@ async def turns_of_the_event_loop() -> None:
 @pytest.mark.parametrize("cancellations", [1, 2])
 async def test_a_cancelled_update_ends_before_the_next_step(executor: ThreadPoolExecutor, cancellations: int) -> None:
     engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
-    release = asyncio.Event()
+    release, asked = asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(LIMIT_S):
-        update = asyncio.create_task(engine.update_weights(3, tensors_after(release)))
-        await asyncio.sleep(0)
+        update = asyncio.create_task(engine.update_weights(3, tensors_after(release, asked)))
+        await asked.wait()
         stream = engine.submit([make_request(0, max_new_tokens=2)])
         for _ in range(cancellations):
             update.cancel()
@@ -132,10 +136,10 @@ async def test_a_cancelled_update_ends_before_the_next_step(executor: ThreadPool
 
 async def test_an_abort_that_is_cancelled_while_it_waits_still_happens(executor: ThreadPoolExecutor) -> None:
     engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
-    release = asyncio.Event()
+    release, asked = asyncio.Event(), asyncio.Event()
     async with asyncio.timeout(LIMIT_S):
-        update = asyncio.create_task(engine.update_weights(1, tensors_after(release)))
-        await asyncio.sleep(0)
+        update = asyncio.create_task(engine.update_weights(1, tensors_after(release, asked)))
+        await asked.wait()
         stream = engine.submit([make_request(i, max_new_tokens=9, ignore_eos=True) for i in range(2)])
         abort = asyncio.create_task(engine.abort([0]))
         await asyncio.sleep(0)
@@ -157,3 +161,134 @@ async def test_a_consumer_that_leaves_early_frees_the_engine(executor: ThreadPoo
         async with aclosing(engine.submit([make_request(i, max_new_tokens=5000, ignore_eos=True) for i in range(4)])):
             await asyncio.sleep(0)
         assert engine.stats().running == engine.stats().waiting == 0
+
+
+class SettlingCore(FakeCore):
+    """What has finished comes with `settle`, as if from ranks that computed beside the last step."""
+
+    def __init__(self) -> None:
+        super().__init__(RandomPlaywright(256))
+        self.error: Exception | None = None
+        self.release = threading.Event()
+        self._finished: list[Sample] = []
+
+    def step(self) -> list[Sample]:
+        self._finished += super().step()
+        return []
+
+    def settle(self) -> list[Sample]:
+        assert self.release.wait(LIMIT_S)
+        if self.error is not None:
+            raise self.error
+        samples, self._finished = self._finished, []
+        return samples
+
+
+async def finished_stream(core: SettlingCore, engine: DrivenEngine) -> SampleStream:
+    """The stream of request 0, which has finished in the core and waits there."""
+    stream = engine.submit([make_request(0, max_new_tokens=2, ignore_eos=True)])
+    while core.stats().steps < 2 or core.has_work:
+        await asyncio.sleep(0)
+    return stream
+
+
+@pytest.mark.parametrize("call", ["pause", "update"])
+async def test_a_failure_to_settle_reaches_every_stream(executor: ThreadPoolExecutor, call: str) -> None:
+    core = SettlingCore()
+    engine = DrivenEngine(core, executor)
+    async with asyncio.timeout(LIMIT_S):
+        stream = await finished_stream(core, engine)
+        core.error = FloatingPointError("while settling")
+        core.release.set()
+        with pytest.raises(FloatingPointError, match="while settling"):
+            await (engine.pause_generation() if call == "pause" else engine.update_weights(1, []))
+        assert engine.stats().version == 0
+        for failed in (stream, engine.submit([make_request(1)])):
+            with pytest.raises(EngineError, match="generation failed: FloatingPointError: while settling"):
+                await collect(failed)
+
+
+@pytest.mark.parametrize("error", [None, EngineError("a rank")])
+async def test_a_pause_that_is_cancelled_gives_what_has_finished_meanwhile(
+    executor: ThreadPoolExecutor, error: EngineError | None
+) -> None:
+    core = SettlingCore()
+    core.error = error
+    engine = DrivenEngine(core, executor)
+    async with asyncio.timeout(LIMIT_S):
+        stream = await finished_stream(core, engine)
+        pause = asyncio.create_task(engine.pause_generation())
+        await turns_of_the_event_loop()
+        pause.cancel()
+        await turns_of_the_event_loop()
+        core.release.set()
+        with pytest.raises(asyncio.CancelledError):
+            await pause
+        if error is None:
+            assert list(await collect(stream)) == [0]
+        else:
+            with pytest.raises(EngineError, match="a rank"):
+                await collect(stream)
+
+
+async def test_an_update_gives_what_has_finished_with_the_old_weights(executor: ThreadPoolExecutor) -> None:
+    core = SettlingCore()
+    engine = DrivenEngine(core, executor)
+    async with asyncio.timeout(LIMIT_S):
+        stream = await finished_stream(core, engine)
+        core.release.set()
+        await engine.update_weights(1, [])
+        assert (await collect(stream))[0].weight_versions.tolist() == [0, 0]
+
+
+class TearingCore(FakeCore):
+    """Version 1 is copied in part."""
+
+    def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
+        self.weights_are_whole = version != 1
+        if version == 1:
+            raise MemoryError("no room for the last one")
+        super().load_weights(version, tensors)
+
+
+@pytest.mark.parametrize("mended", [True, False])
+async def test_weights_that_were_copied_in_part_are_not_generated_with(
+    executor: ThreadPoolExecutor, mended: bool
+) -> None:
+    engine = DrivenEngine(TearingCore(RandomPlaywright(256)), executor)
+    async with asyncio.timeout(LIMIT_S):
+        with pytest.raises(MemoryError):
+            await engine.update_weights(1, [])
+        if mended:
+            await engine.update_weights(2, [])
+            assert set((await collect(engine.submit([make_request(0)])))[0].weight_versions) == {2}
+        else:
+            with pytest.raises(EngineError, match="failed halfway"):
+                await collect(engine.submit([make_request(0)]))
+
+
+class HangingCore(FakeCore):
+    """A step hangs until it is interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__(RandomPlaywright(256))
+        self.interrupted = threading.Event()
+
+    def step(self) -> list[Sample]:
+        assert self.interrupted.wait(LIMIT_S)
+        raise EngineError("interrupted")
+
+    def interrupt(self) -> None:
+        self.interrupted.set()
+
+
+async def test_closing_does_not_wait_for_a_step_that_hangs(executor: ThreadPoolExecutor) -> None:
+    core = HangingCore()
+    engine = DrivenEngine(core, executor)
+    async with asyncio.timeout(LIMIT_S):
+        stream = engine.submit([make_request(0)])
+        await turns_of_the_event_loop()
+        await engine.close()
+        assert core.interrupted.is_set()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            await collect(stream)

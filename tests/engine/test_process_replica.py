@@ -1,13 +1,16 @@
 """Replicas of real worker processes, which are stopped, killed and orphaned."""
 
+import errno
 import gc
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -64,10 +67,6 @@ def generate(replica: Replica, count: int = 6) -> tuple[list[int], list[float]]:
     return tokens, log_probs
 
 
-def pids(replica: ProcessReplica) -> list[int]:
-    return [worker.pid for worker in replica._workers]
-
-
 def ended(pid: int) -> bool:
     """Whether the process ends in time."""
     try:
@@ -120,7 +119,7 @@ def local(architecture: Architecture) -> LocalReplica:
 def _made(architecture: Architecture, memory: Path) -> Iterator[ProcessReplica]:
     made = ProcessReplica(settings(2, step_timeout_s=STEP_LIMIT_S), architecture, 0, device=CPU)
     yield made
-    left = pids(made)
+    left = made.pids
     made.close()
     assert not any(Path(f"/proc/{pid}").exists() for pid in left)
 
@@ -160,7 +159,7 @@ def test_one_rank_in_a_process_of_its_own_gives_the_same_numbers(
 
 
 def test_ranks_are_numbered_across_replicas(single: ProcessReplica) -> None:
-    assert [str(worker) for worker in single._workers] == [f"rank 1 (pid {pids(single)[0]})"]
+    assert [str(worker) for worker in single._workers] == [f"rank 1 (pid {single.pids[0]})"]
 
 
 def test_newer_weights_change_what_is_generated(
@@ -184,7 +183,7 @@ def test_a_rank_killed_in_a_step_is_named_and_restarting_brings_the_newest_weigh
 ) -> None:
     replica.load(newer)
     replica.settle()
-    first, second = pids(replica)
+    first, second = replica.pids
     os.kill(second, signal.SIGSTOP)  # so that the step is not over before the rank is
     replica.start(STEP)
     os.kill(second, signal.SIGKILL)
@@ -199,7 +198,7 @@ def test_a_rank_killed_in_a_step_is_named_and_restarting_brings_the_newest_weigh
 
 
 def test_an_error_of_a_rank_that_lives_comes_with_its_words(replica: ProcessReplica, weights: Named) -> None:
-    before = pids(replica)
+    before = replica.pids
     replica.load({name: torch.full_like(tensor, float("nan")) for name, tensor in weights.items()})
     replica.start(STEP)
     with pytest.raises(EngineError, match="finite") as raised:
@@ -208,12 +207,12 @@ def test_an_error_of_a_rank_that_lives_comes_with_its_words(replica: ProcessRepl
     replica.load(weights)
     replica.start(STEP)
     replica.finish()
-    assert pids(replica) == before
+    assert replica.pids == before
 
 
 def test_a_rank_that_stands_still_is_killed(replica: ProcessReplica) -> None:
     replica.settle()
-    first, second = pids(replica)
+    first, second = replica.pids
     os.kill(second, signal.SIGSTOP)
     replica.start(STEP)
     with pytest.raises(
@@ -227,7 +226,7 @@ def test_a_rank_that_stands_still_is_killed(replica: ProcessReplica) -> None:
 def test_a_replica_closes_in_the_middle_of_a_step_and_twice(single: ProcessReplica, weights: Named) -> None:
     single.load(weights)
     single.settle()
-    (pid,) = pids(single)
+    (pid,) = single.pids
     os.kill(pid, signal.SIGSTOP)
     single.start(STEP)
     single.close()
@@ -237,7 +236,7 @@ def test_a_replica_closes_in_the_middle_of_a_step_and_twice(single: ProcessRepli
 
 def test_a_replica_that_is_forgotten_takes_its_processes_along(architecture: Architecture, memory: Path) -> None:
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
-    (pid,) = pids(replica)
+    (pid,) = replica.pids
     del replica
     gc.collect()
     assert ended(pid)
@@ -254,9 +253,9 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
         replica = ProcessReplica(settings(2), read_architecture(directory), 0, device=CPU)
         replica.load(dict(read_weights(directory)))
         replica.settle()
-        os.kill(pids(replica)[1], signal.SIGSTOP)
+        os.kill(replica.pids[1], signal.SIGSTOP)
         replica.start(STEP)
-        print(*pids(replica), flush=True)
+        print(*replica.pids, flush=True)
         sys.stdin.read()
     """)
     command = (sys.executable, "-c", driver, str(model_dir))
@@ -271,7 +270,7 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
 
 def test_a_rank_that_cannot_be_made_says_why_and_ends(architecture: Architecture, memory: Path) -> None:
     replica = ProcessReplica(settings(1, kv_cache_gib=1e-9), architecture, 0, device=CPU)
-    (pid,) = pids(replica)
+    (pid,) = replica.pids
     with pytest.raises(EngineError, match=r"kv_cache_gib 1e-09 holds no block"):
         replica.settle()
     assert ended(pid)
@@ -299,14 +298,61 @@ def test_a_process_that_dies_while_starting_is_quoted(
         ProcessReplica(settings(1), architecture, 0, device=CPU).settle()
 
 
-def test_ranks_that_cannot_be_made_again_are_not_a_death_to_restart_after(
+def test_ranks_that_die_while_they_are_made_again_can_be_made_once_more(
     broken_python: str, architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
-    monkeypatch.setattr(sys, "executable", broken_python)
-    with pytest.raises(EngineError, match=r"^the ranks of replica 0 cannot be made again: rank 0 .* torch$") as raised:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", broken_python)
+        with pytest.raises(RankDied, match=r"^rank 0 .* died while starting: exit code 3.* torch$"):
+            replica.restart()
+    replica.restart()
+    replica.close()
+
+
+def test_ranks_that_cannot_be_made_again_are_not_a_death_to_restart_after(
+    architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_files() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
+    monkeypatch.setattr(socket, "socketpair", no_more_files)
+    says = r"^the ranks of replica 0 cannot be made again: no process can be started for rank 0: Too many open files$"
+    with pytest.raises(EngineError, match=says) as raised:
         replica.restart()
     assert not isinstance(raised.value, RankDied)
+
+
+def test_where_one_process_cannot_be_started_the_others_end(
+    architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+
+    class Second(process.WorkerProcess):
+        def __init__(self, rank: int) -> None:
+            if rank == 1:
+                raise KeyboardInterrupt
+            super().__init__(rank)
+            started.append(self.pid)
+
+    monkeypatch.setattr(process, "WorkerProcess", Second)
+    with pytest.raises(KeyboardInterrupt):
+        ProcessReplica(settings(2), architecture, 0, device=CPU)
+    assert [Path(f"/proc/{pid}").exists() for pid in started] == [False]
+
+
+def test_interrupting_ends_the_wait_for_a_rank_that_stands_still(architecture: Architecture, memory: Path) -> None:
+    replica = ProcessReplica(settings(2), architecture, 0, device=CPU)
+    os.kill(replica.pids[1], signal.SIGSTOP)
+    interruption = threading.Thread(target=replica.interrupt)
+    interruption.start()
+    with pytest.raises(RankDied, match="died while starting: SIGKILL"):
+        replica.settle()
+    interruption.join()
+    with pytest.raises(EngineError, match="being closed"):
+        replica.restart()
+    assert replica.pids == []
 
 
 def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
@@ -325,7 +371,7 @@ def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
     monkeypatch.setattr(process, "_REST_LIMIT_S", 0.1)
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, sys.executable + worker))
     replica = ProcessReplica(settings(2), architecture, 0, device=CPU)
-    started = pids(replica)
+    started = replica.pids
     with pytest.raises(ModelError, match=r"^no such model$"):
         replica.settle()
     assert all(ended(pid) for pid in started)

@@ -1,5 +1,7 @@
 """The scheduler, with a rank that finds fault with every wrong read or write of the cache."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -301,6 +303,15 @@ def test_a_draw_tells_how_the_request_wants_its_tokens_sampled() -> None:
     assert chunk.draw == Draw(seed=2**64 - 1, position=1, temperature=0.5, top_k=7, top_p=0.75, min_p=0.125)
 
 
+def test_seeds_of_any_size_are_drawn_with_in_64_bits() -> None:
+    for seed, drawn in ((2**64 + 5, 5), (-1, 2**64 - 1)):
+        replica = PaperReplica.of(4)
+        replica.add(dataclasses.replace(request_of(0, [1, 2]), seed=seed))
+        (chunk,) = replica.scheduler.schedule().input.chunks
+        assert chunk.draw is not None
+        assert chunk.draw.seed == drawn
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(1, 6))
 def test_the_smallest_cache_that_accepts_a_request_serves_it(
@@ -415,3 +426,16 @@ def test_waiting_sequences_move_in_whole_groups_the_last_first() -> None:
     assert {n: sample.response_ids.tolist() for n, sample in samples.items()} == {
         n: expected_response(request_of(n, prompt_of(n // 3, 5)), 8) for n in range(6, 12)
     }
+
+
+def test_sequences_that_gave_way_move_too_after_those_that_never_ran() -> None:
+    busy, idle = PaperReplica.of(40), PaperReplica.of(40)
+    for number in range(3):
+        busy.add(request_of(number, prompt_of(number, 5)))
+    busy.step()
+    busy.scheduler.restart()
+    busy.add(request_of(3, prompt_of(3, 5)))
+    taken = [busy.scheduler.take_waiting(count) for count in (1, 2)]
+    assert [[sequence.request.request_id for sequence in sequences] for sequences in taken] == [[3], [2]]
+    idle.scheduler.give(taken[1])
+    assert idle.run()[2].response_ids.tolist() == expected_response(request_of(2, prompt_of(2, 5)), 8)

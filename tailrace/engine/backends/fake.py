@@ -80,6 +80,7 @@ class FakeCore:
         self._playwright = playwright
         self._responses: dict[int, _Response] = {}
         self._version: WeightVersion = 0
+        self.weights_are_whole = True
         self._steps = 0
         self._generated_tokens = 0
         self._prefilled_tokens = 0
@@ -122,6 +123,9 @@ class FakeCore:
     def settle(self) -> list[Sample]:
         """Nothing is under way between two steps."""
         return []
+
+    def interrupt(self) -> None:
+        """Steps are short."""
 
     def close(self) -> None:
         """Holds nothing that must be given back."""

@@ -54,6 +54,7 @@ class HfCore:
         self._device = device
         self._waiting: deque[Request] = deque()
         self._version: WeightVersion = 0
+        self.weights_are_whole = True
         self._steps = 0
         self._generated_tokens = 0
         self._prefilled_tokens = 0
@@ -113,11 +114,14 @@ class HfCore:
         """Nothing is under way between two steps."""
         return []
 
+    def interrupt(self) -> None:
+        """A step in this process cannot be broken off."""
+
     def close(self) -> None:
         """Holds nothing that must be given back."""
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
-        """Install new weights, all or none.
+        """Install new weights.
 
         Raises:
             EngineError: a name is unknown or missing, or a shape or dtype is wrong; the old weights stay.
@@ -127,7 +131,9 @@ class HfCore:
         if tied:
             expected.pop("lm_head.weight", None)
         named = collect_weights(expected, tensors, tied=tied)
+        self.weights_are_whole = False
         self._model.load_state_dict(named, strict=False)
+        self.weights_are_whole = True
         self._version = version
 
     def stats(self) -> EngineStats:

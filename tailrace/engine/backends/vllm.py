@@ -95,6 +95,7 @@ class VllmCore:
         self._scheduler = self._vllm.engine_core.engine_core.scheduler
         self._responses: dict[int, _Response] = {}
         self._version: WeightVersion = 0
+        self.weights_are_whole = True
         self._updates = 0
         self._steps = 0
         self._generated_tokens = 0
@@ -160,14 +161,16 @@ class VllmCore:
 
     @torch.no_grad()
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
-        """Install new weights, all or none.
+        """Install new weights.
 
         Raises:
             EngineError: a name is unknown or missing, or a shape differs; the old weights stay.
         """
         named = check_weights(self._architecture, tensors)
+        self.weights_are_whole = False
         self._vllm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(named.items())})
         self._vllm.apply_model(_repack_head)
+        self.weights_are_whole = True
         self._updates += 1
         self._version = version
 
@@ -188,6 +191,9 @@ class VllmCore:
             total_blocks=pool.num_gpu_blocks - 1,
             version=self._version,
         )
+
+    def interrupt(self) -> None:
+        """A step in this process cannot be broken off."""
 
     def close(self) -> None:
         """Free what vLLM holds. Closing twice is harmless."""

@@ -70,8 +70,13 @@ class Replica(ABC):
         """Make all ranks anew, with the weights that were loaded last and empty caches.
 
         Raises:
+            RankDied: one of the new ones has died already; it can be tried again.
             EngineError: they cannot be made.
         """
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Kill the worker processes, so that whoever waits for them stops. From any thread; only `close` follows."""
 
     @abstractmethod
     def close(self) -> None:

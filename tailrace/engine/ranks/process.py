@@ -75,6 +75,7 @@ class ProcessReplica(Replica):
         self._under_way: _UnderWay | None = None
         self._meeting = ExitStack()
         self._workers: list[WorkerProcess] = []
+        self._interrupted = False
         weakref.finalize(self, end, self._workers)
         self._spawn()
 
@@ -120,8 +121,16 @@ class ProcessReplica(Replica):
             if self._weights is not None:
                 self._load()
             self.settle()
+        except RankDied:
+            raise
         except (EngineError, UserError) as error:
             raise EngineError(f"the ranks of replica {self._replica} cannot be made again: {error}") from error
+
+    def interrupt(self) -> None:
+        """See `Replica`."""
+        self._interrupted = True  # before the list is read: workers that are being made meanwhile see it
+        for worker in list(self._workers):
+            worker.kill()
 
     def close(self) -> None:
         """See `Replica`."""
@@ -135,7 +144,9 @@ class ProcessReplica(Replica):
         try:
             for rank in self._layout.members(self._replica):
                 self._workers.append(WorkerProcess(rank))
-        except EngineError:
+                if self._interrupted:
+                    raise EngineError("the engine is being closed")
+        except BaseException:  # also when interrupted: no process may stay behind
             self.close()
             raise
         self._give([self._start_order(worker, place.directory) for worker in self._workers], "starting", START_LIMIT_S)

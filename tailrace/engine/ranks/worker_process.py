@@ -31,8 +31,20 @@ class WorkerProcess:
             EngineError: the machine has no room for another process.
         """
         self.rank = rank
-        self._ended = False
+        self._killed = False
+        self._killing = threading.Lock()
         self._tail = bytearray()
+        try:
+            ours = self._start()
+        except OSError as error:
+            raise EngineError(f"no process can be started for rank {rank}: {error.strerror}") from None
+        self.channel = Channel(ours)
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(target=_keep_tail, args=(self._process.stdout, self._tail), daemon=True)
+        self._reader.start()
+
+    def _start(self) -> socket.socket:
+        """Our end of its channel."""
         ours, theirs = socket.socketpair()
         # -P: a file of the working directory named like a module of Python must not take its place.
         command = (sys.executable, "-P", "-m", "tailrace.engine.ranks.worker", str(theirs.fileno()))
@@ -47,13 +59,10 @@ class WorkerProcess:
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,
                 )
-            except OSError as error:
+            except OSError:
                 ours.close()
-                raise EngineError(f"no process can be started for rank {rank}: {error.strerror}") from None
-        self.channel = Channel(ours)
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=_keep_tail, args=(self._process.stdout, self._tail), daemon=True)
-        self._reader.start()
+                raise
+        return ours
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid})"
@@ -77,12 +86,13 @@ class WorkerProcess:
             return f"exit code {code}"
         return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
 
-    def _kill(self) -> None:
-        self.channel.close()
-        if not self._ended:  # later on, the group's number may be another's
-            self._ended = True
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+    def kill(self) -> None:
+        """Kill it with all that it has started. From any thread; killing twice is harmless."""
+        with self._killing:  # nobody reaps it meanwhile
+            if not self._killed:  # later on, the group's number may be another's
+                self._killed = True
+                with suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         with suppress(subprocess.TimeoutExpired):
@@ -96,7 +106,8 @@ def end(workers: Sequence[WorkerProcess]) -> None:
     There is nothing to ask them for first: a rank holds nothing that outlives its process.
     """
     for worker in workers:
-        worker._kill()
+        worker.channel.close()
+        worker.kill()
     for worker in workers:
         worker._reap()
 
