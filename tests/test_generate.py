@@ -270,6 +270,7 @@ def test_options_stand_for_keys_and_keys_of_the_arguments_win() -> None:
         ("sampling.temprature=0", "unknown key sampling.temprature; did you mean sampling.temperature?"),
         ("trainer.lr=1", "unknown key trainer; expected one of device, engine, model"),
         ("order=shortest", "order is 'shortest': input should be 'first_in' or 'longest_first'"),
+        ("engine.link={}", "engine with link needs tp of 2 or more, since one rank exchanges nothing"),
         ("samples=0", "samples is 0: input should be greater than 0"),
         ("prompts.source={type: jsonl}", "prompts.source.path is required and missing"),
         ("prompts.source={type: csv}", "prompts.source.type is 'csv'; expected one of"),

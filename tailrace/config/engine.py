@@ -45,7 +45,8 @@ class SamplingConfig(Config):
 
 
 class LinkConfig(Config):
-    """An emulated link between TP ranks, for experiments: each collective takes latency + bytes / bandwidth longer."""
+    """An emulated link between TP ranks, for experiments: each collective takes latency + bytes / bandwidth longer. Off
+    unless given."""
 
     latency_us: NonNegativeFloat = 10.0
     """Added to every collective, in microseconds."""
@@ -68,7 +69,7 @@ class NativeEngineConfig(Config):
     collectives: Literal["auto", "shared_memory", "gloo", "nccl"] = "auto"
     """How TP ranks exchange tensors: by default nccl on CUDA, else shared memory, or gloo without a C++ compiler."""
     link: LinkConfig | None = None
-    """Emulates a slower link between TP ranks; off by default."""
+    """Emulates a slower link between TP ranks, so tp must be 2 or more; off unless given."""
     kernels: Literal["auto", "cpu", "torch"] = "auto"
     """cpu: C++ compiled at first use, for bfloat16 on CPUs with AVX512-BF16; torch: PyTorch alone; auto: cpu where it
     can be."""
@@ -93,6 +94,12 @@ class NativeEngineConfig(Config):
     def ranks(self) -> int:
         """Of the whole engine."""
         return self.dp * self.tp
+
+    @model_validator(mode="after")
+    def _a_link_has_two_ends(self) -> Self:
+        if self.link is not None and self.tp == 1:
+            raise ValueError("with link needs tp of 2 or more, since one rank exchanges nothing; raise tp or leave link out")
+        return self
 
     @model_validator(mode="after")
     def _graphs_do_not_wait(self) -> Self:

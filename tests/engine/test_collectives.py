@@ -181,7 +181,7 @@ def test_an_emulated_link_adds_latency_and_bytes_over_bandwidth() -> None:
 
 
 def test_a_single_rank_is_alone_whatever_is_configured() -> None:
-    config = NativeEngineConfig(collectives="gloo", link=LinkConfig())
+    config = NativeEngineConfig(tp=2, collectives="gloo", link=LinkConfig())
     assert isinstance(make_collective(config, WHOLE, CPU, Rendezvous("nowhere"), 1.0), Alone)
 
 
@@ -206,7 +206,7 @@ def test_collectives_that_the_device_cannot_run_are_refused(kind: str, device: s
 
 
 def test_a_link_is_emulated_where_it_is_configured() -> None:
-    config = NativeEngineConfig(collectives="shared_memory", link=LinkConfig())
+    config = NativeEngineConfig(tp=2, collectives="shared_memory", link=LinkConfig())
     with rendezvous() as place, ThreadPoolExecutor(2) as threads:
         shards = [Shard(index, 2) for index in range(2)]
         ranks = list(threads.map(lambda shard: make_collective(config, shard, CPU, place, 20.0), shards))
