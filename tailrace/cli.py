@@ -83,20 +83,15 @@ def generate(
         Path | None, typer.Option("--output", help="Where to write; standard output by default.", metavar="FILE")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output where it exists.")] = False,
-    samples: Annotated[int | None, typer.Option("--samples", help="Responses to each prompt.", metavar="N")] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Feed the text as it is, without the chat template.")] = False,
-    order: Annotated[
-        str | None, typer.Option("--order", help="Who starts first: first_in or longest_first.", metavar="ORDER")
-    ] = None,
 ) -> None:
     """Answer prompts; one JSON line for every sample as it finishes. Ctrl-C keeps what is finished."""
     from tailrace.config.generate import GenerateConfig
     from tailrace.config.load import load_as
-    from tailrace.config.shorthand import Shorthand, split_arguments
+    from tailrace.config.shorthand import source_override, split_arguments
 
-    texts, overrides = split_arguments(arguments or ())
-    shorthand = Shorthand(prompts=prompts, samples=samples, raw=raw, order=order)
-    config = load_as(GenerateConfig, recipe, [*shorthand.overrides(), *overrides])
+    texts, overrides = split_arguments(arguments or (), GenerateConfig.model_fields)
+    sources = [] if prompts is None else [source_override(prompts)]
+    config = load_as(GenerateConfig, recipe, [*sources, *overrides])
     from tailrace.generate import generate as run_generation
 
     raise typer.Exit(run_generation(config, texts, output, force=force))

@@ -15,7 +15,7 @@ import pytest
 
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.load import load_as, parse_as
-from tailrace.config.shorthand import Shorthand, split_arguments
+from tailrace.config.shorthand import source_override, split_arguments
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
@@ -246,22 +246,20 @@ def test_a_cache_too_small_for_the_longest_sequence_is_named(tmp_path: Path, mod
     assert not (tmp_path / "out").exists()
 
 
-def test_arguments_with_a_key_are_overrides_and_the_rest_are_prompts() -> None:
-    texts, overrides = split_arguments(["What is 1 + 1?", "engine.tp=2", "f(x) = 3", "a b=c", "samples=4"])
-    assert texts == ["What is 1 + 1?", "f(x) = 3", "a b=c"]
-    assert overrides == ["engine.tp=2", "samples=4"]
+def test_arguments_with_a_known_key_or_a_misspelt_one_are_overrides_and_the_rest_are_prompts() -> None:
+    prompts = ["What is 1 + 1?", "f(x) = 3", "a b=c", "y=2x+1, what is y at x=3?", "x.y=1", "samples..n=4", "E=mc²"]
+    changes = ["engine.tp=2", "samples=4", "sampling.top_k=", "modle.path=x", "sample=3"]
+    assert split_arguments([*prompts, *changes], GenerateConfig.model_fields) == (prompts, changes)
 
 
-def test_options_stand_for_keys_and_keys_of_the_arguments_win() -> None:
-    options = Shorthand(prompts=Path("a: b.jsonl"), samples=8, raw=True, order="longest_first")
-    config = load_as(GenerateConfig, None, [*options.overrides(), "prompts.source.prompt_column=question"])
+def test_the_prompts_option_stands_for_a_key_and_keys_of_the_arguments_win() -> None:
+    source = source_override(Path("a: b.jsonl"))
+    config = load_as(GenerateConfig, None, [source, "prompts.source.prompt_column=question"])
     assert config.prompts.source is not None
     assert config.prompts.source.model_dump() == {
         "type": "jsonl", "path": "a: b.jsonl", "prompt_column": "question", "answer_column": None
     }  # fmt: skip
-    assert (config.samples, config.prompts.chat_template, config.order) == (8, False, "longest_first")
-    parquet = Shorthand(prompts=Path("p.parquet"), samples=None, raw=False, order=None)
-    assert load_as(GenerateConfig, None, list(parquet.overrides())).prompts.source is not None
+    assert load_as(GenerateConfig, None, [source_override(Path("p.parquet"))]).prompts.source is not None
 
 
 @pytest.mark.parametrize(
@@ -292,8 +290,8 @@ def test_a_recipe_gives_what_the_command_line_leaves_out(tmp_path: Path) -> None
 
 def test_the_last_line_on_stderr_counts_what_is_on_stdout(tmp_path: Path, model: Path) -> None:
     source = write_rows(tmp_path / "p.jsonl", *({"prompt": f"n{k}"} for k in range(3)))
-    arguments = ["--prompts", str(source), "--raw", "--samples", "4", f"model.path={model}", "engine.type=fake"]
-    done = tailrace(*arguments, "sampling.max_new_tokens=20")
+    arguments = ["--prompts", str(source), "prompts.chat_template=false", "samples=4", f"model.path={model}"]
+    done = tailrace(*arguments, "engine.type=fake", "sampling.max_new_tokens=20")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.encode().splitlines()]
     assert [line["prompt"] for line in sorted(lines, key=lambda line: int(line["index"]))][::4] == ["n0", "n1", "n2"]
@@ -312,7 +310,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_keeps_what_is_finished(model: Path) -> None:
-    command = [sys.executable, "-m", "tailrace", "generate", "one", "--samples", "200", f"model.path={model}"]
+    command = [sys.executable, "-m", "tailrace", "generate", "one", "samples=200", f"model.path={model}"]
     process = subprocess.Popen(
         [*command, "engine.type=fake", "sampling.max_new_tokens=60000"],
         stdout=subprocess.PIPE,

@@ -1,41 +1,26 @@
-"""What `tailrace generate` takes beside `key=value`: options and prompts that stand for keys."""
+"""What `tailrace generate` takes beside `key=value`: prompts, and an option that stands for a key."""
 
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-_OVERRIDE = re.compile(r"[A-Za-z_][\w.]*=")
+from tailrace.errors import nearest
+
+_OVERRIDE = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*=")
 
 
-def split_arguments(arguments: Iterable[str]) -> tuple[list[str], list[str]]:
-    """Prompts, and `key=value` overrides. What has no key of letters, digits, `_` and `.` is a prompt."""
+def split_arguments(arguments: Iterable[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
+    """Prompts, and `key=value` overrides, whose keys begin with one of `keys`, or with what must have meant one."""
     texts: list[str] = []
     overrides: list[str] = []
     for argument in arguments:
-        (overrides if _OVERRIDE.match(argument) else texts).append(argument)
+        match = _OVERRIDE.match(argument)
+        (overrides if match and nearest(match[1], keys) else texts).append(argument)
     return texts, overrides
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shorthand:
-    """Options of the command line that set keys; None and False set nothing."""
-
-    prompts: Path | None
-    samples: int | None
-    raw: bool
-    order: str | None
-
-    def overrides(self) -> Iterator[str]:
-        """The keys that the options stand for."""
-        if self.prompts is not None:
-            kind = "parquet" if self.prompts.suffix == ".parquet" else "jsonl"
-            path = json.dumps(str(self.prompts))
-            yield f"prompts.source={{type: {kind}, path: {path}, answer_column: null}}"
-        if self.samples is not None:
-            yield f"samples={self.samples}"
-        if self.raw:
-            yield "prompts.chat_template=false"
-        if self.order is not None:
-            yield f"order={self.order}"
+def source_override(prompts: Path) -> str:
+    """The override that `--prompts` stands for."""
+    kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
+    return f"prompts.source={{type: {kind}, path: {json.dumps(str(prompts))}, answer_column: null}}"
