@@ -1,8 +1,10 @@
 """Engines of several worker processes against an engine of one rank, and what becomes of them when a process dies."""
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -13,12 +15,14 @@ from transformers import AutoModelForCausalLM
 
 from tailrace.engine import lane
 from tailrace.engine.core import EngineCore
+from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import EngineError, ModelError
 from tailrace.types import Request, Sample
-from tests.engine.helpers import TinyModel, make_core, make_request, run_core, same_tokens
+from tests.engine.helpers import TinyModel, collect, make_core, make_request, run_core, same_tokens
 from tests.tiny import write_tiny_model
 
 LAYOUTS = {"tp2": {"tp": 2}, "dp2": {"dp": 2}, "dp2 x tp2": {"dp": 2, "tp": 2}}
+LIMIT_S = 60
 
 MakeCore = Callable[[str], EngineCore]
 
@@ -154,6 +158,22 @@ def test_ranks_that_keep_dying_end_the_engine(old: Path, monkeypatch: pytest.Mon
         assert core.stats().restarts == 1
         with pytest.raises(EngineError, match=r"SIGKILL.*ranks died 2 times in a row without a step done"):
             step_of_killed_ranks()
+
+
+async def test_closing_does_not_wait_for_a_rank_that_stands_still(old: Path) -> None:
+    with ThreadPoolExecutor(max_workers=1) as executor:
+        core = make_core(old, tp=2, threads_per_rank=1, step_timeout_s=2 * LIMIT_S)
+        engine = DrivenEngine(core, executor)
+        started = pids(core)
+        os.kill(started[1], signal.SIGSTOP)
+        stream = engine.submit([make_request(0)])
+        async with asyncio.timeout(LIMIT_S):
+            while not engine.stats().running:
+                await asyncio.sleep(0)
+            await engine.close()
+            with pytest.raises(EngineError, match="the engine was closed"):
+                await collect(stream)
+    assert not any(map(is_alive, started))
 
 
 def test_closing_leaves_no_process(old: Path) -> None:
