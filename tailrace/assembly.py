@@ -18,7 +18,6 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.checkpointing import Checkpointer
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
-from tailrace.engine.factory import make_engine
 from tailrace.errors import ConfigError
 from tailrace.evaluation import Evaluator
 from tailrace.events import EventLog
@@ -26,7 +25,7 @@ from tailrace.metrics import TaskTimes
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
-from tailrace.preparation import check_cache, check_sampling, context_length
+from tailrace.preparation import check_cache, check_sampling, context_length, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
@@ -118,7 +117,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     pool = await stack.enter_async_context(GraderPool(config.rewards))
     executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     loop = asyncio.get_running_loop()
-    engine = await loop.run_in_executor(executor, lambda: _engine(config, inputs, executor))
+    engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
     stack.push_async_callback(engine.close)
     check_cache(
         config.engine,
@@ -130,10 +129,6 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     queue = LocalQueue(_queue_tasks(config, algorithm), config.queue)
     stack.callback(queue.close)
     return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer, queue=queue)
-
-
-def _engine(config: RunConfig, inputs: Inputs, executor: Executor) -> Engine:
-    return make_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
 
 
 def _trainer(config: RunConfig, inputs: Inputs, algorithm: Algorithm) -> Trainer:

@@ -109,6 +109,7 @@ def engine(
     json: Annotated[
         Path | None, typer.Option("--json", help="Write the figures there, too, for machines.", metavar="FILE")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace that file where it exists.")] = False,
 ) -> None:
     """Measure where the time of the native engine's steps goes, by batch size."""
     from tailrace.config.generate import ProfileConfig
@@ -117,7 +118,7 @@ def engine(
     config = load_as(ProfileConfig, recipe, overrides or ())
     from tailrace.profiling import profile_engine
 
-    profile_engine(config, json)
+    profile_engine(config, json, force=force)
 
 
 @app.command()

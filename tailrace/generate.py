@@ -25,13 +25,12 @@ from rich.console import Console
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.prompts import ColumnsConfig
 from tailrace.engine.base import Engine, SampleStream
-from tailrace.engine.factory import make_engine
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.planning.order import first_in, longest_first
-from tailrace.preparation import check_cache, check_sampling, context_length, prepare_torch
+from tailrace.preparation import check_cache, check_new_file, check_sampling, context_length, open_engine, prepare_torch
 from tailrace.prompts.load import present
 from tailrace.prompts.order import sample_seed
 from tailrace.prompts.sources.base import table_rows
@@ -197,9 +196,7 @@ async def _generate(config: GenerateConfig, inputs: Inputs, lines: "JsonLines") 
 
 async def _open_engine(config: GenerateConfig, inputs: Inputs, stack: AsyncExitStack) -> Engine:
     executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
-    engine = await asyncio.get_running_loop().run_in_executor(
-        executor, lambda: make_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
-    )
+    engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
     stack.push_async_callback(engine.close)
     return engine
 
@@ -264,10 +261,8 @@ class JsonLines:
         self._path = path
         self._force = force
         self._length = 0
-        if path is not None and path.exists() and not force:
-            raise _exists(path)
-        if path is not None and not path.parent.is_dir():
-            raise UserError(f"--output {path} cannot be made: {path.parent} is not a directory")
+        if path is not None:
+            check_new_file("--output", path, force=force)
 
     @property
     def on_terminal(self) -> bool:
@@ -281,7 +276,7 @@ class JsonLines:
         try:
             self._file = self._path.open("wb" if self._force else "xb", buffering=0)
         except FileExistsError:  # another process was faster
-            raise _exists(self._path) from None
+            raise UserError(f"--output {self._path} was just made by another process; give another file") from None
         return self
 
     def __exit__(
@@ -305,7 +300,3 @@ class JsonLines:
                 os.truncate(self._path, self._length)
             raise UserError(f"{self._path or 'standard output'} cannot be written: {error.strerror}") from None
         self._length += size
-
-
-def _exists(path: Path) -> UserError:
-    return UserError(f"--output {path} exists; give another file, or replace it with --force")

@@ -1,5 +1,8 @@
 """What has to be right before an engine starts, whatever it is to be used for."""
 
+import asyncio
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -8,7 +11,8 @@ from tailrace.allocator import keep_freed_memory
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig, VllmEngineConfig
 from tailrace.engine.backends.vllm import unsupported
 from tailrace.engine.base import Engine
-from tailrace.errors import ConfigError
+from tailrace.engine.factory import make_engine
+from tailrace.errors import ConfigError, UserError
 from tailrace.models.info import describe_model
 
 
@@ -38,6 +42,34 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
     if isinstance(engine, NativeEngineConfig | VllmEngineConfig) and engine.max_model_len is not None:
         context = min(context, engine.max_model_len)
     return context
+
+
+async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    """Make an engine in `executor`. When cancelled meanwhile, close what was made before returning.
+
+    That too is awaited, and not left to the executor's end, which would block the event loop with its signal handlers.
+    """
+    make = partial(make_engine, config, model_dir, device=device, executor=executor)
+    future = asyncio.get_running_loop().run_in_executor(executor, make)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if future.exception() is None:
+            await future.result().close()
+        raise
+
+
+def check_new_file(option: str, path: Path, *, force: bool) -> None:
+    """Whether the file that `option` names can be made, or replaced with `force`.
+
+    Raises:
+        UserError: it exists and is not to be replaced, or has no directory to be in.
+    """
+    if path.exists() and not force:
+        raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")
 
 
 def check_sampling(config: EngineConfig, sampling: SamplingConfig) -> None:

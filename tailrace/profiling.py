@@ -21,13 +21,16 @@ from rich.table import Table
 import tailrace
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import ProfileConfig
+from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
 from tailrace.engine.core import EngineCore
+from tailrace.engine.decoder.factory import why_torch
 from tailrace.engine.profile import PARTS, Profiler, StepProfile
-from tailrace.errors import ConfigError, UserError
+from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
-from tailrace.preparation import context_length, prepare_torch
+from tailrace.preparation import check_new_file, context_length, prepare_torch
+from tailrace.report.run_data import write_file
 from tailrace.report.text import number, percent
 from tailrace.types import Request, Sample
 
@@ -69,27 +72,29 @@ class BatchProfile(msgspec.Struct, frozen=True, kw_only=True):
     prefill_tokens_per_s: float
 
 
-def profile_engine(config: ProfileConfig, json: Path | None) -> None:
-    """Measure every batch size, print a table, and write the figures to `json`.
+def profile_engine(config: ProfileConfig, json: Path | None, *, force: bool = False) -> None:
+    """Measure every batch size, print a table, and write the figures to `json`, in place of what is there with `force`.
 
     Raises:
         UserError: the engine is not the native one or cannot hold a batch, or the file cannot be written.
     """
     engine = _check_engine(config)
     _check_prefill(config, engine)
-    if json is not None and not json.parent.is_dir():
-        raise UserError(f"--json {json} cannot be made: {json.parent} is not a directory")
+    if json is not None:
+        check_new_file("--json", json, force=force)
     prepare_torch(config.device, config.threads)
     model_dir = resolve_model(config.model)
     _check_context(config, context_length(engine, model_dir))
     with closing(EngineCore(engine, model_dir, device=torch.device(config.device))) as core:
         _check_cache(config, engine, core.stats().total_blocks)
         profiles = profile_batches(core, config, vocab=describe_model(model_dir).vocab)
+    slow = why_torch(engine, read_architecture(model_dir), engine.tp, device=torch.device(config.device))
     console = Console(highlight=False)
-    console.print(title(config), style="bold", soft_wrap=True, markup=False)
+    console.print(title(config, slow), style="bold", soft_wrap=True, markup=False)
     console.print(table(profiles))
     if json is not None:
-        json.write_bytes(msgspec.json.format(msgspec.json.encode(_document(config, profiles))) + b"\n")
+        document = msgspec.json.format(msgspec.json.encode(_document(config, profiles, slow)))
+        write_file(json.parent, json.name, document + b"\n")
 
 
 def _check_engine(config: ProfileConfig) -> NativeEngineConfig:
@@ -120,8 +125,8 @@ def _check_prefill(config: ProfileConfig, engine: NativeEngineConfig) -> None:
     steps = -(-largest * config.prompt_tokens // engine.prefill_tokens)
     if steps >= config.new_tokens:
         raise ConfigError(
-            f"{largest} prompts of {config.prompt_tokens} tokens are prefilled in {steps} steps, so {largest} sequences "
-            f"with new_tokens {config.new_tokens} never decode together; raise new_tokens or engine.prefill_tokens"
+            f"{largest} prompts of {config.prompt_tokens} tokens are prefilled in {steps} steps, so with new_tokens "
+            f"{config.new_tokens} they never decode together; raise new_tokens or engine.prefill_tokens"
         )
 
 
@@ -216,21 +221,24 @@ def table(profiles: Sequence[BatchProfile]) -> Table:
     return shown
 
 
-def title(config: ProfileConfig) -> str:
-    """What was measured."""
+def title(config: ProfileConfig, slow: str | None) -> str:
+    """What was measured; `slow`: why not the C++ decoder, or None if it was."""
     assert isinstance(config.engine, NativeEngineConfig)
     link = " · emulated link" if config.engine.link else ""
+    decoder = "C++ decoder" if slow is None else f"PyTorch decoder ({slow})"
     return (
         f"{config.model.path} · {config.engine.dtype} · TP {config.engine.tp}{link} · {config.device} · "
-        f"{config.prompt_tokens} prompt tokens, {config.new_tokens} new"
+        f"{config.prompt_tokens} prompt tokens, {config.new_tokens} new · {decoder}"
     )
 
 
-def _document(config: ProfileConfig, profiles: Sequence[BatchProfile]) -> dict[str, Any]:
+def _document(config: ProfileConfig, profiles: Sequence[BatchProfile], slow: str | None) -> dict[str, Any]:
     return {
         "profile": "engine",
         "tailrace": tailrace.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "config": config.model_dump(mode="json"),
+        "kernels": "cpu" if slow is None else "torch",
+        "why_torch": slow,
         "batches": profiles,
     }

@@ -170,7 +170,7 @@ def test_what_only_the_engine_refuses_leaves_that_file_alone_and_is_bad_input(tm
         return Refusing(executor=executor, playwright=RandomPlaywright(9))
 
     with (
-        patch("tailrace.generate.make_engine", make),
+        patch("tailrace.preparation.make_engine", make),
         pytest.raises(UserError, match="request 0 has a prompt token outside the vocabulary"),
     ):
         generate(configured(model), ["one"], output, force=True)

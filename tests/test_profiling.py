@@ -14,7 +14,7 @@ from tailrace.engine.base import EngineStats
 from tailrace.engine.profile import PARTS, Profiler
 from tailrace.engine.step import Chunk, StepInput
 from tailrace.errors import ConfigError, UserError
-from tailrace.profiling import profile_batches, profile_engine, table
+from tailrace.profiling import profile_batches, profile_engine, table, title
 from tailrace.types import Request, Sample
 from tests.conftest import TinyModel
 
@@ -112,7 +112,7 @@ def test_the_table_has_a_column_for_each_batch_size_and_a_row_for_each_part() ->
         ({"prompt_tokens": 500, "new_tokens": 20}, "exceed the context of 512 tokens together"),
         (
             {"engine": {"type": "native", "prefill_tokens": 6}},
-            "3 prompts of 10 tokens are prefilled in 5 steps, so 3 sequences with new_tokens 5 never decode together",
+            "3 prompts of 10 tokens are prefilled in 5 steps, so with new_tokens 5 they never decode together",
         ),
         ({"engine": {"type": "native", "kv_cache_gib": 0.00002}}, "sequences of 15 tokens take 6; raise it"),
     ],
@@ -144,6 +144,23 @@ def test_a_file_without_a_directory_is_refused_first(tmp_path: Path) -> None:
         profile_engine(configured(), tmp_path / "nowhere" / "p.json")
 
 
+def test_an_existing_file_is_refused_first_and_replaced_when_asked(tmp_path: Path, tiny_model: TinyModel) -> None:
+    path = tmp_path / "p.json"
+    path.write_text("precious")
+    with pytest.raises(UserError, match=r"--json .*p\.json exists; give another file, or replace it with --force"):
+        profile_engine(configured(), path)
+    assert path.read_text() == "precious"
+    engine = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.01}
+    profile_engine(configured(model={"path": str(tiny_model("llama"))}, engine=engine), path, force=True)
+    assert json.loads(path.read_text())["profile"] == "engine"
+    assert [file.name for file in tmp_path.iterdir()] == ["p.json"]
+
+
+def test_the_title_names_the_decoder_and_why_it_is_the_slow_one() -> None:
+    assert title(configured(), None).endswith(" · C++ decoder")
+    assert title(configured(), "no compiler").endswith(" · PyTorch decoder (no compiler)")
+
+
 @pytest.mark.parametrize("engine", [{"dtype": "float32"}, {"dtype": "float32", "tp": 2}])
 def test_the_native_engine_measures_every_part(
     tmp_path: Path, tiny_model: TinyModel, capsys: pytest.CaptureFixture[str], engine: dict[str, Any]
@@ -156,6 +173,8 @@ def test_the_native_engine_measures_every_part(
     document = json.loads((tmp_path / "p.json").read_text())
     assert document["profile"] == "engine"
     assert document["config"]["engine"]["dtype"] == "float32"
+    assert document["kernels"] == "torch"
+    assert document["why_torch"] == "the C++ decoder is for bfloat16 on CPUs, not float32 on cpu"
     assert [(batch["batch_size"], batch["decode_steps"]) for batch in document["batches"]] == [(1, 4), (3, 4)]
     assert [batch["prefill_tokens"] for batch in document["batches"]] == [10, 30]
     for batch in document["batches"]:

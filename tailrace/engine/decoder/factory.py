@@ -36,7 +36,7 @@ def make_decoder(
     local = local_architecture(architecture, shard.degree)
     blocks = blocks_that_fit(local, gib=config.kv_cache_gib, block_size=config.block_size, dtype=dtype)
     max_model_len = min(config.max_model_len or architecture.max_positions, architecture.max_positions)
-    if _takes_kernels(config, local, dtype, device):
+    if why_torch(config, architecture, shard.degree, device=device) is None:
         return CpuDecoder(
             local, blocks=blocks, block_size=config.block_size, max_model_len=max_model_len, collective=collective
         )
@@ -52,11 +52,18 @@ def make_decoder(
     )
 
 
-def _takes_kernels(config: NativeEngineConfig, local: Architecture, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the C++ decoder is wanted and can be had."""
+def why_torch(
+    config: NativeEngineConfig, architecture: Architecture, degree: int, *, device: torch.device
+) -> str | None:
+    """Why each of `degree` ranks of `architecture` computes with PyTorch, or None where it does with the C++ decoder.
+
+    Raises:
+        ConfigError: `kernels` is cpu, and they cannot compute this here.
+    """
     if config.kernels == "torch":
-        return False
-    reason = unsupported(local, block_size=config.block_size, dtype=dtype, device=device)
+        return "engine.kernels is torch"
+    local = local_architecture(architecture, degree)
+    reason = unsupported(local, block_size=config.block_size, dtype=DTYPES[config.dtype], device=device)
     if config.kernels == "cpu" and reason is not None:
         raise ConfigError(f"engine.kernels=cpu cannot be used: {reason}; set it to auto")
-    return reason is None
+    return reason
