@@ -22,15 +22,16 @@ class EngineStats:
     """What an engine holds now and has done since it was made."""
 
     running: int
-    """Sequences that decode."""
+    """Sequences that have started: they decode, or their prompt is being computed."""
     waiting: int
-    """Requests that have not started."""
+    """Requests that have not started, and those that gave way."""
     generated_tokens: int
     prefilled_tokens: int
     """Prompt tokens computed. Each sequence computes its last one, all others count once for a group."""
     shared_tokens: int = 0
     """Prompt tokens taken from the cache instead."""
     steps: int
+    """Of all replicas together."""
     preemptions: int
     """Times that a running sequence gave up its blocks to another, to be computed again."""
     restarts: int = 0

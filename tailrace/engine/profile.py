@@ -29,9 +29,9 @@ class StepProfile:
     """One step of one replica."""
 
     prefill_tokens: int
-    """Prompt tokens computed."""
+    """Tokens in chunks of several: of prompts, and of responses whose cache was lost. Chunks of one are `decodes`."""
     decodes: int
-    """Sequences that computed their newest token alone."""
+    """Sequences that computed one token: their newest, or what was left of a prompt."""
     contexts: int
     """Cached tokens that those sequences attended to, in all."""
     seconds: Mapping[str, float]

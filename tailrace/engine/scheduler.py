@@ -92,8 +92,8 @@ class Scheduler:
 
     def complete(self, plan: StepPlan, output: StepOutput, version: WeightVersion) -> list[Sample]:
         """Take in what the step computed with weights of `version`; the samples that finished."""
-        if plan is self._plan:
-            self._plan = None
+        assert plan is self._plan, "the plan was given up, or completed before"
+        self._plan = None
         drawn = zip(output.tokens, output.log_probs, strict=True)
         finished = []
         for sequence, chunk in zip(plan.sequences, plan.input.chunks, strict=True):

@@ -18,16 +18,17 @@ import pytest
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine import memory as memory_module
 from tailrace.engine.architecture import Architecture, read_architecture
-from tailrace.engine.collectives import rendezvous
 from tailrace.engine.collectives.base import Alone
-from tailrace.engine.ranks import process, staging
+from tailrace.engine.ranks import process
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.layout import WHOLE
 from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica, rank_device
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
+from tailrace.engine.ranks.worker_process import WorkerProcess
 from tailrace.engine.step import Chunk, Draw, StepInput
 from tailrace.engine.weights import read_weights
 from tailrace.errors import ConfigError, EngineError, ModelError
@@ -84,8 +85,7 @@ def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """What takes the place of /dev/shm."""
     directory = tmp_path_factory.mktemp("memory")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (rendezvous, staging):
-            patch.setattr(module, "_MEMORY_BACKED", directory)
+        patch.setattr(memory_module, "MEMORY_BACKED", directory)
         yield directory
 
 
@@ -329,7 +329,7 @@ def test_where_one_process_cannot_be_started_the_others_end(
 ) -> None:
     started = []
 
-    class Second(process.WorkerProcess):
+    class Second(WorkerProcess):
         def __init__(self, rank: int) -> None:
             if rank == 1:
                 raise KeyboardInterrupt
@@ -399,7 +399,7 @@ def test_staged_weights_are_the_tensors_that_were_written() -> None:
 
 
 def test_weights_without_room_say_where_to_make_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staging, "_MEMORY_BACKED", tmp_path / "none")
+    monkeypatch.setattr(memory_module, "MEMORY_BACKED", tmp_path / "none")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(EngineError, match=r"cannot be written to .*/nowhere: No such file .* set TMPDIR$"):
         StagedWeights.write({"a": torch.zeros(4)})

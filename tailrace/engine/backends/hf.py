@@ -14,6 +14,7 @@ from transformers.utils import logging as transformers_logging
 from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.architecture import read_eos_ids
 from tailrace.engine.base import EngineStats
+from tailrace.engine.decoder.factory import DTYPES
 from tailrace.engine.driver import DrivenEngine, check_length
 from tailrace.engine.stopping import StopRule, StopRules
 from tailrace.engine.weights import Weights, collect_weights
@@ -43,7 +44,7 @@ class HfCore:
         Raises:
             ModelError: there is none.
         """
-        dtype = torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
+        dtype = DTYPES[config.dtype]
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the run's display
         try:
             model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)

@@ -11,7 +11,7 @@ from tailrace.engine.driver import DrivenEngine
 
 
 class NativeEngine(DrivenEngine):
-    """Continuous batching over a block KV cache, on one device."""
+    """Continuous batching over block KV caches, on DP × TP ranks."""
 
     def __init__(self, config: NativeEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
         """See `EngineCore`."""

@@ -1,13 +1,12 @@
 """Where the ranks of a replica meet to set up their collective."""
 
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_MEMORY_BACKED = Path("/dev/shm")
+from tailrace.engine.memory import memory_backed
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,5 @@ def rendezvous() -> Iterator[Rendezvous]:
     The driver opens it before it starts the ranks and leaves it as soon as each of them has its collective, so that a
     driver which is killed later leaves nothing behind. Ranks that are started anew need a new rendezvous.
     """
-    place = _MEMORY_BACKED if os.access(_MEMORY_BACKED, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=place) as directory:
+    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=memory_backed()) as directory:
         yield Rendezvous(directory)

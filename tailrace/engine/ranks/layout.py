@@ -28,10 +28,6 @@ class Layout:
     def ranks(self) -> int:
         return self.dp * self.tp
 
-    def replica(self, rank: int) -> int:
-        """The copy of the model that `rank` works for."""
-        return rank // self.tp
-
     def shard(self, rank: int) -> Shard:
         """The part of the model that `rank` holds."""
         return Shard(rank % self.tp, self.tp)

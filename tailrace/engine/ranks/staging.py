@@ -10,18 +10,17 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Self
 
 import msgspec
 import torch
 
+from tailrace.engine.kv_cache import GIB
+from tailrace.engine.memory import MEMORY_BACKED, memory_backed
 from tailrace.errors import EngineError
 
-_MEMORY_BACKED = Path("/dev/shm")
 _ALIGNMENT = 64
 """Bytes; tensors begin where vector instructions like it."""
-_GIB = 2**30
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +53,7 @@ class StagedWeights(Mapping[str, torch.Tensor]):
             EngineError: there is no room for them.
         """
         places, size = _arrange(named)
-        directory = _directory(size)
+        directory = memory_backed(size)
         try:
             with tempfile.TemporaryFile(dir=directory) as file:
                 for name, tensor in named.items():
@@ -64,8 +63,8 @@ class StagedWeights(Mapping[str, torch.Tensor]):
                 return cls(os.dup(file.fileno()), places)
         except OSError as error:
             raise EngineError(
-                f"the weights for the engine's ranks, {size / _GIB:.2f} GiB, cannot be written to "
-                f"{directory or tempfile.gettempdir()}: {error.strerror}; make room there or in {_MEMORY_BACKED}, or "
+                f"the weights for the engine's ranks, {size / GIB:.2f} GiB, cannot be written to "
+                f"{directory or tempfile.gettempdir()}: {error.strerror}; make room there or in {MEMORY_BACKED}, or "
                 "set TMPDIR"
             ) from None
 
@@ -93,11 +92,3 @@ def _arrange(named: Mapping[str, torch.Tensor]) -> tuple[dict[str, Place], int]:
         places[name] = Place(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset)
         end = offset + tensor.nbytes
     return places, end
-
-
-def _directory(size: int) -> Path | None:
-    """Where `size` bytes go: memory if it has room, else the directory for temporary files."""
-    if not os.access(_MEMORY_BACKED, os.W_OK):
-        return None
-    room = os.statvfs(_MEMORY_BACKED)
-    return _MEMORY_BACKED if room.f_bavail * room.f_frsize > size else None
