@@ -18,15 +18,13 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
 from tailrace.engine.blocks import BlockManager
-from tailrace.engine.decoder.factory import DTYPES
+from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.dispatch import Dispatcher
 from tailrace.engine.driver import check_length
-from tailrace.engine.kv_cache import blocks_that_fit
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import make_replicas, stage
 from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.sharding import check_tp, local_architecture
 from tailrace.engine.stopping import StopRules
 from tailrace.engine.weights import Weights, check_weights, read_weights
 from tailrace.errors import EngineError, ModelError, RequestError
@@ -47,15 +45,9 @@ class EngineCore:
         self.version: WeightVersion = 0
         self._config = config
         self._architecture = a = read_architecture(model_dir)
-        check_tp(a, config.tp)
-        self.max_model_len = min(config.max_model_len or a.max_positions, a.max_positions)
+        _, self._blocks = local_sizes(config, a, config.tp)
+        self.max_model_len = longest_sequence(config, a)
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
-        self._blocks = blocks_that_fit(
-            local_architecture(a, config.tp),
-            gib=config.kv_cache_gib,
-            block_size=config.block_size,
-            dtype=DTYPES[config.dtype],
-        )
         self.lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, a, device=device)]
         self._dispatcher = Dispatcher([lane.scheduler for lane in self.lanes])
         self._failure: EngineError | None = None

@@ -16,6 +16,24 @@ from tailrace.errors import ConfigError
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
+def longest_sequence(config: NativeEngineConfig, architecture: Architecture) -> int:
+    """Its tokens, prompt and response."""
+    return min(config.max_model_len or architecture.max_positions, architecture.max_positions)
+
+
+def local_sizes(config: NativeEngineConfig, architecture: Architecture, tp: int) -> tuple[Architecture, int]:
+    """The architecture of one of `tp` shards, and the blocks of its cache.
+
+    Raises:
+        ModelError: the model cannot be split in so many shards.
+        EngineError: the cache cannot hold a block.
+    """
+    check_tp(architecture, tp)
+    local = local_architecture(architecture, tp)
+    dtype = DTYPES[config.dtype]
+    return local, blocks_that_fit(local, gib=config.kv_cache_gib, block_size=config.block_size, dtype=dtype)
+
+
 def make_decoder(
     config: NativeEngineConfig,
     architecture: Architecture,
@@ -31,11 +49,8 @@ def make_decoder(
         ConfigError: `kernels` is cpu, and they cannot compute this here.
         EngineError: the cache cannot hold a block, or the device has no room for it.
     """
-    check_tp(architecture, shard.degree)
-    dtype = DTYPES[config.dtype]
-    local = local_architecture(architecture, shard.degree)
-    blocks = blocks_that_fit(local, gib=config.kv_cache_gib, block_size=config.block_size, dtype=dtype)
-    max_model_len = min(config.max_model_len or architecture.max_positions, architecture.max_positions)
+    local, blocks = local_sizes(config, architecture, shard.degree)
+    max_model_len = longest_sequence(config, architecture)
     if why_torch(config, architecture, shard.degree, device=device) is None:
         return CpuDecoder(
             local, blocks=blocks, block_size=config.block_size, max_model_len=max_model_len, collective=collective
@@ -45,7 +60,7 @@ def make_decoder(
         blocks=blocks,
         block_size=config.block_size,
         max_model_len=max_model_len,
-        dtype=dtype,
+        dtype=DTYPES[config.dtype],
         device=device,
         collective=collective,
         cuda_graphs=config.cuda_graphs,
