@@ -71,7 +71,8 @@ def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: M
 def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed) -> float:
     samples = config.trainer.train_batch_size
     together = min(samples, _batch_size(config))
-    read = _engine_bytes(config) * model.parameters / speed.bytes_per_s
+    reads = _copies(config) if config.device == "cpu" else 1  # copies on CPUs read through the same memory
+    read = reads * _engine_bytes(config) * model.parameters / speed.bytes_per_s
     compute = 2 * model.parameters * together / speed.flops
     return samples / together * config.sampling.max_new_tokens * (read + compute)
 
@@ -103,6 +104,8 @@ def _memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
     }
     if config.engine.type == "native":
         memory["KV cache"] = config.engine.ranks * config.engine.kv_cache_gib * GIB
+        if config.engine.ranks > 1:  # full and fp32, for the worker processes; during an update the old ones, too
+            memory["staged weights"] = 2 * 4.0 * model.parameters
     elif config.engine.type == "vllm":
         memory["KV cache"] = config.engine.kv_cache_gib * GIB
     if config.algorithm.kl.coefficient > 0:

@@ -50,3 +50,18 @@ def test_a_shared_prompt_is_trained_on_once_a_group() -> None:
     large = estimate(config(), SIZE, 100, SPEED)
     groups = 2
     assert large.actor_s - small.actor_s == pytest.approx(6 * SIZE.parameters * groups * 100 / SPEED.flops)
+
+
+def test_worker_processes_add_staged_weights_old_and_new() -> None:
+    memory = estimate(config(engine={"type": "native", "tp": 2}), SIZE, 10, SPEED).memory
+    assert memory["staged weights"] == 2 * 4 * SIZE.parameters
+    assert "staged weights" not in estimate(config(), SIZE, 10, SPEED).memory
+
+
+def test_copies_of_the_model_on_a_cpu_share_its_memory_bandwidth() -> None:
+    fast = MachineSpeed(flops=1e30, bytes_per_s=1e9)
+    one, two = (
+        estimate(config(engine={"type": "native", "dp": dp, "max_batch_size": 2}), SIZE, 0, fast).rollout_s
+        for dp in (1, 2)
+    )
+    assert two == pytest.approx(one)
