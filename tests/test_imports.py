@@ -28,7 +28,7 @@ ALLOWED = {
     "report": set(),
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "errors", "config", "allocator"}
+L0 = {"types", "events", "errors", "config", "allocator", "cache"}
 NO_TORCH = {"types", "events", "errors", "config", "rewards", "prompts", "planning", "report"}
 
 

@@ -1,8 +1,8 @@
 """A model reference becomes a Hugging Face directory on this machine."""
 
-import os
 from pathlib import Path
 
+from tailrace.cache import cache_directory
 from tailrace.config.model import ModelConfig
 from tailrace.errors import ModelError, one_line
 from tailrace.models.gguf import convert_gguf, wheel_gguf
@@ -28,13 +28,6 @@ def resolve_model(config: ModelConfig) -> Path:
     if path.suffix == ".gguf":
         return convert_gguf(path, cache_directory() / "models")
     return _checked(path if is_local else _download(config))
-
-
-def cache_directory() -> Path:
-    """$TAILRACE_CACHE, or `tailrace` in $XDG_CACHE_HOME or in ~/.cache."""
-    if own := os.environ.get("TAILRACE_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
 
 
 def _looks_local(path: str) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.cache import cache_directory
 from tailrace.engine.kernels import build
 from tailrace.engine.kernels.build import KernelUnavailable, load
 
@@ -34,7 +35,7 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def libraries() -> list[Path]:
-    return sorted(build.cache_directory().iterdir())
+    return sorted((cache_directory() / "kernels").iterdir())
 
 
 def test_a_source_is_compiled_once_and_nothing_else_is_left(sources: Path) -> None:

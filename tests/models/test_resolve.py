@@ -22,11 +22,12 @@ from safetensors.torch import load_file
 from transformers.utils import logging
 
 import tailrace.models.gguf as gguf_module
+from tailrace.cache import cache_directory
 from tailrace.config.model import ModelConfig
 from tailrace.errors import ModelError
 from tailrace.models.gguf import convert_gguf, wheel_gguf
 from tailrace.models.info import describe_model
-from tailrace.models.resolve import cache_directory, resolve_model
+from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import load_tokenizer
 from tests.conftest import TinyModel
 from tests.models.tiny_gguf import write_tiny_gguf

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch  # noqa: F401  (its OpenMP runtime has to be the process's first, which libraries then share)
 
+from tailrace.cache import cache_directory
 from tailrace.errors import EngineError, one_line
 
 SOURCES = Path(__file__).parent
@@ -45,20 +46,13 @@ def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
         raise KernelUnavailable(f"the {name} kernel needs a CPU with {', '.join(sorted(missing))}")
     source = SOURCES / f"{name}.cpp"
     compiler = _compiler(name)
-    library = cache_directory() / f"{name}-{_fingerprint(source, compiler)}.so"
+    library = cache_directory() / "kernels" / f"{name}-{_fingerprint(source, compiler)}.so"
     if not library.exists():
         _compile(source, compiler, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise KernelUnavailable(f"{library} cannot be loaded; remove it: {one_line(error)}") from None
-
-
-def cache_directory() -> Path:
-    """`kernels` in $TAILRACE_CACHE, or in `tailrace` in $XDG_CACHE_HOME or in ~/.cache."""
-    own = os.environ.get("TAILRACE_CACHE")
-    base = Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "tailrace"
-    return base.expanduser() / "kernels"
 
 
 @functools.cache
