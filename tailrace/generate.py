@@ -31,7 +31,7 @@ from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.planning.order import first_in, longest_first
 from tailrace.preparation import check_cache, check_new_file, check_sampling, context_length, open_engine, prepare_torch
-from tailrace.prompts.load import present
+from tailrace.prompts.load import check_lengths, present
 from tailrace.prompts.order import sample_seed
 from tailrace.prompts.sources.base import table_rows
 from tailrace.prompts.sources.factory import source_rows
@@ -122,17 +122,9 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     prompts = present(rows, config.prompts, tokenizer)
     if not prompts:
         raise PromptError("prompts.source has no prompts")
-    _check_lengths(prompts, context_length(config.engine, model_dir))
+    context = context_length(config.engine, model_dir)
+    check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
-
-
-def _check_lengths(prompts: Sequence[Prompt], context: int) -> None:
-    for prompt in prompts:
-        if len(prompt.prompt_ids) >= context:
-            raise PromptError(
-                f"prompt {prompt.prompt_id} has {len(prompt.prompt_ids)} tokens; the context of {context} leaves room "
-                f"for {context - 1}; shorten or remove it"
-            )
 
 
 def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Request]:

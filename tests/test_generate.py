@@ -218,7 +218,7 @@ def test_a_full_device_is_one_clear_line() -> None:
         ('{"prompt": "a"}\n{"promt": "b"}\n', "p.jsonl:2 has no column 'prompt'"),
         ('{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl:2, column 'prompt': a prompt must be a string"),
         ("\n", "prompts.source has no prompts"),
-        (json.dumps({"prompt": "x" * 600}), "prompt p.jsonl:1 has 603 tokens; the context of 512 leaves room for 511"),
+        (json.dumps({"prompt": "x" * 600}), "prompt p.jsonl:1 has 603 tokens, more than the limit of 511 (1 of 1"),
     ],
 )
 def test_a_bad_prompt_is_named(tmp_path: Path, model: Path, content: str, expected: str) -> None:

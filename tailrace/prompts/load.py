@@ -57,7 +57,7 @@ def load_prompts(
     prompts = present(source_rows(config.source), config, tokenizer)
     if not prompts:
         raise PromptError(f"prompts.source of type {config.source.type} has no prompts")
-    _check_lengths(prompts, max_tokens)
+    check_lengths(prompts, max_tokens, "remove them, raise prompts.max_prompt_tokens, or lower sampling.max_new_tokens")
     return _split(prompts, config.held_out, seed)
 
 
@@ -128,14 +128,18 @@ def _present(row: Row, config: Presentation, tokenizer: "PreTrainedTokenizerBase
         raise PromptError(f"the model's chat template refuses {row.prompt_id}: {one_line(error)}") from None
 
 
-def _check_lengths(prompts: Sequence[Prompt], max_tokens: int) -> None:
+def check_lengths(prompts: Sequence[Prompt], max_tokens: int, remedy: str) -> None:
+    """Whether no prompt is longer than `max_tokens`; `remedy` ends the message.
+
+    Raises:
+        PromptError: one is.
+    """
     longest = max(prompts, key=lambda prompt: len(prompt.prompt_ids))
     if len(longest.prompt_ids) > max_tokens:
         count = sum(len(prompt.prompt_ids) > max_tokens for prompt in prompts)
         raise PromptError(
             f"prompt {longest.prompt_id} has {len(longest.prompt_ids)} tokens, more than the limit of {max_tokens} "
-            f"({count} of {len(prompts)} prompts are too long); remove them, raise prompts.max_prompt_tokens, "
-            f"or lower sampling.max_new_tokens"
+            f"({count} of {len(prompts)} prompts are too long); {remedy}"
         )
 
 
