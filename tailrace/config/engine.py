@@ -98,7 +98,9 @@ class NativeEngineConfig(Config):
     @model_validator(mode="after")
     def _a_link_has_two_ends(self) -> Self:
         if self.link is not None and self.tp == 1:
-            raise ValueError("with link needs tp of 2 or more, since one rank exchanges nothing; raise tp or leave link out")
+            raise ValueError(
+                "with link needs tp of 2 or more, since one rank exchanges nothing; raise tp or leave link out"
+            )
         return self
 
     @model_validator(mode="after")
