@@ -75,7 +75,9 @@ def main(
     """Run the three comparisons."""
     model_dir = resolve_model(ModelConfig(path=model))
     figures = throughput(model_dir, rounds)
-    figures |= tensor_parallelism({QWEN: write_model(QWEN_0_5B, LOGS / QWEN), model_dir.name: model_dir}, rounds)
+    figures |= tensor_parallelism(
+        {QWEN: write_model(QWEN_0_5B, LOGS / QWEN), model_dir.name.partition(".")[0]: model_dir}, rounds
+    )
     figures |= group_sharing(model_dir, rounds)
     print(json.dumps({"bench": "engine"} | figures))
 

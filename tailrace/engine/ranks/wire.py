@@ -4,7 +4,6 @@ driver → worker   Start, then Load and Step in any order, each when the one be
 worker → driver   one Answer to each
 """
 
-import select
 import socket
 import struct
 import time
@@ -78,16 +77,10 @@ class Channel:
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
-        self._news = select.poll()
-        self._news.register(stream, select.POLLIN)
 
     def fileno(self) -> int:
         """Readable when a message has come, or the other end is gone."""
         return self._stream.fileno()
-
-    def has_news(self) -> bool:
-        """Whether a message has come, or the other end is gone."""
-        return bool(self._news.poll(0))
 
     def send(self, message: Order | Answer, *, descriptor: int | None = None, limit_s: float | None = None) -> None:
         """Send `message`, with a file descriptor of which the other end gets a copy.

@@ -11,7 +11,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from contextlib import suppress
 
 import torch
@@ -26,9 +25,6 @@ from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Answer, Channel, Failure, Load, Order, Start, Step
 from tailrace.errors import EngineError, UserError
-
-LINGER_S = 0.001
-"""Several times what the driver needs between two steps."""
 
 
 def main() -> None:
@@ -46,20 +42,8 @@ def main() -> None:
         return
     channel.send(Answer())
     while True:
-        _linger(channel)
         order, file = channel.receive_order()
         channel.send(_obey(rank, order, file, speaks=start.shard[0] == 0))
-
-
-def _linger(channel: Channel) -> None:
-    """Stay awake for the next step, which most often comes at once; others that want the core have it meanwhile.
-
-    A core without work halts. On a virtual machine its next task is then late, and the host may by then have put two of
-    them on one core: of a step of two ranks that took a quarter of the time.
-    """
-    deadline = time.perf_counter() + LINGER_S
-    while not channel.has_news() and time.perf_counter() < deadline:
-        os.sched_yield()
 
 
 def _kill_group_on_hangup(descriptor: int) -> None:
