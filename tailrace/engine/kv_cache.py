@@ -8,6 +8,8 @@ from tailrace.engine.architecture import Architecture
 from tailrace.errors import EngineError
 
 GIB = 2**30
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+"""What configurations call them."""
 
 
 class KVCache:

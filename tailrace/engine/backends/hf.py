@@ -14,8 +14,8 @@ from transformers.utils import logging as transformers_logging
 from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.architecture import read_eos_ids
 from tailrace.engine.base import EngineStats
-from tailrace.engine.decoder.factory import DTYPES
 from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.stopping import StopRule, StopRules
 from tailrace.engine.weights import Weights, collect_weights
 from tailrace.errors import ModelError

@@ -8,12 +8,10 @@ from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Decoder
 from tailrace.engine.decoder.cpu import CpuDecoder, unsupported
 from tailrace.engine.decoder.torch import TorchDecoder
-from tailrace.engine.kv_cache import blocks_that_fit
+from tailrace.engine.kv_cache import DTYPES, blocks_that_fit
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sharding import check_tp, local_architecture
 from tailrace.errors import ConfigError
-
-DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def longest_sequence(config: NativeEngineConfig, architecture: Architecture) -> int:
