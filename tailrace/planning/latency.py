@@ -1,0 +1,217 @@
+"""How long a step takes: interpolated between profiled points, and corrected by what the running engine measures.
+
+After PAT, section 4.2 (Online Latency Predictor): a decode step depends on the batch size B and on the context tokens T
+of all its sequences together; linear in T between points of one B, then linear between the two nearest B.
+"""
+
+import math
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailrace.planning.tp_profile import TPProfile
+
+MOST_CORRECTION = math.log(4.0)
+"""Measured over predicted is taken for at most this and at least its inverse; as a logarithm."""
+COMMON_RATE = 0.05
+"""Share of a step's error by which the correction of all degrees moves."""
+OWN_RATE = 0.0125
+"""And that by which the correction of its degree alone moves: slower, so that what slows down the whole machine is not
+mistaken for a fault of the one degree that is running."""
+
+
+class StepTimes(Protocol):
+    """Seconds of an engine's steps under any TP degree that was profiled."""
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        """Of a decode step of one replica, with `replicas` of them decoding beside each other.
+
+        Args:
+            batch_size: B, sequences of the replica.
+            context_tokens: T, cached tokens of those together.
+        """
+        ...
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        """To prefill `batch_size` sequences of the root mean square length `rms_length` on one replica."""
+        ...
+
+
+class LatencyPredictor:
+    """Predicts from a profile alone. Exact on its points."""
+
+    def __init__(self, profile: TPProfile) -> None:
+        points: defaultdict[int, defaultdict[int, _Points]] = defaultdict(lambda: defaultdict(_no_points))
+        for d in profile.decode:
+            points[d.tp][d.replicas][d.batch_size].append((d.context_tokens, d.seconds))
+        self._decode = {
+            tp: tuple((replicas, _surface(by_size)) for replicas, by_size in sorted(by_replicas.items()))
+            for tp, by_replicas in points.items()
+        }
+        prefills: defaultdict[int, _Points] = defaultdict(_no_points)
+        for p in profile.prefill:
+            prefills[p.tp][p.batch_size].append((p.length, p.seconds))
+        # no tokens take no time, which also holds up the left end where a size has one point only
+        self._prefill = {
+            tp: tuple((size, _curve([(0, 0.0), *measured])) for size, measured in sorted(by_size.items()))
+            for tp, by_size in prefills.items()
+        }
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        """See `StepTimes`. Outside the points it goes on as between the last two, never below zero nor downwards.
+
+        Raises:
+            KeyError: the degree was not profiled.
+        """
+        surfaces = self._decode[tp]
+        below, surface = surfaces[0]
+        if replicas <= below or len(surfaces) == 1:
+            return surface.at(batch_size, context_tokens)
+        for above, next_surface in surfaces[1:]:
+            if replicas < above:
+                share = (replicas - below) / (above - below)
+                low = surface.at(batch_size, context_tokens)
+                return low + share * (next_surface.at(batch_size, context_tokens) - low)
+            below, surface = above, next_surface
+        return surface.at(batch_size, context_tokens)
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        """See `StepTimes`. Beyond the largest batch, time is in proportion to the batch.
+
+        Raises:
+            KeyError: the degree was not profiled.
+        """
+        below, low = 0, 0.0
+        for size, curve in self._prefill[tp]:
+            seconds = curve.at(rms_length)
+            if batch_size <= size:
+                return low + (batch_size - below) / (size - below) * (seconds - low)
+            below, low = size, seconds
+        return low * batch_size / below
+
+
+class CorrectedPredictor:
+    """A predictor whose steps are stretched by a slowly moving ratio of measured over predicted.
+
+    Machines drift: clocks, neighbours. The ratio's logarithm is a sum of two parts: one common to all degrees, which
+    takes up most of an error, and one of its own for each (degree, replicas) that was seen. So a degree that has not
+    run lately drifts along with the one that runs, and the two stay comparable.
+    """
+
+    def __init__(self, base: LatencyPredictor) -> None:
+        self.base = base
+        """Without the correction."""
+        self._common = 0.0
+        self._own: dict[tuple[int, int], float] = {}
+
+    def step_s(self, tp: int, batch_size: float, context_tokens: float, replicas: int) -> float:
+        """See `StepTimes`."""
+        return self.ratio(tp, replicas) * self.base.step_s(tp, batch_size, context_tokens, replicas)
+
+    def prefill_s(self, tp: int, batch_size: float, rms_length: float) -> float:
+        """See `StepTimes`. As profiled: nothing observes it."""
+        return self.base.prefill_s(tp, batch_size, rms_length)
+
+    def ratio(self, tp: int, replicas: int) -> float:
+        """By which predicted steps are multiplied, from 1/4 to 4."""
+        return math.exp(_bounded(self._common + self._own.get((tp, replicas), 0.0)))
+
+    def observe(self, tp: int, batch_size: int, context_tokens: int, replicas: int, seconds: float) -> None:
+        """Take in a measured decode step. One that took no time at all says nothing.
+
+        Raises:
+            KeyError: the degree was not profiled.
+        """
+        predicted = self.base.step_s(tp, batch_size, context_tokens, replicas)
+        if not (predicted > 0 and seconds > 0 and math.isfinite(seconds)):
+            return
+        own = self._own.get((tp, replicas), 0.0)
+        error = _bounded(math.log(seconds / predicted)) - (self._common + own)
+        self._common = _bounded(self._common + COMMON_RATE * error)
+        self._own[tp, replicas] = _bounded(own + OWN_RATE * error)
+
+
+def rms(lengths: Iterable[float]) -> float:
+    """Root mean square: equal sequences of this length cost as much attention as those given (PAT, eq. 3)."""
+    squares = [length * length for length in lengths]
+    return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
+
+
+_Points = defaultdict[int, list[tuple[int, float]]]
+"""By batch size: (T or L, seconds)."""
+
+
+def _no_points() -> _Points:
+    return defaultdict(list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Piecewise linear. Tuples and bisect: numpy takes longer for one number."""
+
+    xs: tuple[int, ...]
+    ys: tuple[float, ...]
+    slopes: tuple[float, ...]
+    """To the right of each point."""
+    before: float
+    """Slope to the left of the first point."""
+
+    def at(self, x: float) -> float:
+        index = bisect_right(self.xs, x) - 1
+        if index < 0:
+            return max(0.0, self.ys[0] + self.before * (x - self.xs[0]))
+        return self.ys[index] + self.slopes[index] * (x - self.xs[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _Surface:
+    """A curve for each batch size."""
+
+    sizes: tuple[int, ...]
+    curves: tuple[_Curve, ...]
+    before: float
+    """Seconds a sequence, below the smallest size."""
+    after: float
+    """And above the largest: a constant, so that what is monotone in T stays so."""
+
+    def at(self, size: float, tokens: float) -> float:
+        index = bisect_right(self.sizes, size) - 1
+        if index < 0:
+            return max(0.0, self.curves[0].at(tokens) + self.before * (size - self.sizes[0]))
+        found, low = self.sizes[index], self.curves[index].at(tokens)
+        if size == found:
+            return low
+        if index == len(self.sizes) - 1:
+            return low + self.after * (size - found)
+        high = self.curves[index + 1].at(tokens)
+        return low + (size - found) / (self.sizes[index + 1] - found) * (high - low)
+
+
+def _curve(points: Sequence[tuple[int, float]]) -> _Curve:
+    ordered = sorted(points)
+    xs, ys = tuple(x for x, _ in ordered), tuple(y for _, y in ordered)
+    if len(xs) == 1:
+        return _Curve(xs, ys, (0.0,), 0.0)
+    inner = [(ys[i + 1] - ys[i]) / (xs[i + 1] - xs[i]) for i in range(len(xs) - 1)]
+    return _Curve(xs, ys, (*inner, max(0.0, inner[-1])), max(0.0, inner[0]))
+
+
+def _surface(by_size: _Points) -> _Surface:
+    sizes = tuple(sorted(by_size))
+    curves = tuple(_curve(by_size[size]) for size in sizes)
+    if len(sizes) == 1:
+        return _Surface(sizes, curves, 0.0, 0.0)
+    return _Surface(sizes, curves, _between(sizes, curves, 0), _between(sizes, curves, len(sizes) - 2))
+
+
+def _between(sizes: tuple[int, ...], curves: tuple[_Curve, ...], index: int) -> float:
+    """Seconds a sequence from one size to the next, at the most context tokens that both were measured with."""
+    tokens = min(curves[index].xs[-1], curves[index + 1].xs[-1])
+    rise = curves[index + 1].at(tokens) - curves[index].at(tokens)
+    return max(0.0, rise / (sizes[index + 1] - sizes[index]))
+
+
+def _bounded(logarithm: float) -> float:
+    return min(MOST_CORRECTION, max(-MOST_CORRECTION, logarithm))

@@ -1,0 +1,316 @@
+"""The file of an offline profile for adaptive TP: what a step and a switch take, for one model, machine and backend.
+
+    sampling points ──measured by the profiler──▶ TPProfile ──file──▶ LatencyPredictor, SwitchController
+
+After PAT, section 4.2 (Offline Profiler): few points, only where batch and context fit the cache, denser for short
+contexts.
+"""
+
+import itertools
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from tailrace.errors import ConfigError, one_line
+
+FORMAT = 1
+"""Of the file; raised when older readers would misread a newer one."""
+SHORTEST = 16
+"""Tokens of the shortest context that is sampled."""
+SHORT = 512
+"""Half of the lengths lie at or below this, where latency is least linear (PAT, section 4.2)."""
+LENGTHS = 3
+"""Of each batch size at the least; fewer would not show a bend."""
+
+
+class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a profile holds for. Another of any of these needs another profile."""
+
+    model: str
+    """For people. Not compared: the figures in `architecture` are what counts of it."""
+    architecture: dict[str, int]
+    """Layers, hidden size, heads, KV heads, head_dim, intermediate size, vocabulary, by name."""
+    dtype: str
+    ranks: int
+    """N, of the whole engine."""
+    threads_per_rank: int
+    hardware: str
+    """The name of the CPU or GPU."""
+    cores: int
+    """CPU cores of the machine."""
+    backend: str
+    """The decoder's name."""
+    collectives: str
+    link: str = ""
+    """The emulated link in words; empty without one."""
+
+    def mismatch(self, other: "ProfileKey") -> list[str]:
+        """Where `other`, which is wanted, differs from this, which was profiled: a phrase for each figure."""
+        wanted, profiled = other._figures(), self._figures()
+        return [
+            f"{name} is {wanted.get(name)!r} (profiled: {profiled.get(name)!r})"
+            for name in sorted(wanted.keys() | profiled.keys())
+            if wanted.get(name) != profiled.get(name)
+        ]
+
+    def _figures(self) -> dict[str, object]:
+        plain = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("model", "architecture")}
+        return plain | self.architecture
+
+
+class DecodePoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A decode step."""
+
+    tp: int
+    replicas: int
+    """That decoded beside each other meanwhile, each this batch: 1 … N / tp. They share the memory's bandwidth."""
+    batch_size: int
+    """B, sequences of one replica."""
+    context_tokens: int
+    """T, cached tokens of those sequences together."""
+    seconds: float
+    """The median step's."""
+
+
+class PrefillPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Prefilling a batch of equal prompts on one replica, in as many steps as the engine takes for it."""
+
+    tp: int
+    batch_size: int
+    length: int
+    """Tokens of each prompt."""
+    seconds: float
+
+
+class SwitchCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What changing the degree takes, one way."""
+
+    source_tp: int
+    target_tp: int
+    reshard_s: float
+    """Of the weights."""
+    rest_s: float
+    """Everything else that does not depend on the sequences."""
+    kv_bytes_per_s: float
+    """One-way rate of a rank while keys and values migrate. The bytes that a rank sends are counted as 1 / source_tp of
+    its replica's, so padded and replicated heads show as a lower rate."""
+
+
+class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that was measured.
+
+    Raises:
+        ConfigError: (and from `read` and `write`) figures that cannot be, or that do not go together.
+    """
+
+    format: int = FORMAT
+    key: ProfileKey
+    created: str
+    """When, as ISO 8601."""
+    tailrace: str
+    """The version that measured."""
+    token_budget: int
+    """Cached tokens of a replica at the most in any point: B · L ≤ token_budget."""
+    decode: tuple[DecodePoint, ...]
+    prefill: tuple[PrefillPoint, ...]
+    switches: tuple[SwitchCost, ...] = ()
+    """One for each ordered pair of degrees."""
+    group_s: dict[int, float] = {}
+    """Seconds to make the communication groups of a degree."""
+    capture_s: dict[int, float] = {}
+    """Seconds to capture the CUDA graphs of the small batches that follow a switch to a degree; 0 where left out."""
+    collective_bytes_per_s: dict[int, float] = {}
+    """Rate of an all-reduce among the ranks of a degree; for people."""
+
+    def __post_init__(self) -> None:
+        _check_points(self)
+        _check_switches(self)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """TP degrees that were profiled, ascending."""
+        return tuple(sorted({point.tp for point in self.decode}))
+
+    @classmethod
+    def read(cls, path: Path) -> "TPProfile":
+        """The profile in a file.
+
+        Raises:
+            ConfigError: there is none, or it cannot be read, is no profile, or one of another format.
+        """
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            raise ConfigError(f"TP profile {path} does not exist; profile the model first, or name another") from None
+        except OSError as error:
+            raise ConfigError(f"TP profile {path} cannot be read: {error.strerror}; see who may read it") from None
+        try:
+            found = msgspec.json.decode(content, type=_Header).format
+            if found != FORMAT:
+                raise ConfigError(
+                    f"TP profile {path} has format {found}, this version reads {FORMAT}; profile the model again"
+                )
+            return msgspec.json.decode(content, type=cls)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(f"TP profile {path} is not valid: {one_line(error)}; profile the model again") from None
+
+    def write(self, path: Path) -> None:
+        """Put the profile into a file, in place of what is there, whole or not at all.
+
+        Raises:
+            ConfigError: the operating system refused to.
+        """
+        content = msgspec.json.format(msgspec.json.encode(self)) + b"\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(content)
+                os.replace(partial, path)
+            finally:
+                Path(partial).unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"TP profile {path} cannot be written: {error.strerror}; make room, or see who may write there"
+            ) from None
+
+
+def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int = 40) -> list[tuple[int, int]]:
+    """The sampling points (B, L): batch size and context length of each sequence.
+
+    Batch sizes are powers of two and the largest; if these are too many for `points`, some that are evenly spread.
+    Each has equally many lengths, as far as the budget goes: half of them up to `SHORT`, and the longest it has room
+    for, so that nothing inside the budget has to be extrapolated.
+
+    Args:
+        token_budget: the most cached tokens of a replica; every B · L is within it.
+        max_batch_size: sequences that a replica decodes together at the most.
+        max_length: tokens of a sequence at the most.
+        points: at the most.
+
+    Raises:
+        ConfigError: no point would be within these bounds, or `points` are too few.
+    """
+    shortest = min(SHORTEST, max_length)
+    if points < LENGTHS:
+        raise ConfigError(f"points is {points}; a profile needs {LENGTHS} or more")
+    if min(shortest, max_batch_size) < 1 or token_budget < shortest:
+        raise ConfigError(
+            f"token_budget {token_budget}, max_batch_size {max_batch_size} and max_length {max_length} have no "
+            f"room for a sequence of {SHORTEST} tokens; raise them"
+        )
+    largest = min(max_batch_size, token_budget // shortest)
+    sizes = _batch_sizes(largest, points // LENGTHS)
+    return [
+        (size, length)
+        for size in sizes
+        for length in _lengths(shortest, min(max_length, token_budget // size), points // len(sizes))
+    ]
+
+
+def _batch_sizes(largest: int, count: int) -> list[int]:
+    powers = [1 << exponent for exponent in range(largest.bit_length()) if 1 << exponent < largest]
+    return _spread([*powers, largest], count)
+
+
+def _lengths(shortest: int, longest: int, count: int) -> list[int]:
+    """Geometric up to `SHORT`, then geometric up to `longest`."""
+    bend = min(SHORT, longest)
+    short = -(-count // 2) if longest > SHORT else count
+    return sorted({*_geometric(shortest, bend, short), *_geometric(bend, longest, count - short + 1)[1:]})
+
+
+def _geometric(first: int, last: int, count: int) -> list[int]:
+    """`count` numbers from `first` to `last`; `last` alone where only one is asked for."""
+    if count == 1:
+        return [last]
+    return [round(first * (last / first) ** (index / (count - 1))) for index in range(count)]
+
+
+def _spread(values: Sequence[int], count: int) -> list[int]:
+    """At most `count` of them, the last and, where there are two, the first among them."""
+    if len(values) <= count:
+        return list(values)
+    if count == 1:
+        return [values[-1]]
+    return [values[round(index * (len(values) - 1) / (count - 1))] for index in range(count)]
+
+
+class _Header(msgspec.Struct):
+    """What is read first, whatever else a format may hold."""
+
+    format: int
+
+
+def _check_points(profile: TPProfile) -> None:
+    ranks, degrees = profile.key.ranks, profile.degrees
+    if ranks < 1 or not degrees:
+        raise ConfigError(f"{len(profile.decode)} decode points of {ranks} ranks are no profile; measure some")
+    for degree in degrees:
+        if degree < 1 or ranks % degree:
+            raise ConfigError(f"TP {degree} does not divide the profile's {ranks} ranks; profile degrees that do")
+    for index, point in enumerate(profile.decode):
+        if not 1 <= point.replicas <= ranks // point.tp:
+            raise ConfigError(
+                f"decode[{index}] has {point.replicas} replicas of TP {point.tp}; {ranks} ranks make 1 to "
+                f"{ranks // point.tp}"
+            )
+        _check_positive(
+            f"decode[{index}]", batch_size=point.batch_size, context_tokens=point.context_tokens, seconds=point.seconds
+        )
+    for index, prefill in enumerate(profile.prefill):
+        _check_positive(
+            f"prefill[{index}]", batch_size=prefill.batch_size, length=prefill.length, seconds=prefill.seconds
+        )
+    _check_once("decode point", [(p.tp, p.replicas, p.batch_size, p.context_tokens) for p in profile.decode])
+    _check_once("prefill point", [(p.tp, p.batch_size, p.length) for p in profile.prefill])
+    _check_same("prefill points", {point.tp for point in profile.prefill}, degrees)
+
+
+def _check_switches(profile: TPProfile) -> None:
+    degrees = profile.degrees
+    _check_positive("profile", token_budget=profile.token_budget)
+    for cost in profile.switches:
+        name = f"switch {cost.source_tp} to {cost.target_tp}"
+        _check_positive(name, kv_bytes_per_s=cost.kv_bytes_per_s)
+        _check_not_negative(name, reshard_s=cost.reshard_s, rest_s=cost.rest_s)
+    for degree, seconds in [*profile.group_s.items(), *profile.capture_s.items()]:
+        _check_not_negative(f"TP {degree}", seconds=seconds)
+    pairs = [(cost.source_tp, cost.target_tp) for cost in profile.switches]
+    _check_once("switch", pairs)
+    _check_same("switches", set(pairs), itertools.permutations(degrees, 2))
+    missing = [degree for degree in degrees if degree > 1 and degree not in profile.group_s]
+    if missing:
+        raise ConfigError(f"group_s lacks TP {missing[0]}; measure how long its groups take to make")
+
+
+def _check_positive(where: str, **figures: float) -> None:
+    for name, value in figures.items():
+        if not (math.isfinite(value) and value > 0):
+            raise ConfigError(f"{where} has {name} {value}; expected a positive number")
+
+
+def _check_not_negative(where: str, **figures: float) -> None:
+    for name, value in figures.items():
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{where} has {name} {value}; expected 0 or more")
+
+
+def _check_once(what: str, keys: Sequence[tuple[int, ...]]) -> None:
+    seen: set[tuple[int, ...]] = set()
+    for key in keys:
+        if key in seen:
+            raise ConfigError(f"{what} {key} occurs twice; keep one")
+        seen.add(key)
+
+
+def _check_same(what: str, found: set[int] | set[tuple[int, int]], expected: Iterable[int | tuple[int, int]]) -> None:
+    for missing in sorted(set(expected) - found, key=str):
+        raise ConfigError(f"the profile's {what} lack TP {missing}, which has decode points; measure them")
+    for surplus in sorted(found - set(expected), key=str):
+        raise ConfigError(f"the profile's {what} name TP {surplus}, which has no decode points; measure those, too")

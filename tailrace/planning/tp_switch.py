@@ -1,0 +1,319 @@
+"""Whether an engine should change its TP degree while a batch drains (PAT, Algorithm 1).
+
+    Snapshot ──estimate──▶ remaining tokens ──for each degree: merge, drain, cost──▶ Candidate ──least total──▶ Decision
+    measured steps ──observe──▶ CorrectedPredictor ──────────────┘
+
+The engine asks whenever `due` says so, between two steps, and waits for the answer: a few milliseconds. The same
+decision made before anything runs chooses the first arrangement of a stage; there is no state to move then.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+import msgspec
+
+from tailrace.errors import ConfigError
+from tailrace.planning.drain import Work, drain_s
+from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
+from tailrace.planning.remaining import RemainingEstimate, Unfinished
+from tailrace.planning.tp_profile import TPProfile
+
+Item = TypeVar("Item")
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine of N ranks is doing between two steps."""
+
+    tp: int
+    degrees: tuple[int, ...]
+    """Those that the engine may change to."""
+    replicas: tuple[tuple[Unfinished, ...], ...]
+    """N / tp of them: what runs on each, its context cached."""
+    waiting: tuple[Unfinished, ...] = ()
+    """In the order in which they start; nothing of theirs is cached."""
+    kv_bytes_per_token: int
+    """Keys and values of a context token in all layers, of the whole model."""
+    groups: frozenset[int] = frozenset()
+    """Degrees whose communication groups exist."""
+    ruled_out: Mapping[int, str] = {}
+    """Degrees that are out of the question just now, and why."""
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences."""
+        return sum(map(len, self.replicas)) + len(self.waiting)
+
+
+State = Literal["move", "recompute", "none"]
+"""How what is cached gets to the new arrangement; `none` where nothing is cached, or nothing changes."""
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """What one degree would take, in seconds. The present one's switch takes none."""
+
+    tp: int
+    batch_sizes: tuple[int, ...]
+    """Running sequences of each replica, once merged."""
+    remaining_s: float
+    """Until all are done, under this degree."""
+    groups_s: float = 0.0
+    """To make communication groups; 0 where they exist."""
+    reshard_s: float = 0.0
+    """Of the weights."""
+    rest_s: float = 0.0
+    """What else does not depend on the sequences."""
+    capture_s: float = 0.0
+    """Of CUDA graphs."""
+    move_s: float = 0.0
+    """To migrate keys and values (PAT, eq. 1 and 2)."""
+    recompute_s: float = 0.0
+    """To compute them again (PAT, eq. 3 and 4)."""
+    state: State = "none"
+    """Which of the two is less, and counts."""
+    switch_s: float = 0.0
+    """Groups, reshard, rest, capture and state."""
+    total_s: float
+    """Remaining and switch."""
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What was decided, and from which figures; for the event log."""
+
+    tp: int
+    """Before."""
+    current_s: float
+    """Until all are done if nothing changes."""
+    candidates: tuple[Candidate, ...]
+    """The degrees that are possible, the present one among them."""
+    ruled_out: dict[int, str]
+    """The others, and why not."""
+    chosen: int
+    """The degree to go on with."""
+    switch: bool
+    """Whether that is another one."""
+    estimate: str
+    """Of remaining tokens, by name."""
+    reason: str
+    """In words."""
+
+
+class SwitchController:
+    """Decides for one engine. Keeps the correction of the predictor, and when it was last asked."""
+
+    def __init__(
+        self,
+        profile: TPProfile,
+        estimate: RemainingEstimate,
+        *,
+        max_batch_size: int,
+        least_gain: float = 0.02,
+        steps_between: int = 128,
+    ) -> None:
+        """Measure nothing and decide nothing yet.
+
+        Args:
+            max_batch_size: sequences that a replica decodes together at the most, whatever the degree.
+            least_gain: share of the remaining time that a switch has to save, so that noise causes none.
+            steps_between: `due` after this many steps even if the batch stays as it is; contexts grow.
+        """
+        self.predictor = CorrectedPredictor(LatencyPredictor(profile))
+        self._profile = profile
+        self._costs = {(cost.source_tp, cost.target_tp): cost for cost in profile.switches}
+        self._estimate = estimate
+        self._max_batch_size = max_batch_size
+        self._least_gain = least_gain
+        self._steps_between = steps_between
+        self._decided_for: int | None = None
+        """Sequences that were unfinished at the last decision."""
+        self._steps = 0
+
+    def due(self, unfinished: int) -> bool:
+        """Whether to decide again; asked once a step.
+
+        True at first, when the number of unfinished sequences has changed by an eighth since the last decision, and
+        every `steps_between` steps.
+        """
+        self._steps += 1
+        if unfinished == 0:
+            return False
+        if self._decided_for is None or self._steps >= self._steps_between:
+            return True
+        changed = abs(unfinished - self._decided_for)
+        return changed > 0 and 8 * changed >= self._decided_for
+
+    def observe(self, tp: int, batch_size: int, context_tokens: int, replicas: int, seconds: float) -> None:
+        """Take in a measured decode step of one replica; see `CorrectedPredictor.observe`."""
+        self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds)
+
+    def decide(self, snapshot: Snapshot) -> Decision:
+        """Compare what is left to do under each degree.
+
+        Raises:
+            ConfigError: the engine runs at a degree that was not profiled, or has other ranks than the profile.
+        """
+        self._check(snapshot)
+        self._decided_for, self._steps = snapshot.unfinished, 0
+        ruled_out = self._ruled_out(snapshot)
+        running, waiting = self._planned(snapshot)
+        candidates = tuple(
+            self._candidate(snapshot, tp, running, waiting)
+            for tp in sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
+        )
+        current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
+        best = min(candidates, key=lambda candidate: (candidate.total_s, candidate.tp != snapshot.tp))
+        switch = best.total_s < current.total_s * (1 - self._least_gain)
+        return Decision(
+            tp=snapshot.tp,
+            current_s=current.total_s,
+            candidates=candidates,
+            ruled_out=ruled_out,
+            chosen=best.tp if switch else snapshot.tp,
+            switch=switch,
+            estimate=self._estimate.name,
+            reason=self._reason(snapshot, candidates, current, best, switch),
+        )
+
+    def _check(self, snapshot: Snapshot) -> None:
+        if snapshot.tp not in self._profile.degrees:
+            raise ConfigError(
+                f"TP {snapshot.tp} is not in the profile, which has {_listed(self._profile.degrees)}; profile it, too"
+            )
+        ranks = snapshot.tp * len(snapshot.replicas)
+        if ranks != self._profile.key.ranks:
+            raise ConfigError(f"the profile is of {self._profile.key.ranks} ranks, not {ranks}; profile these")
+
+    def _ruled_out(self, snapshot: Snapshot) -> dict[int, str]:
+        known = self._profile.degrees
+        unknown = {tp: "not in the profile" for tp in snapshot.degrees if tp not in known}
+        return {tp: why for tp, why in ({**unknown, **snapshot.ruled_out}).items() if tp != snapshot.tp}
+
+    def _planned(self, snapshot: Snapshot) -> tuple[list[list[Work]], list[Work]]:
+        """What each sequence has, and what it is taken to make: of each replica, and of those that wait."""
+        # in turns, so that of equal sequences not all of the first replica are taken to end first
+        turns = sorted((place, index) for index, row in enumerate(snapshot.replicas) for place in range(len(row)))
+        sequences = [*(snapshot.replicas[index][place] for place, index in turns), *snapshot.waiting]
+        works = [
+            (sequence.context, remaining)
+            for sequence, remaining in zip(sequences, self._estimate.remaining(sequences), strict=True)
+        ]
+        running: list[list[Work]] = [[] for _ in snapshot.replicas]
+        for (_, index), work in zip(turns, works, strict=False):
+            running[index].append(work)
+        return running, works[len(turns) :]
+
+    def _candidate(
+        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
+    ) -> Candidate:
+        merged = merge(running, snapshot.tp, tp, tokens=_context)
+        sizes = tuple(map(len, merged))
+        remaining_s = drain_s(self.predictor, tp, merged, waiting, slots=self._max_batch_size)
+        if tp == snapshot.tp:
+            return Candidate(tp=tp, batch_sizes=sizes, remaining_s=remaining_s, total_s=remaining_s)
+        cost = self._costs[snapshot.tp, tp]
+        groups_s = self._groups_s(snapshot, tp)
+        capture_s = self._profile.capture_s.get(tp, 0.0)
+        move_s = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
+        recompute_s = max(self._prefill_s(tp, works) for works in merged)
+        state: State = "none" if not any(sizes) else "move" if move_s <= recompute_s else "recompute"
+        switch_s = groups_s + cost.reshard_s + cost.rest_s + capture_s + min(move_s, recompute_s)
+        return Candidate(
+            tp=tp,
+            batch_sizes=sizes,
+            remaining_s=remaining_s,
+            groups_s=groups_s,
+            reshard_s=cost.reshard_s,
+            rest_s=cost.rest_s,
+            capture_s=capture_s,
+            move_s=move_s,
+            recompute_s=recompute_s,
+            state=state,
+            switch_s=switch_s,
+            total_s=remaining_s + switch_s,
+        )
+
+    def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
+        """Of the new degree, and of the one in which state is exchanged; a rank alone needs none."""
+        needed = {tp, math.lcm(snapshot.tp, tp)} - snapshot.groups - {1}
+        longest = max(self._profile.group_s.values(), default=0.0)
+        return sum(self._profile.group_s.get(degree, longest) for degree in needed)
+
+    def _prefill_s(self, tp: int, works: Sequence[Work]) -> float:
+        """Equation 4, on one replica; replicas prefill beside each other."""
+        return self.predictor.prefill_s(tp, len(works), rms(map(_context, works))) if works else 0.0
+
+    def _reason(
+        self,
+        snapshot: Snapshot,
+        candidates: Sequence[Candidate],
+        current: Candidate,
+        best: Candidate,
+        switch: bool,
+    ) -> str:
+        if snapshot.unfinished == 0:
+            return "nothing is unfinished"
+        others = [candidate for candidate in candidates if candidate is not current]
+        if not others:
+            return f"no degree but TP {current.tp} is possible"
+        if switch:
+            return f"{_seconds(best)} instead of {_seconds(current)}"
+        nearest = min(others, key=lambda candidate: candidate.total_s)
+        if nearest.total_s < current.total_s:
+            return f"{_seconds(nearest)} saves less than {self._least_gain:.0%} of {_seconds(current)}"
+        return f"{_seconds(current)}; the next best, {_seconds(nearest)}, saves nothing"
+
+
+def merge(
+    replicas: Sequence[Sequence[Item]], tp: int, target: int, *, tokens: Callable[[Item], int]
+) -> list[list[Item]]:
+    """Running sequences by the replicas of another degree, of as many ranks.
+
+    Ranks exchange state in groups of lcm(tp, target), so sequences stay within theirs: replicas that become one keep
+    theirs, and what becomes several is dealt out, so that numbers differ by one at the most and, in the second place,
+    context tokens differ little.
+
+    Args:
+        replicas: of degree `tp`.
+        tokens: of a sequence's context.
+
+    Returns:
+        N / target lists.
+    """
+    if tp == target:
+        return [list(running) for running in replicas]
+    exchange = math.lcm(tp, target)
+    sources, parts = exchange // tp, exchange // target
+    assert len(replicas) % sources == 0, f"{len(replicas)} replicas of TP {tp} cannot change to TP {target}"
+    merged: list[list[Item]] = []
+    for first in range(0, len(replicas), sources):
+        pool = [sequence for running in replicas[first : first + sources] for sequence in running]
+        merged += [pool] if parts == 1 else _deal(pool, parts, tokens)
+    return merged
+
+
+def _deal(pool: Sequence[Item], parts: int, tokens: Callable[[Item], int]) -> list[list[Item]]:
+    """The largest first, each to the part with the fewest sequences, and of these to that with the fewest tokens."""
+    dealt: list[list[Item]] = [[] for _ in range(parts)]
+    held = [0] * parts
+    for sequence in sorted(pool, key=tokens, reverse=True):
+        index = min(range(parts), key=lambda i: (len(dealt[i]), held[i]))
+        dealt[index].append(sequence)
+        held[index] += tokens(sequence)
+    return dealt
+
+
+def sent_bytes(running: Sequence[Sequence[Work]], tp: int, kv_bytes_per_token: int) -> float:
+    """Keys and values that the rank sends which has to send most (PAT, eq. 1). Others wait for it in the exchange."""
+    return max(sum(map(_context, works)) for works in running) * kv_bytes_per_token / tp
+
+
+def _context(work: Work) -> int:
+    return work[0]
+
+
+def _seconds(candidate: Candidate) -> str:
+    return f"TP {candidate.tp} in {candidate.total_s:.3g} s"
+
+
+def _listed(degrees: Sequence[int]) -> str:
+    return ", ".join(map(str, degrees))
