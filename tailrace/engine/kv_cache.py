@@ -1,6 +1,7 @@
 """The memory of the block KV cache."""
 
 import math
+from typing import Self
 
 import torch
 
@@ -12,33 +13,73 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """What configurations call them."""
 
 
+_ALIGNMENT = 64
+"""Bytes: a cache line."""
+
+
 class KVCache:
-    """Keys and values of every block: `data` [layers, 2, blocks, kv_heads, block_size * head_dim], contiguous.
+    """Keys and values of every block: `data` [layers, 2, blocks, kv_heads, block_size * head_dim].
 
     How the vectors of a block and head are laid out in the last dimension is the decoder's choice. Zeroed at first:
     what was never written is read by masked attention and must be finite.
+
+    Each layer has a region of the memory, of the same size whatever the shape of a block. So a cache of another shape
+    can take the place of this one layer by layer, and what it never writes is an old key or value, finite as well.
     """
 
     def __init__(
-        self, architecture: Architecture, *, blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self, architecture: Architecture, regions: torch.Tensor, *, region_bytes: int, block_size: int
     ) -> None:
-        """Allocate it. `architecture`: the rank's own (`sharding.local_architecture`).
+        """A cache in this memory. `architecture`: the rank's own (`sharding.local_architecture`).
+
+        Args:
+            regions: [layers, elements].
+            region_bytes: How many of a region's bytes count; it may be longer, so that the next one is aligned.
 
         Raises:
-            EngineError: the device has no room for it.
+            EngineError: a region cannot hold a block.
         """
         a = architecture
-        shape = (a.layers, 2, blocks, a.kv_heads, block_size * a.head_dim)
-        try:
-            self.data = torch.zeros(shape, dtype=dtype, device=device)
-        except RuntimeError as error:  # CUDA's OutOfMemoryError is one, too
-            gib = math.prod(shape) * dtype.itemsize / GIB
-            raise EngineError(f"{device} has no {gib:.1f} GiB for the KV cache; lower kv_cache_gib") from error
+        blocks = region_bytes // region_block_bytes(a, block_size, regions.dtype)
+        if blocks < 1:
+            raise EngineError(
+                f"the KV cache has no room for a block of {block_size} tokens with {a.kv_heads} KV heads; "
+                "raise kv_cache_gib"
+            )
+        shape = (2, blocks, a.kv_heads, block_size * a.head_dim)
+        self.data = regions[:, : math.prod(shape)].view(-1, *shape)
         self.block_size = block_size
+        self._regions = regions
+        self._region_bytes = region_bytes
+
+    @classmethod
+    def allocate(
+        cls, architecture: Architecture, *, region_bytes: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> Self:
+        """Allocate the memory, too.
+
+        Raises:
+            EngineError: a region cannot hold a block, or the device has no room for all.
+        """
+        layers, aligned = architecture.layers, -(-region_bytes // _ALIGNMENT) * _ALIGNMENT
+        try:
+            regions = torch.zeros(layers, aligned // dtype.itemsize, dtype=dtype, device=device)
+        except RuntimeError as error:  # CUDA's OutOfMemoryError is one, too
+            gib = layers * aligned / GIB
+            raise EngineError(f"{device} has no {gib:.1f} GiB for the KV cache; lower kv_cache_gib") from error
+        return cls(architecture, regions, region_bytes=region_bytes, block_size=block_size)
 
     @property
     def blocks(self) -> int:
         return self.data.shape[2]
+
+    def reshaped(self, architecture: Architecture) -> "KVCache":
+        """A cache for another shard of the model in the same memory: layer by layer, each overwrites the other.
+
+        Raises:
+            EngineError: a region cannot hold a block of it.
+        """
+        return KVCache(architecture, self._regions, region_bytes=self._region_bytes, block_size=self.block_size)
 
     def copy(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, target), in all layers, as if at the same moment."""
@@ -53,11 +94,21 @@ def blocks_that_fit(architecture: Architecture, *, gib: float, block_size: int, 
     Raises:
         EngineError: not even one fits.
     """
-    a = architecture
-    block_bytes = a.layers * 2 * a.kv_heads * block_size * a.head_dim * dtype.itemsize
-    blocks = int(gib * GIB) // block_bytes
+    block_bytes = region_block_bytes(architecture, block_size, dtype)
+    blocks = bytes_per_region(architecture, gib) // block_bytes
     if blocks < 1:
         raise EngineError(
-            f"kv_cache_gib {gib} holds no block of {block_size} tokens; raise it to {block_bytes / GIB:.6f} or more"
+            f"kv_cache_gib {gib} holds no block of {block_size} tokens; "
+            f"raise it to {architecture.layers * block_bytes / GIB:.6f} or more"
         )
     return blocks
+
+
+def bytes_per_region(architecture: Architecture, gib: float) -> int:
+    """Of a cache of `gib` GiB."""
+    return math.floor(gib * GIB) // architecture.layers
+
+
+def region_block_bytes(architecture: Architecture, block_size: int, dtype: torch.dtype) -> int:
+    """What a block takes in the region of one layer. `architecture`: the rank's own."""
+    return 2 * architecture.kv_heads * block_size * architecture.head_dim * dtype.itemsize

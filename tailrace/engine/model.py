@@ -6,6 +6,7 @@ Works on packed tokens: T tokens of any number of sequences, without padding.
 import time
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,6 +14,10 @@ import torch.nn.functional as F
 
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder.packing import Group
+
+RopeTables = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines by position."""
 
 
 class Attention(Protocol):
@@ -48,76 +53,47 @@ class Stopwatch:
         return seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """One decoder layer, its projections fused: query, key and value in one matrix, gate and up in another."""
 
-    def __init__(self, architecture: Architecture, dtype: torch.dtype, device: torch.device) -> None:
-        a = architecture
-
-        def empty(*shape: int) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
-        self.qkv_sizes = list(a.qkv_sizes)
-        self.input_norm, self.post_norm = empty(a.hidden_size), empty(a.hidden_size)
-        self.q_norm, self.k_norm = empty(a.head_dim), empty(a.head_dim)
-        self.qkv = empty(sum(a.qkv_sizes), a.hidden_size)
-        self.qkv_bias = empty(sum(a.qkv_sizes)) if a.qkv_bias else None
-        self.out = empty(a.hidden_size, a.query_heads * a.head_dim)
-        self.out_bias = empty(a.hidden_size) if a.out_bias else None
-        self.gate_up = empty(2 * a.intermediate_size, a.hidden_size)
-        self.down = empty(a.hidden_size, a.intermediate_size)
-
-    def load(self, prefix: str, named: Mapping[str, torch.Tensor]) -> None:
-        """Copy this layer's weights, named `prefix` + HF name."""
-        targets = {
-            "input_layernorm.weight": self.input_norm,
-            "post_attention_layernorm.weight": self.post_norm,
-            "self_attn.q_norm.weight": self.q_norm,
-            "self_attn.k_norm.weight": self.k_norm,
-            "self_attn.o_proj.weight": self.out,
-            "self_attn.o_proj.bias": self.out_bias,
-            "mlp.down_proj.weight": self.down,
-        }
-        targets |= zip(("mlp.gate_proj.weight", "mlp.up_proj.weight"), self.gate_up.chunk(2), strict=True)
-        for kind, fused in (("weight", self.qkv), ("bias", self.qkv_bias)):
-            if fused is not None:
-                names = [f"self_attn.{part}_proj.{kind}" for part in "qkv"]
-                targets |= zip(names, torch.split(fused, self.qkv_sizes), strict=True)
-        for name, target in targets.items():
-            if target is not None and prefix + name in named:
-                target.copy_(named[prefix + name])
+    input_norm: torch.Tensor
+    post_norm: torch.Tensor
+    qkv: torch.Tensor
+    out: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    out_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
 
 
 class Model:
-    """A shard of a Llama, Qwen2 or Qwen3 decoder. Holds no weights until `load`."""
+    """A shard of a Llama, Qwen2 or Qwen3 decoder, without weights until it is told to `use` some."""
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
-        collective: Collective,
-    ) -> None:
+    def __init__(self, architecture: Architecture, *, rope: RopeTables, collective: Collective) -> None:
         """`architecture`: the shard's own (`sharding.local_architecture`)."""
-        self.architecture = a = architecture
+        self.architecture = architecture
         self._collective = collective
-        self._embedding_VH = torch.empty(a.vocab_size, a.hidden_size, dtype=dtype, device=device)
-        self._head_VH = self._embedding_VH if a.tied else torch.empty_like(self._embedding_VH)
-        self._layers = [Layer(a, dtype, device) for _ in range(a.layers)]
-        self._norm = torch.empty(a.hidden_size, dtype=dtype, device=device)
-        self._cos, self._sin = _rope_tables(architecture, max_model_len, dtype, device)
+        self._ends: dict[str, torch.Tensor] = {}
+        self._layers: dict[int, Layer] = {}
+        self._cos, self._sin = rope
         self.stopwatch = Stopwatch()
 
-    def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Replace every weight by the shard's parts (`sharding.shard_weights`)."""
-        self._embedding_VH.copy_(named["model.embed_tokens.weight"])
-        if not self.architecture.tied:
-            self._head_VH.copy_(named["lm_head.weight"])
-        self._norm.copy_(named["model.norm.weight"])
-        for index, layer in enumerate(self._layers):
-            layer.load(f"model.layers.{index}.", named)
+    def use(self, group: Group, fused: Mapping[str, torch.Tensor]) -> None:
+        """Compute with these weights of the group."""
+        if isinstance(group, str):
+            self._ends[group] = fused[group]
+        else:
+            self._layers[group] = Layer(**fused)
+
+    def forget(self, group: Group) -> None:
+        """Hold the group's weights no longer."""
+        if isinstance(group, str):
+            del self._ends[group]
+        else:
+            del self._layers[group]
 
     def hidden(self, tokens_T: torch.Tensor, positions_T: torch.Tensor, attend: Attention) -> torch.Tensor:
         """[T, H] after the final norm."""
@@ -126,7 +102,8 @@ class Model:
         cos, sin = self._cos[positions_T], self._sin[positions_T]
         x = self._embed(tokens_T)
         lap("embed")
-        for index, layer in enumerate(self._layers):
+        for index in range(self.architecture.layers):
+            layer = self._layers[index]
             q, k, v = self._project(layer, self._rms_norm(x, layer.input_norm), cos, sin)
             lap("qkv")
             attended = attend(index, q, k, v).flatten(1)
@@ -140,21 +117,22 @@ class Model:
             lap("mlp")
             x = self._add(x, partial)
             lap("all_reduce")
-        return self._rms_norm(x, self._norm)
+        return self._rms_norm(x, self._ends["norm"])
 
     def logits(self, hidden_NH: torch.Tensor) -> torch.Tensor:
         """[N, V_local] in the model's dtype, those of padding included."""
-        logits_NV = F.linear(hidden_NH, self._head_VH)
+        logits_NV = F.linear(hidden_NH, self._ends["embedding" if self.architecture.tied else "head"])
         self.stopwatch.lap("head")
         return logits_NV
 
     def _embed(self, tokens_T: torch.Tensor) -> torch.Tensor:
         """[T, H]: each rank looks up the tokens that it has, the others' rows are zero, and the sum is exact."""
+        embedding_VH = self._ends["embedding"]
         if self._collective.size == 1:
-            return F.embedding(tokens_T, self._embedding_VH)
-        local_T = tokens_T - self._collective.rank * len(self._embedding_VH)
-        outside_T = (local_T < 0) | (local_T >= len(self._embedding_VH))
-        x = F.embedding(local_T.masked_fill(outside_T, 0), self._embedding_VH).masked_fill_(outside_T[:, None], 0)
+            return F.embedding(tokens_T, embedding_VH)
+        local_T = tokens_T - self._collective.rank * len(embedding_VH)
+        outside_T = (local_T < 0) | (local_T >= len(embedding_VH))
+        x = F.embedding(local_T.masked_fill(outside_T, 0), embedding_VH).masked_fill_(outside_T[:, None], 0)
         self._collective.all_reduce(x)
         return x
 
@@ -171,7 +149,7 @@ class Model:
         a = self.architecture
         heads = F.linear(x, layer.qkv, layer.qkv_bias).view(len(x), -1, a.head_dim)
         qk, v = heads[:, : -a.kv_heads], heads[:, -a.kv_heads :]
-        if a.qk_norm:
+        if layer.q_norm is not None and layer.k_norm is not None:
             q, k = qk[:, : a.query_heads], qk[:, a.query_heads :]
             qk = torch.cat((self._rms_norm(q, layer.q_norm), self._rms_norm(k, layer.k_norm)), dim=1)
         qk = torch.addcmul(qk * cos, qk.roll(a.head_dim // 2, -1), sin)
@@ -181,9 +159,7 @@ class Model:
         return F.rms_norm(x, weight.shape, weight, self.architecture.norm_eps)
 
 
-def _rope_tables(
-    architecture: Architecture, positions: int, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(architecture: Architecture, positions: int, dtype: torch.dtype, device: torch.device) -> RopeTables:
     """[positions, 1, head_dim] each: cosines, and sines whose first half is negated.
 
     With them x · cos + roll(x, head_dim / 2) · sin rotates the pairs (i, i + head_dim / 2).

@@ -10,7 +10,7 @@ query heads are split among those. The out and down projections give partial sum
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,19 @@ class Part:
         held = tensor.narrow(dimension, self.start, self.stop - self.start)
         missing = self.size - (self.stop - self.start)
         return F.pad(held, [0, 0] * (tensor.ndim - 1 - dimension) + [0, missing]) if missing else held
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Entries of a dimension that a shard takes from a shard of another degree."""
+
+    source: int
+    """Index of the shard that has them."""
+    start: int
+    """Where they begin there."""
+    target: int
+    """Where they begin in the shard that takes them."""
+    length: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +112,41 @@ def shard_weights(
     The bias of the out projection is shard 0's, and zero on the others: it must be added once.
     """
     cuts = _cuts(architecture, shard)
-    return {name: _cut(name, tensor, cuts, shard) for name, tensor in named.items()}
+    shards = {}
+    for name, tensor in named.items():
+        dimension, part = _cut(name, cuts, shard, architecture.hidden_size) or (0, Part(0, len(tensor), len(tensor)))
+        shards[name] = part.of(tensor, dimension)
+    return shards
 
 
-def _cut(name: str, tensor: torch.Tensor, cuts: Mapping[str, tuple[int, Part]], shard: Shard) -> torch.Tensor:
+def cut_of(architecture: Architecture, shard: Shard, name: str) -> tuple[int, Part] | None:
+    """The dimension in which the parameter `name` is split, and the shard's part; None where all have it whole."""
+    return _cut(name, _cuts(architecture, shard), shard, architecture.hidden_size)
+
+
+def pieces(sources: Sequence[Part], target: Part, own: int) -> list[Piece]:
+    """What makes up `target` but for its zeros, in order, from what the shards of another degree hold.
+
+    own: A source that is preferred where several have the same, as KV heads are on several shards.
+    """
+    found: list[Piece] = []
+    position = target.start
+    while position < target.stop:
+        holders = [index for index, part in enumerate(sources) if part.start <= position < part.stop]
+        assert holders, f"no shard holds entry {position}"
+        source = own if own in holders else holders[0]
+        part = sources[source]
+        length = min(part.stop, target.stop) - position
+        found.append(Piece(source, position - part.start, position - target.start, length))
+        position += length
+    return found
+
+
+def _cut(name: str, cuts: Mapping[str, tuple[int, Part]], shard: Shard, hidden_size: int) -> tuple[int, Part] | None:
     module, kind = name.split(".")[-2:]
     if module == "o_proj" and kind == "bias":
-        return tensor if shard.index == 0 else torch.zeros_like(tensor)
-    if module not in cuts:
-        return tensor
-    dimension, part = cuts[module]
-    return part.of(tensor, dimension)
+        return 0, Part(0, hidden_size if shard.index == 0 else 0, hidden_size)
+    return cuts.get(module)
 
 
 def _cuts(architecture: Architecture, shard: Shard) -> dict[str, tuple[int, Part]]:

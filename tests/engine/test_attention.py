@@ -9,6 +9,7 @@ from tailrace.engine.decoder.base import Batch
 from tailrace.engine.kv_cache import KVCache
 from tailrace.engine.step import Chunk
 from tests.engine.architectures import small_architecture
+from tests.engine.caches import cache_of
 
 BLOCKS, BLOCK_SIZE, HEAD_DIM, LAYER = 40, 4, 8, 1
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ STEPS: dict[str, list[Piece]] = {
 
 def make_cache(kv_heads: int) -> KVCache:
     architecture = small_architecture(kv_heads=kv_heads, head_dim=HEAD_DIM)
-    cache = KVCache(architecture, blocks=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU)
+    cache = cache_of(architecture, blocks=BLOCKS, block_size=BLOCK_SIZE)
     cache.data.copy_(torch.randn(cache.data.shape, generator=torch.Generator().manual_seed(0)))
     return cache
 

@@ -15,13 +15,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
-from tailrace.engine.decoder.cpu import CpuDecoder, unsupported
+from tailrace.engine.decoder.cpu import CpuDecoder, rope_tables, unsupported
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, cpu_flags
 from tailrace.engine.profile import PARTS
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sharding import local_architecture, shard_weights
 from tailrace.engine.step import Chunk, Draw
 from tailrace.engine.weights import check_weights, read_weights
+from tests.engine.caches import cache_of
 from tests.engine.thread_ranks import run_ranks
 from tests.tiny import FAMILIES, write_tiny_model
 
@@ -82,13 +83,9 @@ def read_model(model_dir: Path) -> tuple[Architecture, Named]:
 def make_decoder(model_dir: Path, collective: Collective | None = None) -> CpuDecoder:
     collective = collective or Alone()
     architecture, named = read_model(model_dir)
-    decoder = CpuDecoder(
-        local_architecture(architecture, collective.size),
-        blocks=BLOCKS,
-        block_size=BLOCK_SIZE,
-        max_model_len=256,
-        collective=collective,
-    )
+    local = local_architecture(architecture, collective.size)
+    cache = cache_of(local, blocks=BLOCKS, block_size=BLOCK_SIZE, dtype=torch.bfloat16)
+    decoder = CpuDecoder(local, cache=cache, rope=rope_tables(architecture, 256), collective=collective)
     decoder.load(shard_weights(architecture, Shard(collective.rank, collective.size), named))
     return decoder
 
@@ -186,7 +183,7 @@ def test_the_number_of_threads_changes_no_bit(models: dict[str, Path], llama: Cp
 def test_what_a_block_held_before_is_never_read(models: dict[str, Path]) -> None:
     decoder = make_decoder(models["llama"])
     clean = [forward(decoder, chunk(0, 33)), forward(decoder, chunk(33, 34))]
-    decoder._cache.data.fill_(torch.nan)
+    decoder.cache.data.fill_(torch.nan)
     assert torch.equal(torch.cat([forward(decoder, chunk(0, 33)), forward(decoder, chunk(33, 34))]), torch.cat(clean))
 
 

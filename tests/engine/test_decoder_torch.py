@@ -23,6 +23,7 @@ from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.torch import TorchDecoder, decode_inputs
 from tailrace.engine.graphs import pad_decode, padded_rows, padded_width
+from tailrace.engine.model import rope_tables
 from tailrace.engine.profile import PARTS
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
@@ -30,6 +31,7 @@ from tailrace.engine.sharding import local_architecture, shard_weights
 from tailrace.engine.step import Chunk, Draw
 from tailrace.engine.weights import check_weights, read_weights
 from tailrace.errors import ConfigError
+from tests.engine.caches import cache_of
 from tests.engine.thread_ranks import run_ranks
 from tests.tiny import FAMILIES
 
@@ -58,19 +60,17 @@ def chunk(sequence: int, start: int, length: int, *, table: list[int] | None = N
     return Chunk(start, tokens, TABLES[sequence] if table is None else table, DRAWS[0])
 
 
-def make_decoder(model_dir: Path, collective: Collective, **settings: Any) -> tuple[Architecture, TorchDecoder]:
+def make_decoder(
+    model_dir: Path, collective: Collective, *, dtype: torch.dtype = torch.float32, cuda_graphs: bool = False
+) -> tuple[Architecture, TorchDecoder]:
     architecture = read_architecture(model_dir)
+    local = local_architecture(architecture, collective.size)
     decoder = TorchDecoder(
-        local_architecture(architecture, collective.size),
-        **{
-            "blocks": BLOCKS,
-            "block_size": BLOCK_SIZE,
-            "max_model_len": 64,
-            "dtype": torch.float32,
-            "device": CPU,
-            "collective": collective,
-            **settings,
-        },
+        local,
+        cache=cache_of(local, blocks=BLOCKS, block_size=BLOCK_SIZE, dtype=dtype),
+        rope=rope_tables(architecture, 64, dtype, CPU),
+        collective=collective,
+        cuda_graphs=cuda_graphs,
     )
     named = check_weights(architecture, read_weights(model_dir))
     decoder.load(shard_weights(architecture, Shard(collective.rank, collective.size), named))
@@ -195,12 +195,12 @@ def test_padding_a_decoding_step_to_the_size_of_a_graph_changes_no_result(tiny_m
     decoder.forward(Batch.of([chunk(0, 0, 8), chunk(1, 0, 13), chunk(2, 0, 4)], BLOCK_SIZE))
     inputs_BX = decode_inputs(Batch.of([chunk(0, 8, 1), chunk(1, 13, 1), chunk(2, 4, 1)], BLOCK_SIZE))
     plain = decoder._decode(torch.from_numpy(inputs_BX))
-    before = decoder._cache.data.clone()
+    before = decoder.cache.data.clone()
     padded_BX = pad_decode(inputs_BX)
     assert padded_BX.shape == (4, 2 + 4)
     assert (padded_BX[3] == padded_BX[0]).all()
     torch.testing.assert_close(decoder._decode(torch.from_numpy(padded_BX))[:3], plain)
-    torch.testing.assert_close(decoder._cache.data, before)
+    torch.testing.assert_close(decoder.cache.data, before)
 
 
 @torch.inference_mode()

@@ -9,7 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder.packing import Group, Packing
 from tailrace.engine.drawing import Drawing
+from tailrace.engine.kv_cache import KVCache
 from tailrace.engine.step import Chunk
 
 Ints = npt.NDArray[np.int64]
@@ -53,14 +57,65 @@ class Batch:
 
 
 class Decoder(ABC):
-    """A Llama, Qwen2 or Qwen3 decoder, or the share of it that one TP rank holds. Without weights until `load`."""
+    """A Llama, Qwen2 or Qwen3 decoder, or the share of it that one TP rank holds. Without weights until `load`.
 
-    drawing: Drawing
-    """How tokens are drawn from its logits."""
+    Weights come and go by group (`Packing`), so that a decoder of another degree can take their place one by one.
+    """
 
-    @abstractmethod
+    def __init__(self, packing: Packing, cache: KVCache, drawing: Drawing) -> None:
+        self.packing = packing
+        """How its weights lie in memory."""
+        self.cache = cache
+        self.drawing = drawing
+        """How tokens are drawn from its logits."""
+        self._memory: dict[Group, torch.Tensor] = {}
+
+    @torch.no_grad()
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace every weight. `named`: this rank's own (`sharding.shard_weights`) under HF names, any float dtype."""
+        for group in self.packing.groups:
+            memory = self._memory.get(group)
+            if memory is None:
+                memory = self.packing.make(group, self.cache.data.device)
+            self.packing.write(group, memory, named)  # in place, if there was one: CUDA graphs know its address
+            self.adopt(group, memory)
+
+    def adopt(self, group: Group, memory: torch.Tensor) -> None:
+        """Compute with the weights in this memory from now on."""
+        self._memory[group] = memory
+        self._use(group, self.packing.fused(group, memory))
+
+    def give_up(self, group: Group) -> torch.Tensor:
+        """The memory of the group, which nobody else holds any more. The decoder cannot compute without."""
+        self._forget(group)
+        return self._memory.pop(group)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether it has all its weights."""
+        return len(self._memory) == len(self.packing.groups)
+
+    @abstractmethod
+    def reshaped(self, architecture: Architecture, collective: Collective) -> Self:
+        """A decoder of another shard, without weights. What does not depend on TP is shared: the cache's memory, too.
+
+        This one may not compute any more, for their caches overlap.
+
+        Args:
+            architecture: The shard's own.
+            collective: Of the ranks that hold the other shards.
+
+        Raises:
+            EngineError: the cache cannot hold a block of that shard.
+        """
+
+    @abstractmethod
+    def _use(self, group: Group, fused: Mapping[str, torch.Tensor]) -> None:
+        """Take note of a group's weights (`Packing.fused`)."""
+
+    @abstractmethod
+    def _forget(self, group: Group) -> None:
+        """Hold no view of the group's weights any more."""
 
     @abstractmethod
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder
+from tailrace.engine.decoder.packing import Format, Group, Packing
 from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, load
 from tailrace.engine.kernels.sampling import CpuDrawing
@@ -25,6 +26,9 @@ from tailrace.engine.kv_cache import KVCache
 LANES = 16
 MOST_HEAD_DIM = 256
 SECTIONS = ("embed", "qkv", "attention", "out", "mlp", "head", "all_reduce")
+
+RopeTables = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines, [positions, head_dim / 2]."""
 
 _VECTORS = ("input_norm", "post_norm", "q_norm", "k_norm", "qkv_bias", "out_bias")
 _MATRICES = ("qkv", "out", "gate_up", "down")
@@ -87,34 +91,28 @@ def _library() -> ctypes.CDLL:
 class CpuDecoder(Decoder):
     """See `Decoder`. Uses as many threads as torch does when it is made."""
 
-    def __init__(
-        self,
-        architecture: Architecture,
-        *,
-        blocks: int,
-        block_size: int,
-        max_model_len: int,
-        collective: Collective,
-    ) -> None:
+    def __init__(self, architecture: Architecture, *, cache: KVCache, rope: RopeTables, collective: Collective) -> None:
         """`architecture`: this rank's own, for which `unsupported` is None.
+
+        Args:
+            rope: Of `rope_tables`.
 
         Raises:
             KernelUnavailable: the kernels cannot be had.
-            EngineError: there is no room for the cache.
         """
         self._library = _library()
         in_cpp = collective.size == 1 or collective.native is not None
-        self.drawing = CpuDrawing(collective) if in_cpp else TorchDrawing(collective)
+        drawing = CpuDrawing(collective) if in_cpp else TorchDrawing(collective)
+        super().__init__(Packing(architecture, Packed()), cache, drawing)
         self._architecture = a = architecture
         self._collective = collective
-        cpu = torch.device("cpu")
-        self._cache = KVCache(a, blocks=blocks, block_size=block_size, dtype=torch.bfloat16, device=cpu)
         self._layers = (_Layer * a.layers)()
         for index, layer in enumerate(self._layers):
-            layer.keys, layer.values = (self._cache.data[index, part].data_ptr() for part in (0, 1))
+            layer.keys, layer.values = (cache.data[index, part].data_ptr() for part in (0, 1))
         self._nanoseconds = np.zeros(len(SECTIONS), np.int64)
         self._all_reduce_s = 0.0
-        self._cosines, self._sines = _rope_tables(a, max_model_len)
+        self._rope = rope
+        cosines, sines = rope
         self._model = _Model(
             layers=a.layers,
             hidden=a.hidden_size,
@@ -122,43 +120,43 @@ class CpuDecoder(Decoder):
             query_heads=a.query_heads,
             kv_heads=a.kv_heads,
             head_dim=a.head_dim,
-            block_size=block_size,
+            block_size=cache.block_size,
             vocabulary=a.vocab_size,
             first_token=collective.rank * a.vocab_size,
             norm_eps=a.norm_eps,
             layer=self._layers,
-            cosines=self._cosines.data_ptr(),
-            sines=self._sines.data_ptr(),
+            cosines=cosines.data_ptr(),
+            sines=sines.data_ptr(),
             nanoseconds=self._nanoseconds.ctypes.data,
             threads=torch.get_num_threads(),
         )
         if (native := collective.native) is not None:
             self._model.all_reduce, self._model.exchange = native.sum, native.exchange
-        self._workspace = torch.empty(self._library.decoder_workspace_bytes(byref(self._model)), dtype=torch.uint8)
-        self._model.workspace = self._workspace.data_ptr()
+        self._workspace = torch.empty(0, dtype=torch.uint8)
         self._residual, self._partial = torch.empty(0, dtype=torch.bfloat16), torch.empty(0)
         self._logits = torch.empty(0)
-        self._ends: list[torch.Tensor] = []
-        self._layer_weights: dict[int, dict[str, torch.Tensor]] = {}
 
-    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+    def reshaped(self, architecture: Architecture, collective: Collective) -> "CpuDecoder":
         """See `Decoder`."""
-        embedding = pack(named["model.embed_tokens.weight"])
-        head = embedding if self._architecture.tied else pack(named["lm_head.weight"])
-        norm = _vector(named["model.norm.weight"])
-        self._model.embedding, self._model.head, self._model.norm = (t.data_ptr() for t in (embedding, head, norm))
-        self._ends = [embedding, head, norm]
-        for index, layer in enumerate(self._layers):
-            weights = _layer_weights(self._architecture, f"model.layers.{index}.", named)
-            for name, tensor in weights.items():
-                setattr(layer, name, tensor.data_ptr())
-            self._layer_weights[index] = weights
+        cache = self.cache.reshaped(architecture)
+        return CpuDecoder(architecture, cache=cache, rope=self._rope, collective=collective)
+
+    def _use(self, group: Group, fused: Mapping[str, torch.Tensor]) -> None:
+        """See `Decoder`."""
+        to: ctypes.Structure = self._model if isinstance(group, str) else self._layers[group]
+        for name, tensor in fused.items():
+            setattr(to, name, tensor.data_ptr())
+        if group == "embedding" and self._architecture.tied:
+            self._model.head = self._model.embedding
+
+    def _forget(self, group: Group) -> None:
+        """See `Decoder`; it has addresses only."""
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """See `Decoder`. The logits are overwritten by the next call."""
-        assert self._ends, "a decoder has to be loaded first"
-        assert batch.tables_CN.max(initial=0) < self._cache.blocks, "a block is beyond the cache"
-        assert batch.positions_T.max(initial=0) < len(self._cosines), "a position is beyond max_model_len"
+        assert self.is_loaded, "a decoder has to be loaded first"
+        assert batch.tables_CN.max(initial=0) < self.cache.blocks, "a block is beyond the cache"
+        assert batch.positions_T.max(initial=0) < len(self._rope[0]), "a position is beyond max_model_len"
         tokens, drawn = len(batch.tokens_T), len(batch.drawn_N)
         partial_TH = self._reserve(tokens, drawn)
         step = self._step(batch)
@@ -174,7 +172,7 @@ class CpuDecoder(Decoder):
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See `Decoder`."""
-        self._cache.copy(pairs)
+        self.cache.copy(pairs)
 
     def take_seconds(self) -> dict[str, float]:
         """See `Decoder`."""
@@ -191,6 +189,9 @@ class CpuDecoder(Decoder):
 
     def _reserve(self, tokens: int, drawn: int) -> torch.Tensor:
         """Make the buffers large enough, with room to grow. Returns [tokens, H], the sums to exchange."""
+        if not len(self._workspace):
+            self._workspace = torch.empty(self._library.decoder_workspace_bytes(byref(self._model)), dtype=torch.uint8)
+            self._model.workspace = self._workspace.data_ptr()
         size, logits = tokens * self._architecture.hidden_size, drawn * self._architecture.vocab_size
         if len(self._partial) < size:
             room = max(size, 2 * len(self._partial))
@@ -218,41 +219,29 @@ class CpuDecoder(Decoder):
         )
 
 
-def pack(weight_NK: torch.Tensor) -> torch.Tensor:
-    """[N / 16, K / 2, 16, 2] bf16: what a vector instruction multiplies lies together."""
-    rows, columns = weight_NK.shape
-    pairs = weight_NK.to(torch.bfloat16).contiguous().view(torch.int32)
-    packed = pairs.view(rows // LANES, LANES, columns // 2).transpose(1, 2).contiguous()
-    return packed.view(torch.bfloat16).view(rows // LANES, columns // 2, LANES, 2)
+class Packed(Format):
+    """What a vector instruction multiplies lies together: [N / 16, K / 2, 16, 2]. 16 rows of the gate, 16 of up, …"""
+
+    matrices = torch.bfloat16
+    vectors = torch.float32
+
+    def shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """See `Format`."""
+        return rows // LANES, columns // 2, LANES, 2
+
+    def write(self, weight_NK: torch.Tensor, matrix: torch.Tensor) -> None:
+        """See `Format`."""
+        rows, columns = weight_NK.shape
+        pairs = weight_NK.to(torch.bfloat16).contiguous().view(torch.int32)
+        matrix.view(torch.int32)[..., 0].copy_(pairs.view(rows // LANES, LANES, columns // 2).transpose(1, 2))
+
+    def gate_and_up(self, fused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Format`."""
+        gate, up = fused.view(-1, 2, *fused.shape[1:]).unbind(1)
+        return gate, up
 
 
-def _vector(weight: torch.Tensor) -> torch.Tensor:
-    """A copy of it in fp32."""
-    return weight.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
-
-
-def _layer_weights(a: Architecture, prefix: str, named: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """By the names of `_Layer`."""
-    attention = f"{prefix}self_attn."
-    gate, up = (named[f"{prefix}mlp.{part}_proj.weight"].reshape(-1, LANES, a.hidden_size) for part in ("gate", "up"))
-    weights = {
-        "input_norm": _vector(named[f"{prefix}input_layernorm.weight"]),
-        "post_norm": _vector(named[f"{prefix}post_attention_layernorm.weight"]),
-        "qkv": pack(torch.cat([named[f"{attention}{part}_proj.weight"] for part in "qkv"])),
-        "out": pack(named[f"{attention}o_proj.weight"]),
-        "gate_up": pack(torch.stack((gate, up), dim=1).flatten(0, 2)),
-        "down": pack(named[f"{prefix}mlp.down_proj.weight"]),
-    }
-    if a.qkv_bias:
-        weights["qkv_bias"] = _vector(torch.cat([named[f"{attention}{part}_proj.bias"] for part in "qkv"]))
-    if a.out_bias:
-        weights["out_bias"] = _vector(named[f"{attention}o_proj.bias"])
-    if a.qk_norm:
-        weights |= {f"{part}_norm": _vector(named[f"{attention}{part}_norm.weight"]) for part in "qk"}
-    return weights
-
-
-def _rope_tables(architecture: Architecture, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(architecture: Architecture, positions: int) -> RopeTables:
     """Cosines and sines, [positions, head_dim / 2]."""
     frequencies = architecture.rope.inverse_frequencies(architecture.head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)

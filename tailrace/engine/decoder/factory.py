@@ -3,12 +3,14 @@
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine import model
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder import cpu
 from tailrace.engine.decoder.base import Decoder
 from tailrace.engine.decoder.cpu import CpuDecoder, unsupported
 from tailrace.engine.decoder.torch import TorchDecoder
-from tailrace.engine.kv_cache import DTYPES, blocks_that_fit
+from tailrace.engine.kv_cache import DTYPES, KVCache, blocks_that_fit, bytes_per_region
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sharding import check_tp, local_architecture
 from tailrace.errors import ConfigError
@@ -47,22 +49,21 @@ def make_decoder(
         ConfigError: `kernels` is cpu, and they cannot compute this here.
         EngineError: the cache cannot hold a block, or the device has no room for it.
     """
-    local, blocks = local_sizes(config, architecture, shard.degree)
-    max_model_len = longest_sequence(config, architecture)
-    if why_torch(config, architecture, shard.degree, device=device) is None:
-        return CpuDecoder(
-            local, blocks=blocks, block_size=config.block_size, max_model_len=max_model_len, collective=collective
-        )
-    return TorchDecoder(
+    local, _ = local_sizes(config, architecture, shard.degree)
+    dtype, positions = DTYPES[config.dtype], longest_sequence(config, architecture)
+    reason = why_torch(config, architecture, shard.degree, device=device)
+    cache = KVCache.allocate(
         local,
-        blocks=blocks,
+        region_bytes=bytes_per_region(architecture, config.kv_cache_gib),
         block_size=config.block_size,
-        max_model_len=max_model_len,
-        dtype=DTYPES[config.dtype],
+        dtype=dtype,
         device=device,
-        collective=collective,
-        cuda_graphs=config.cuda_graphs,
     )
+    if reason is None:
+        rope = cpu.rope_tables(architecture, positions)
+        return CpuDecoder(local, cache=cache, rope=rope, collective=collective)
+    rope = model.rope_tables(architecture, positions, dtype, device)
+    return TorchDecoder(local, cache=cache, rope=rope, collective=collective, cuda_graphs=config.cuda_graphs)
 
 
 def why_torch(

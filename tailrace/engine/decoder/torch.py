@@ -9,10 +9,11 @@ from tailrace.engine.architecture import Architecture
 from tailrace.engine.attention import StepAttention
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder, Ints
+from tailrace.engine.decoder.packing import Group, Packing, RowMajor
 from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.graphs import DecodeGraphs
 from tailrace.engine.kv_cache import KVCache
-from tailrace.engine.model import Model
+from tailrace.engine.model import Model, RopeTables
 
 
 class TorchDecoder(Decoder):
@@ -22,36 +23,48 @@ class TorchDecoder(Decoder):
         self,
         architecture: Architecture,
         *,
-        blocks: int,
-        block_size: int,
-        max_model_len: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        cache: KVCache,
+        rope: RopeTables,
         collective: Collective,
         cuda_graphs: bool = False,
     ) -> None:
-        """Allocate weights and cache.
+        """It computes in the cache's dtype, on its device.
 
         Args:
             architecture: The rank's own (`sharding.local_architecture`).
+            rope: Of `model.rope_tables`.
             cuda_graphs: Capture steps that only decode; needs CUDA, and NCCL between the ranks.
 
         Raises:
-            EngineError: the device has no room for the cache.
             ConfigError: graphs are wanted, and the device is not CUDA.
         """
-        self.drawing = TorchDrawing(collective)
-        self._device = device
-        self._model = Model(
-            architecture, max_model_len=max_model_len, dtype=dtype, device=device, collective=collective
-        )
-        self._cache = KVCache(architecture, blocks=blocks, block_size=block_size, dtype=dtype, device=device)
-        self._graphs = DecodeGraphs(self._decode, device) if cuda_graphs else None
+        dtype = cache.data.dtype
+        super().__init__(Packing(architecture, RowMajor(dtype, dtype)), cache, TorchDrawing(collective))
+        self._device = cache.data.device
+        self._rope = rope
+        self._model = Model(architecture, rope=rope, collective=collective)
+        self._graphs = DecodeGraphs(self._decode, self._device) if cuda_graphs else None
 
-    @torch.no_grad()
-    def load(self, named: Mapping[str, torch.Tensor]) -> None:
+    def reshaped(self, architecture: Architecture, collective: Collective) -> "TorchDecoder":
         """See `Decoder`."""
-        self._model.load(named)
+        # Graphs start anew: a size is captured when it first occurs, and after a switch that is small batches alone
+        # (PAT, section 4.4).
+        return TorchDecoder(
+            architecture,
+            cache=self.cache.reshaped(architecture),
+            rope=self._rope,
+            collective=collective,
+            cuda_graphs=self._graphs is not None,
+        )
+
+    def _use(self, group: Group, fused: Mapping[str, torch.Tensor]) -> None:
+        """See `Decoder`."""
+        self._model.use(group, fused)
+
+    def _forget(self, group: Group) -> None:
+        """See `Decoder`."""
+        self._graphs = None  # they read these weights; and they hold this decoder, which would keep both alive
+        self._model.forget(group)
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """See `Decoder`."""
@@ -59,13 +72,13 @@ class TorchDecoder(Decoder):
             inputs_BX = decode_inputs(batch)
             logits_BV = self._graphs(inputs_BX) if self._graphs else self._decode(self._place(inputs_BX))
             return logits_BV if len(batch.drawn_N) == len(logits_BV) else logits_BV[self._place(batch.drawn_N)]
-        attention = StepAttention.of_batch(self._cache, batch, self._device)
+        attention = StepAttention.of_batch(self.cache, batch, self._device)
         hidden_TH = self._model.hidden(self._place(batch.tokens_T), self._place(batch.positions_T), attention)
         return self._model.logits(hidden_TH[self._place(batch.drawn_N)]).float()
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """See `Decoder`."""
-        self._cache.copy(pairs)
+        self.cache.copy(pairs)
 
     def take_seconds(self) -> dict[str, float]:
         """See `Decoder`."""
@@ -74,7 +87,7 @@ class TorchDecoder(Decoder):
     def _decode(self, inputs_BX: torch.Tensor) -> torch.Tensor:
         """[B, V_local] fp32 logits of a `decode_inputs`. Nothing in here waits for the device or copies to it."""
         tokens_B, positions_B, tables_BW = inputs_BX[:, 0], inputs_BX[:, 1], inputs_BX[:, 2:]
-        attention = StepAttention.of_decode(self._cache, positions_B, tables_BW)
+        attention = StepAttention.of_decode(self.cache, positions_B, tables_BW)
         return self._model.logits(self._model.hidden(tokens_B, positions_B, attention)).float()
 
     def _place(self, array: Ints) -> torch.Tensor:

@@ -1,15 +1,18 @@
 """One rank: its share of the model, its cache and its sampler. Executes what the driver has scheduled."""
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+import msgspec
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.adaptive_tp.reshard import Meeting, Migration, SwitchTimes, reshard
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch
-from tailrace.engine.decoder.factory import make_decoder
+from tailrace.engine.decoder.factory import local_sizes, make_decoder
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
 from tailrace.engine.sharding import shard_weights
@@ -28,13 +31,14 @@ class Rank:
         device: torch.device,
         collective: Collective,
     ) -> None:
-        """Allocate weights and cache. `architecture`: of the whole model.
+        """Allocate the cache. `architecture`: of the whole model.
 
         Raises:
             ModelError: the model cannot be split so.
             ConfigError: the kernels that were asked for cannot be had.
             EngineError: the cache cannot hold a block, or the device cannot hold the cache.
         """
+        self._config = config
         self._shard = shard
         self._architecture = architecture
         self._block_size = config.block_size
@@ -45,6 +49,32 @@ class Rank:
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """Replace every weight by this rank's share of these full, checked tensors."""
         self._decoder.load(shard_weights(self._architecture, self._shard, named))
+
+    @torch.no_grad()
+    def switch(self, target: Shard, migration: Migration, group: Callable[[int], Collective]) -> SwitchTimes:
+        """Become another shard, with the weights that the ranks have and the blocks that the migration names.
+
+        All ranks of the engine do so at the same time. Other blocks hold anything finite afterwards.
+
+        Args:
+            group: The rank's collective of a degree (`Groups.get`): its own, the target's and their lcm.
+
+        Raises:
+            ModelError: the model cannot be split so; nothing has changed.
+            EngineError: a group or a block is not there, and nothing has changed; or a rank did not take part, and this
+                one is of no further use.
+        """
+        began = time.perf_counter()
+        replica, everyone = (group(d) for d in (self._shard.degree, math.lcm(self._shard.degree, target.degree)))
+        meeting = Meeting(self._shard, target, replica=replica, everyone=everyone)
+        local, _ = local_sizes(self._config, self._architecture, target.degree)
+        collective = group(target.degree)
+        decoder = self._decoder.reshaped(local, collective)
+        times = reshard(self._architecture, meeting, migration, self._decoder, decoder)
+        self._shard, self._decoder = target, decoder
+        self._sampler = Sampler(self._architecture.vocab_size, collective, decoder.drawing)
+        rest_s = time.perf_counter() - began - times.weights_s - times.kv_s
+        return msgspec.structs.replace(times, rest_s=rest_s)
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:

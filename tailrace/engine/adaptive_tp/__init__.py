@@ -1,0 +1,1 @@
+"""Changing TP while sequences are in flight."""

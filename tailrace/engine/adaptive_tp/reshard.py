@@ -1,0 +1,335 @@
+"""What a rank does in a switch: its weights and its cache become those of a shard of another degree.
+
+    for each group of weights    own shard has all? ── yes ──▶ slice
+                                     └─ no ──▶ all_gather over the old replica ──▶ slice
+    for each layer of the cache  blocks in use ──▶ all_gather over the ranks that meet ──▶ slice heads ──▶ same memory
+
+Weights come from the ranks themselves, in the format in which they compute (PAT, section 4.3): nothing is read,
+converted or rounded. Old and new weights exist together for one group at a time. The new cache lies where the old one
+does; what a rank needs of a layer's old bytes has been copied out before the first of them is overwritten.
+
+The ranks that *meet* are lcm(old degree, new degree) neighbours: whole replicas of both arrangements. All ranks of the
+engine make the same calls in the same order.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder.base import Decoder, Ints
+from tailrace.engine.decoder.packing import Group, Packing, RowMajor
+from tailrace.engine.kv_cache import DTYPES, KVCache, region_block_bytes
+from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.sharding import Piece, cut_of, head_slots, local_architecture, pieces
+from tailrace.errors import EngineError
+
+
+class Migration(msgspec.Struct, frozen=True, array_like=True):
+    """Which blocks of the cache move, for the ranks of one new replica."""
+
+    sources: list[list[int]]
+    """For each old replica among the ranks that meet, its blocks that are in use; the same for all ranks that meet."""
+    targets: list[tuple[int, int, int]]
+    """(old replica among those, position in its list, block of the new replica): no block twice."""
+
+
+class SwitchTimes(msgspec.Struct, frozen=True, array_like=True):
+    """What a switch took on one rank."""
+
+    weights_s: float
+    kv_s: float
+    rest_s: float
+    kv_bytes: int
+    """Of keys and values that the rank put into exchanges."""
+
+
+class Meeting:
+    """The ranks that exchange in a switch, seen from one of them."""
+
+    def __init__(self, source: Shard, target: Shard, *, replica: Collective, everyone: Collective) -> None:
+        """Check that the parts fit together.
+
+        Args:
+            source, target: What the rank holds, and what it will hold.
+            replica: Of the ranks of its old replica.
+            everyone: Of the lcm(source.degree, target.degree) ranks that meet.
+
+        Raises:
+            EngineError: the rank is not at the place that belongs to its shards.
+        """
+        self.source, self.target = source, target
+        self.replica, self.everyone = replica, everyone
+        self.size = math.lcm(source.degree, target.degree)
+        found = (
+            replica.rank,
+            replica.size,
+            everyone.rank % target.degree,
+            everyone.rank % source.degree,
+            everyone.size,
+        )
+        if found != (source.index, source.degree, target.index, source.index, self.size):
+            raise EngineError(
+                f"shard {source.index} of {source.degree} cannot become shard {target.index} of {target.degree} as "
+                f"rank {everyone.rank} of {everyone.size} that meet and {replica.rank} of {replica.size} of its "
+                "replica; number ranks replica · tp + shard"
+            )
+
+    def becomes(self, index: int) -> Shard:
+        """What shard `index` of the old replica becomes."""
+        first = self.everyone.rank - self.source.index
+        return Shard((first + index) % self.target.degree, self.target.degree)
+
+
+def check_migration(migration: Migration, meeting: Meeting, old: KVCache, new: KVCache) -> None:
+    """Whether the blocks that it names exist.
+
+    Raises:
+        EngineError: one does not, or is written twice.
+    """
+    sources, targets = migration.sources, [block for _, _, block in migration.targets]
+    if len(sources) != meeting.size // meeting.source.degree:
+        raise EngineError(
+            f"a migration has blocks of {len(sources)} replicas; {meeting.size // meeting.source.degree} of TP "
+            f"{meeting.source.degree} meet"
+        )
+    for blocks, cache in (([block for source in sources for block in source], old), (targets, new)):
+        outside = [block for block in blocks if not 0 <= block < cache.blocks]
+        if outside:
+            raise EngineError(f"a migration names block {outside[0]}; the cache has blocks 0 … {cache.blocks - 1}")
+    for replica, position, _ in migration.targets:
+        if not 0 <= replica < len(sources) or not 0 <= position < len(sources[replica]):
+            raise EngineError(f"a migration moves block number {position} of replica {replica}, which has no such one")
+    if len(set(targets)) < len(targets):
+        raise EngineError("a migration writes a block twice; give each block that moves one of its own")
+
+
+class WeightMove:
+    """Fills the groups of a decoder of another degree."""
+
+    def __init__(self, architecture: Architecture, meeting: Meeting) -> None:
+        """`architecture`: of the whole model."""
+        self._architecture = architecture
+        self._meeting = meeting
+        self._plans: dict[str, _Plan] = {}
+
+    def run(self, group: Group, old: Decoder, new: Decoder) -> None:
+        """Take the group from `old` and give it to `new`."""
+        own = self._meeting.source.index
+        held = old.give_up(group)
+        device = held.device
+        if self._exchanges(list(old.packing.parts(group, held))):
+            gathered = self._meeting.replica.all_gather(held)
+            del held  # its memory may serve the new group
+            sources = {index: old.packing.parts(group, memory) for index, memory in enumerate(gathered)}
+        else:
+            sources = {own: old.packing.parts(group, held)}
+        memory = new.packing.make(group, device)
+        for name, part in new.packing.parts(group, memory).items():
+            _fill(part, self._plan(name), {index: parts[name] for index, parts in sources.items()}, own)
+        new.adopt(group, memory)
+
+    def _exchanges(self, names: Sequence[str]) -> bool:
+        """Whether a rank of the old replica lacks something: then all take part, and all know it."""
+        return any(self._plan(name).exchanges for name in names)
+
+    def _plan(self, name: str) -> "_Plan":
+        kind = ".".join(name.split(".")[-3:])  # layers do not differ
+        if kind not in self._plans:
+            self._plans[kind] = _Plan.of(self._architecture, self._meeting, name)
+        return self._plans[kind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """How one parameter is put together."""
+
+    split: bool
+    """Whether shards differ; if not, the rank has it all."""
+    exchanges: bool
+    """Whether a rank of the old replica needs what another one has."""
+    dimension: int = 0
+    size: int = 0
+    """Entries of the new shard along the dimension."""
+    pieces: Sequence[Piece] = ()
+
+    @classmethod
+    def of(cls, architecture: Architecture, meeting: Meeting, name: str) -> "_Plan":
+        degree = meeting.source.degree
+        cuts = [cut_of(architecture, Shard(index, degree), name) for index in range(degree)]
+        held = [cut[1] for cut in cuts if cut is not None]
+        if not held:
+            return cls(split=False, exchanges=False)
+        needs = []
+        for index in range(degree):
+            needed = cut_of(architecture, meeting.becomes(index), name)
+            assert needed is not None, "what one degree splits, all do"
+            needs.append((needed, pieces(held, needed[1], index)))
+        (dimension, part), own = needs[meeting.source.index]
+        lacking = (piece.source != index for index, (_, taken) in enumerate(needs) for piece in taken)
+        return cls(split=True, exchanges=any(lacking), dimension=dimension, size=part.size, pieces=own)
+
+
+def _fill(part: torch.Tensor, plan: _Plan, sources: Mapping[int, torch.Tensor], own: int) -> None:
+    """Copy the pieces, and zeros behind them."""
+    if not plan.split:
+        part.copy_(sources[own])
+        return
+    grain = plan.size // part.shape[plan.dimension]
+    end = 0
+    for piece in plan.pieces:
+        assert piece.start % grain == piece.target % grain == 0, "shards are cut at whole grains"
+        length = -(-piece.length // grain)  # the model may end within a grain; zeros follow in its shard
+        start, end = piece.target // grain, piece.target // grain + length
+        taken = sources[piece.source].narrow(plan.dimension, piece.start // grain, length)
+        part.narrow(plan.dimension, start, length).copy_(taken)
+    part.narrow(plan.dimension, end, part.shape[plan.dimension] - end).zero_()
+
+
+class CacheMove:
+    """Moves the blocks of a migration, layer by layer, from one shape of the cache to another in the same memory."""
+
+    def __init__(
+        self, architecture: Architecture, meeting: Meeting, migration: Migration, old: KVCache, new: KVCache
+    ) -> None:
+        """`architecture`: of the whole model."""
+        self._everyone = meeting.everyone
+        self._old, self._new = old.data, new.data
+        self._longest = max(map(len, migration.sources), default=0)
+        blocks = migration.sources[meeting.everyone.rank // meeting.source.degree]
+        device = old.data.device
+        # Every rank sends as many: any block will do where it has fewer.
+        self._blocks = torch.tensor(blocks + [0] * (self._longest - len(blocks)), dtype=torch.int64, device=device)
+        rows = _rows(architecture, meeting, migration, self._old.shape, self._new.shape)
+        self._from, self._to, self._zero = (torch.from_numpy(array).to(device) for array in rows)
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of all layers."""
+        _, _, heads, size = self._old[0].shape
+        return len(self._old) * 2 * self._longest * int(heads * size) * self._old.dtype.itemsize
+
+    def run(self, layer: int) -> None:
+        """Move a layer."""
+        if not self._longest:
+            return
+        size = self._old.shape[-1]
+        own = self._old[layer].index_select(1, self._blocks)  # [2, blocks, heads, size]
+        gathered = self._everyone.all_gather(own).view(-1, size)
+        del own
+        rows = self._new[layer].view(-1, size)
+        rows.index_copy_(0, self._to, gathered.index_select(0, self._from))
+        rows.index_fill_(0, self._zero, 0)
+
+
+def _rows(
+    architecture: Architecture, meeting: Meeting, migration: Migration, old: Sequence[int], new: Sequence[int]
+) -> tuple[Ints, Ints, Ints]:
+    """Vectors of one block and head: where they are in what is gathered, where they go in a layer, which become zero.
+
+    old, new: Shapes of the caches.
+    """
+    replica_M, place_M, block_M = np.array(migration.targets, np.int64).reshape(-1, 3).T
+    longest = max(map(len, migration.sources), default=0)
+    (_, _, _, old_heads, _), (_, _, new_blocks, new_heads, _) = old, new
+    holders = _holders(architecture, meeting.source.degree)
+    wanted = [slot.kv_head for slot in head_slots(architecture, meeting.target)]
+    none = np.zeros(0, np.int64)
+    sources, targets, zeros = [none], [none], [none]
+    for part in (0, 1):
+        to_M = (part * new_blocks + block_M) * new_heads
+        for slot, head in enumerate(wanted):
+            shard, place = holders[head]
+            member_M = replica_M * meeting.source.degree + shard
+            sources.append(((member_M * 2 + part) * longest + place_M) * old_heads + place)
+            targets.append(to_M + slot)
+        zeros += [to_M + slot for slot in range(len(wanted), new_heads)]
+    return np.concatenate(sources), np.concatenate(targets), np.concatenate(zeros)
+
+
+def _holders(architecture: Architecture, degree: int) -> dict[int, tuple[int, int]]:
+    """A shard that has each KV head, and its slot there."""
+    return {
+        slot.kv_head: (index, place)
+        for index in reversed(range(degree))
+        for place, slot in enumerate(head_slots(architecture, Shard(index, degree)))
+    }
+
+
+def reshard(
+    architecture: Architecture, meeting: Meeting, migration: Migration, old: Decoder, new: Decoder
+) -> SwitchTimes:
+    """Move all weights, and the blocks of the migration, from `old` to `new`, which was made by its `reshaped`.
+
+    Raises:
+        EngineError: the migration is not possible, and nothing has changed; or a rank did not take part, and both
+            decoders are of no further use.
+    """
+    began = time.perf_counter()
+    check_migration(migration, meeting, old.cache, new.cache)
+    device = old.cache.data.device
+    weights, cache = (
+        WeightMove(architecture, meeting),
+        CacheMove(architecture, meeting, migration, old.cache, new.cache),
+    )
+    weights_s = kv_s = 0.0
+    last = time.perf_counter()
+    for group in old.packing.groups:
+        weights.run(group, old, new)
+        moved = _now(device)
+        if not isinstance(group, str):
+            cache.run(group)
+        ended = _now(device)
+        weights_s, kv_s, last = weights_s + moved - last, kv_s + ended - moved, ended
+    return SwitchTimes(weights_s, kv_s, last - began - weights_s - kv_s, cache.sent_bytes)
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, when the device has done what it was told to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def switch_bytes(architecture: Architecture, config: NativeEngineConfig, target_tp: int, blocks: int) -> int:
+    """The most memory, in bytes, that a rank takes on the way from `config.tp` to `target_tp` beside what it has.
+
+    An upper bound of what the switch allocates; what decoders allocate when they compute first is not in it.
+
+    Args:
+        architecture: Of the whole model.
+        blocks: That move, of the old replica which has most of them.
+    """
+    dtype, tp = DTYPES[config.dtype], config.tp
+    old, new = local_architecture(architecture, tp), local_architecture(architecture, target_tp)
+    # No decoder stores vectors wider than this, and all store matrices in the configured dtype.
+    packings = [Packing(local, RowMajor(dtype, torch.float32)) for local in (old, new)]
+    cache_bytes = _cache_move_bytes(old, new, blocks, config.block_size, dtype, tp, target_tp)
+    held = most = 0
+    for group in packings[0].groups:
+        before, after = (packing.size(group) for packing in packings)
+        gathered = tp * before if tp > 1 else 0
+        # The old group makes room for the new one, unless that takes its slices from it.
+        most = max(most, held + gathered + (max(0, after - before) if tp > 1 else after))
+        held += after - before
+        if not isinstance(group, str):
+            most = max(most, held + cache_bytes)
+    return most
+
+
+def _cache_move_bytes(
+    old: Architecture, new: Architecture, blocks: int, block_size: int, dtype: torch.dtype, tp: int, target_tp: int
+) -> int:
+    """Of a layer: what a rank sends and gathers; then what it has gathered, and takes of it; and the rows' numbers."""
+    meet = math.lcm(tp, target_tp)
+    old_bytes, new_bytes = (blocks * region_block_bytes(local, block_size, dtype) for local in (old, new))
+    arriving = meet // tp * new_bytes
+    rows = 2 * (meet // tp * blocks) * new.kv_heads
+    return meet * old_bytes + max(old_bytes, arriving) + 2 * 8 * rows + 8 * blocks

@@ -1,0 +1,19 @@
+"""Caches of a given number of blocks."""
+
+import torch
+
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.kv_cache import KVCache, region_block_bytes
+
+
+def cache_of(
+    architecture: Architecture, *, blocks: int, block_size: int, dtype: torch.dtype = torch.float32
+) -> KVCache:
+    """On the CPU. `architecture`: the rank's own."""
+    return KVCache.allocate(
+        architecture,
+        region_bytes=blocks * region_block_bytes(architecture, block_size, dtype),
+        block_size=block_size,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
