@@ -9,8 +9,7 @@ contexts.
 import itertools
 import math
 import os
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -165,15 +164,14 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             ConfigError: the operating system refused to.
         """
         content = msgspec.json.format(msgspec.json.encode(self)) + b"\n"
+        partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
             try:
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(content)
+                partial.write_bytes(content)
                 os.replace(partial, path)
             finally:
-                Path(partial).unlink(missing_ok=True)
+                partial.unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(
                 f"TP profile {path} cannot be written: {error.strerror}; make room, or see who may write there"
@@ -184,8 +182,8 @@ def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int
     """The sampling points (B, L): batch size and context length of each sequence.
 
     Batch sizes are powers of two and the largest; if these are too many for `points`, some that are evenly spread.
-    Each has equally many lengths, as far as the budget goes: half of them up to `SHORT`, and the longest it has room
-    for, so that nothing inside the budget has to be extrapolated.
+    Each has a few lengths as far as the budget goes, half of them up to `SHORT`; the last is the longest that
+    there is room for, so that nothing inside the budget has to be extrapolated.
 
     Args:
         token_budget: the most cached tokens of a replica; every B · L is within it.
@@ -219,7 +217,8 @@ def _batch_sizes(largest: int, count: int) -> list[int]:
 
 
 def _lengths(shortest: int, longest: int, count: int) -> list[int]:
-    """Geometric up to `SHORT`, then geometric up to `longest`."""
+    """Geometric up to `SHORT`, then geometric up to `longest`; no more than one for each doubling."""
+    count = min(count, 1 + math.ceil(math.log2(longest / shortest)))
     bend = min(SHORT, longest)
     short = -(-count // 2) if longest > SHORT else count
     return sorted({*_geometric(shortest, bend, short), *_geometric(bend, longest, count - short + 1)[1:]})
@@ -269,7 +268,7 @@ def _check_points(profile: TPProfile) -> None:
         )
     _check_once("decode point", [(p.tp, p.replicas, p.batch_size, p.context_tokens) for p in profile.decode])
     _check_once("prefill point", [(p.tp, p.batch_size, p.length) for p in profile.prefill])
-    _check_same("prefill points", {point.tp for point in profile.prefill}, degrees)
+    _check_same("prefill points", {str(point.tp) for point in profile.prefill}, set(map(str, degrees)))
 
 
 def _check_switches(profile: TPProfile) -> None:
@@ -283,7 +282,11 @@ def _check_switches(profile: TPProfile) -> None:
         _check_not_negative(f"TP {degree}", seconds=seconds)
     pairs = [(cost.source_tp, cost.target_tp) for cost in profile.switches]
     _check_once("switch", pairs)
-    _check_same("switches", set(pairs), itertools.permutations(degrees, 2))
+    _check_same(
+        "switches",
+        {f"{source} to {target}" for source, target in pairs},
+        {f"{source} to {target}" for source, target in itertools.permutations(degrees, 2)},
+    )
     missing = [degree for degree in degrees if degree > 1 and degree not in profile.group_s]
     if missing:
         raise ConfigError(f"group_s lacks TP {missing[0]}; measure how long its groups take to make")
@@ -309,8 +312,8 @@ def _check_once(what: str, keys: Sequence[tuple[int, ...]]) -> None:
         seen.add(key)
 
 
-def _check_same(what: str, found: set[int] | set[tuple[int, int]], expected: Iterable[int | tuple[int, int]]) -> None:
-    for missing in sorted(set(expected) - found, key=str):
-        raise ConfigError(f"the profile's {what} lack TP {missing}, which has decode points; measure them")
-    for surplus in sorted(found - set(expected), key=str):
-        raise ConfigError(f"the profile's {what} name TP {surplus}, which has no decode points; measure those, too")
+def _check_same(what: str, found: set[str], expected: set[str]) -> None:
+    for missing in sorted(expected - found):
+        raise ConfigError(f"the profile's {what} lack TP {missing}, which its decode points have; measure it")
+    for surplus in sorted(found - expected):
+        raise ConfigError(f"the profile's {what} have TP {surplus}, which its decode points lack; measure those, too")

@@ -1,0 +1,112 @@
+"""The time until an engine has nothing left to do."""
+
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.planning.drain import Work, drain_s
+from tailrace.planning.latency import LatencyPredictor, StepTimes, rms
+from tests.planning.tp_profiles import flat, made_profile
+
+
+def predictor(a_sequence: float = 1e-3) -> StepTimes:
+    """Steps of 10 ms and 1 ms a sequence; prefilling takes 1 ms a token."""
+    return LatencyPredictor(made_profile(flat({1: 0.01, 2: 0.006}, a_sequence)))
+
+
+def linear(tp: int, size: int, tokens: int, replicas: int) -> float:
+    return 0.002 + 1e-3 * size + 1e-5 * tokens + 5e-3 * replicas
+
+
+LINEAR = LatencyPredictor(made_profile(linear, ranks=4, degrees=(1, 2, 4)))
+WORK = st.tuples(st.integers(1, 300), st.integers(1, 50))
+RUNNING = st.lists(WORK, max_size=6)
+
+
+def test_nothing_takes_no_time() -> None:
+    assert drain_s(predictor(), 1, [[], []], [], slots=4) == 0.0
+
+
+def test_a_batch_decodes_faster_when_one_has_ended() -> None:
+    # 4 steps of both, 12 ms each, then 6 of the other, 11 ms each
+    assert drain_s(predictor(), 1, [[(5, 10), (5, 4)], []], [], slots=4) == pytest.approx(0.114)
+
+
+def test_contexts_grow_by_a_token_a_step() -> None:
+    # 100, 101 and 102 context tokens at 10 µs, and 8 ms a step besides
+    assert drain_s(LINEAR, 4, [[(100, 3)]], [], slots=4) == pytest.approx(303e-5 + 3 * 0.008)
+
+
+def test_replicas_run_beside_each_other() -> None:
+    assert drain_s(predictor(), 1, [[(5, 10)], [(5, 4)]], [], slots=4) == pytest.approx(0.11)
+
+
+def test_a_replica_that_is_done_slows_the_other_no_longer() -> None:
+    # 40 steps of 15 ms beside each other, then 60 of 10 ms alone
+    contended = LatencyPredictor(made_profile(lambda tp, size, tokens, replicas: 0.005 + 0.005 * replicas))
+    assert drain_s(contended, 1, [[(5, 100)], [(5, 40)]], [], slots=4) == pytest.approx(1.2)
+
+
+def test_a_step_that_is_half_done_when_another_replica_ends_goes_on_faster() -> None:
+    # sizes 1 and 2 take 20 and 30 ms beside each other, 10 ms less alone. The second ends at 30 ms, in the middle of
+    # the first one's second step; that and 2 more steps are left, 1.5 + 1 of 10 ms
+    contended = LatencyPredictor(made_profile(lambda tp, size, tokens, replicas: 0.01 * size + 0.01 * (replicas - 1)))
+    assert drain_s(contended, 1, [[(5, 4)], [(5, 1), (5, 1)]], [], slots=4) == pytest.approx(0.03 + 2.5 * 0.01)
+
+
+def test_one_that_waits_takes_a_place_when_it_is_free_and_is_prefilled() -> None:
+    # 3 steps of 11 ms, 50 prompt tokens, 2 steps of 11 ms
+    assert drain_s(predictor(), 2, [[(100, 3)]], [(50, 2)], slots=1) == pytest.approx(3 * 0.007 + 0.05 + 2 * 0.007)
+
+
+def test_what_waits_is_shared_out_over_the_places_that_are_free_at_once() -> None:
+    assert drain_s(predictor(), 1, [[], []], [(50, 2), (50, 2)], slots=4) == pytest.approx(0.05 + 2 * 0.011)
+
+
+def test_what_runs_beyond_the_places_waits_first() -> None:
+    waiting: list[Work] = [(30, 1)]
+    merged = drain_s(predictor(), 2, [[(100, 3), (50, 2)]], waiting, slots=1)
+    assert merged == drain_s(predictor(), 2, [[(100, 3)]], [(50, 2), *waiting], slots=1)
+
+
+def step_by_step(running: list[Work], waiting: list[Work], slots: int) -> float:
+    """One replica, one step after the other."""
+    batch, queue = [list(work) for work in running], deque(waiting)
+    seconds = 0.0
+    while batch or queue:
+        joining = [list(queue.popleft()) for _ in range(min(slots - len(batch), len(queue)))]
+        seconds += LINEAR.prefill_s(4, len(joining), rms(context for context, _ in joining))
+        batch += joining
+        seconds += LINEAR.step_s(4, len(batch), sum(context for context, _ in batch), 1)
+        batch = [[context + 1, remaining - 1] for context, remaining in batch if remaining > 1]
+    return seconds
+
+
+@settings(deadline=None)
+@given(RUNNING, RUNNING, st.integers(6, 8))
+def test_events_give_the_same_time_as_single_steps(running: list[Work], waiting: list[Work], slots: int) -> None:
+    assert drain_s(LINEAR, 4, [running], waiting, slots=slots) == pytest.approx(step_by_step(running, waiting, slots))
+
+
+@settings(deadline=None)
+@given(st.lists(RUNNING, min_size=4, max_size=4), st.integers(0, 3), WORK)
+def test_another_sequence_never_takes_less_time(replicas: list[list[Work]], index: int, work: Work) -> None:
+    more = [[*running, work] if place == index else running for place, running in enumerate(replicas)]
+    assert drain_s(LINEAR, 1, more, [], slots=8) >= drain_s(LINEAR, 1, replicas, [], slots=8) - 1e-9
+
+
+@settings(deadline=None)
+@given(st.lists(RUNNING.filter(bool), min_size=2, max_size=2), st.integers(1, 20))
+def test_longer_sequences_never_take_less_time(replicas: list[list[Work]], longer: int) -> None:
+    first, *others = replicas[0]
+    more = [[(first[0], first[1] + longer), *others], replicas[1]]
+    assert drain_s(LINEAR, 2, more, [], slots=8) >= drain_s(LINEAR, 2, replicas, [], slots=8) - 1e-9
+
+
+@settings(deadline=None)
+@given(st.lists(RUNNING, min_size=4, max_size=4), RUNNING, st.integers(1, 6))
+def test_it_takes_no_less_than_any_sequence_alone(replicas: list[list[Work]], waiting: list[Work], slots: int) -> None:
+    alone = [drain_s(LINEAR, 1, [[work]], [], slots=1) for running in [*replicas, waiting] for work in running]
+    assert drain_s(LINEAR, 1, replicas, waiting, slots=slots) >= max(alone, default=0.0) - 1e-9

@@ -1,0 +1,146 @@
+"""Steps predicted from a profile, and their correction."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
+from tailrace.planning.tp_profile import DecodePoint, PrefillPoint
+from tests.planning.tp_profiles import flat, made_profile
+
+
+def bent(tp: int, size: int, tokens: int, replicas: int) -> float:
+    """Neither linear in B nor in T, and slower the more replicas run."""
+    return (0.01 + 1e-3 * math.sqrt(size) + 1e-4 * math.sqrt(tokens)) / tp * (1 + 0.5 * (replicas - 1))
+
+
+def linear(tp: int, size: int, tokens: int, replicas: int) -> float:
+    return 0.01 + 2e-3 * size + 1e-5 * tokens + 4e-3 * replicas
+
+
+PROFILE = made_profile(bent)
+PREDICTOR = LatencyPredictor(PROFILE)
+LINEAR = LatencyPredictor(made_profile(linear, ranks=4, degrees=(1, 2, 4)))
+
+
+@pytest.mark.parametrize("point", PROFILE.decode, ids=lambda p: f"{p.tp}-{p.replicas}-{p.batch_size}")
+def test_a_profiled_step_is_predicted_exactly(point: DecodePoint) -> None:
+    assert PREDICTOR.step_s(point.tp, point.batch_size, point.context_tokens, point.replicas) == point.seconds
+
+
+@pytest.mark.parametrize("point", PROFILE.prefill, ids=lambda p: f"{p.tp}-{p.batch_size}-{p.length}")
+def test_a_profiled_prefill_is_predicted_exactly(point: PrefillPoint) -> None:
+    assert PREDICTOR.prefill_s(point.tp, point.batch_size, point.length) == pytest.approx(point.seconds)
+
+
+@settings(deadline=None)
+@given(st.sampled_from([1, 2, 4]), st.integers(1, 64), st.integers(1, 100_000), st.integers(1, 4))
+def test_what_is_linear_is_predicted_exactly_inside_and_outside_of_the_grid(
+    tp: int, size: int, tokens: int, replicas: int
+) -> None:
+    active = min(replicas, 4 // tp)
+    assert LINEAR.step_s(tp, size, tokens, active) == pytest.approx(linear(tp, size, tokens, active))
+
+
+@settings(deadline=None)
+@given(st.sampled_from([1, 2]), st.integers(1, 40), st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)))
+def test_more_context_never_takes_less_time(tp: int, size: int, tokens: tuple[int, int]) -> None:
+    fewer, more = (PREDICTOR.step_s(tp, size, count, 1) for count in sorted(tokens))
+    assert 0 <= fewer <= more + 1e-12
+
+
+def test_between_two_batch_sizes_both_curves_are_asked_at_the_same_context_tokens() -> None:
+    # B = 2 lies a third of the way from 1 to 4; T = 64 is a point of both
+    low, high = bent(1, 1, 64, 1), bent(1, 4, 64, 1)
+    assert PREDICTOR.step_s(1, 2, 64, 1) == pytest.approx(low + (high - low) / 3)
+
+
+def test_a_point_that_noise_put_too_low_turns_no_extrapolation_downwards() -> None:
+    noisy = {16: 0.02, 64: 0.03, 256: 0.025}
+    profile = made_profile(lambda tp, size, tokens, replicas: noisy[tokens // size])
+    predictor = LatencyPredictor(profile)
+    assert predictor.step_s(1, 1, 10_000, 1) == 0.025
+    assert predictor.step_s(1, 100, 1000, 1) >= predictor.step_s(1, 16, 1000, 1)
+
+
+def test_no_extrapolation_falls_below_zero() -> None:
+    steep = made_profile(lambda tp, size, tokens, replicas: 1e-4 * tokens - 1e-3 if tokens > 16 else 1e-5)
+    assert LatencyPredictor(steep).step_s(1, 1, 0, 1) == 0.0
+
+
+def test_replicas_that_were_not_profiled_lie_between_those_that_were() -> None:
+    profile = made_profile(lambda tp, size, tokens, replicas: 0.01 * replicas, ranks=4, degrees=(1, 2, 4))
+    predictor = LatencyPredictor(profile)
+    assert [predictor.step_s(1, 1, 16, replicas) for replicas in (1, 2, 3, 4)] == pytest.approx(
+        [0.01, 0.02, 0.03, 0.04]
+    )
+    assert predictor.step_s(1, 1, 16, 9) == 0.04
+
+
+def test_a_degree_with_one_point_is_the_same_everywhere() -> None:
+    profile = made_profile(
+        bent, decode=tuple(p for p in PROFILE.decode if (p.replicas, p.batch_size, p.context_tokens) == (1, 1, 16))
+    )
+    predictor = LatencyPredictor(profile)
+    assert predictor.step_s(2, 50, 9999, 1) == predictor.step_s(2, 1, 16, 1) == bent(2, 1, 16, 1)
+
+
+def test_prefill_is_in_proportion_to_tokens_outside_of_its_points() -> None:
+    # made_profile: 1 ms a token
+    assert PREDICTOR.prefill_s(1, 32, 128) == pytest.approx(32 * 0.128)
+    assert PREDICTOR.prefill_s(1, 2, 8) == pytest.approx(0.016)
+    assert PREDICTOR.prefill_s(1, 1, 1000) == pytest.approx(1.0)
+
+
+def test_a_degree_that_was_not_profiled_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        PREDICTOR.step_s(8, 1, 16, 1)
+
+
+def test_the_root_mean_square_keeps_the_sum_of_squares() -> None:
+    assert rms([3, 4, 5]) == pytest.approx(math.sqrt(50 / 3))
+    assert rms([]) == 0.0
+
+
+def corrected() -> CorrectedPredictor:
+    return CorrectedPredictor(LatencyPredictor(made_profile(flat({1: 0.01, 2: 0.006}, a_sequence=0.0))))
+
+
+def observe(predictor: CorrectedPredictor, tp: int, seconds: float, times: int) -> None:
+    for _ in range(times):
+        predictor.observe(tp, 1, 16, 1, seconds)
+
+
+def test_the_correction_moves_slowly_to_what_is_measured_and_leaves_the_base_alone() -> None:
+    predictor = corrected()
+    observe(predictor, 1, 0.02, 1)
+    assert 1.0 < predictor.ratio(1, 1) < 1.1
+    observe(predictor, 1, 0.02, 200)
+    assert predictor.step_s(1, 1, 16, 1) == pytest.approx(0.02, rel=0.01)
+    assert predictor.base.step_s(1, 1, 16, 1) == 0.01
+
+
+def test_a_degree_that_does_not_run_drifts_along_with_the_one_that_does() -> None:
+    predictor = corrected()
+    observe(predictor, 1, 0.02, 200)
+    assert 1.6 < predictor.ratio(2, 1) < 2.0
+
+
+def test_degrees_that_are_wrong_in_different_ways_are_told_apart() -> None:
+    predictor = corrected()
+    for _ in range(50):
+        observe(predictor, 1, 0.02, 10)
+        observe(predictor, 2, 0.006, 10)
+    assert predictor.ratio(1, 1) == pytest.approx(2.0, rel=0.25)
+    assert predictor.ratio(2, 1) == pytest.approx(1.0, rel=0.25)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([1, 2]), st.floats(0, 1e9)), max_size=50))
+def test_the_correction_stays_within_a_quarter_and_four(measured: list[tuple[int, float]]) -> None:
+    predictor = corrected()
+    for tp, seconds in measured:
+        observe(predictor, tp, seconds, 5)
+    assert all(0.249 <= predictor.ratio(tp, 1) <= 4.001 for tp in (1, 2))

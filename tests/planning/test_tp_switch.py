@@ -1,0 +1,344 @@
+"""Decisions to change the TP degree.
+
+The example throughout: 2 ranks; a step takes 10 ms at TP 1 and 6 ms at TP 2, and 1 ms more for each sequence of the
+replica, whatever the contexts. Each replica of TP 1 has one sequence, of 200 and 100 tokens of context. Weights take
+0.1 s, the rest 0.02 s, groups 0.05 s; a token's keys and values are 1 MB, of which a rank sends 1 GB a second.
+
+    A: 200 and 100 tokens remain.  TP 1: max(200, 100) · 11 ms                                     = 2.2  s
+                                   TP 2: 100 · 8 ms + 100 · 7 ms                                   = 1.5  s
+                                   switch: 0.1 + 0.02 + 0.05 + 200 · 1 MB / (1 GB/s)               = 0.37 s → switch
+    B: half of these remain.       TP 1: 1.1 s; TP 2: 0.75 s + 0.37 s = 1.12 s                              → stay
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.errors import ConfigError
+from tailrace.planning.remaining import Bound, LengthHistory, Ranked, Survival, Unfinished
+from tailrace.planning.tp_profile import SwitchCost
+from tailrace.planning.tp_switch import Candidate, Decision, Snapshot, SwitchController, merge, sent_bytes
+from tests.planning.tp_profiles import flat, made_profile
+
+STEP = flat({1: 0.010, 2: 0.006})
+
+
+def controller(**changes: Any) -> SwitchController:
+    return SwitchController(made_profile(STEP, **changes), Bound(), max_batch_size=8)
+
+
+def one(context: int, most: int) -> Unfinished:
+    return Unfinished(context=context, generated=0, most=most)
+
+
+def example(first: int, second: int, **changes: Any) -> Snapshot:
+    fields: dict[str, Any] = {
+        "tp": 1,
+        "degrees": (1, 2),
+        "replicas": ((one(200, first),), (one(100, second),)),
+        "kv_bytes_per_token": 1_000_000,
+    }
+    return Snapshot(**(fields | changes))
+
+
+def of(decision: Decision, tp: int) -> Candidate:
+    return next(candidate for candidate in decision.candidates if candidate.tp == tp)
+
+
+def test_example_a_switches_with_the_figures_worked_out_above() -> None:
+    decision = controller().decide(example(200, 100))
+    assert (decision.tp, decision.chosen, decision.switch) == (1, 2, True)
+    assert decision.current_s == pytest.approx(2.2)
+    two = of(decision, 2)
+    assert two.batch_sizes == (2,)
+    assert two.remaining_s == pytest.approx(1.5)
+    assert (two.groups_s, two.reshard_s, two.rest_s, two.capture_s) == (0.05, 0.1, 0.02, 0.0)
+    assert two.move_s == pytest.approx(0.2)
+    # 1 ms a token: 2 sequences of sqrt((200² + 100²) / 2) tokens
+    assert two.recompute_s == pytest.approx(2 * 0.15811, rel=1e-4)
+    assert two.state == "move"
+    assert two.switch_s == pytest.approx(0.37)
+    assert two.total_s == pytest.approx(1.87)
+    assert decision.reason == "TP 2 in 1.87 s instead of TP 1 in 2.2 s"
+
+
+def test_example_b_stays_since_the_switch_costs_more_than_it_saves() -> None:
+    decision = controller().decide(example(100, 50))
+    assert (decision.chosen, decision.switch) == (1, False)
+    assert of(decision, 2).total_s == pytest.approx(1.12)
+    assert decision.reason == "TP 1 in 1.1 s; the next best, TP 2 in 1.12 s, saves nothing"
+
+
+def test_groups_that_exist_cost_nothing() -> None:
+    decision = controller().decide(example(100, 50, groups=frozenset({2})))
+    assert of(decision, 2).groups_s == 0.0
+    assert of(decision, 2).total_s == pytest.approx(1.07)
+    assert decision.switch
+
+
+def test_a_gain_below_the_least_one_is_left() -> None:
+    snapshot = example(100, 50, groups=frozenset({2}))  # 1.07 s instead of 1.1 s, 2.7 % less
+    decision = SwitchController(made_profile(STEP), Bound(), max_batch_size=8, least_gain=0.03).decide(snapshot)
+    assert not decision.switch
+    assert decision.reason == "TP 2 in 1.07 s saves less than 3% of TP 1 in 1.1 s"
+
+
+def test_over_a_slow_link_the_cache_is_computed_again() -> None:
+    slow = tuple(
+        SwitchCost(source_tp=source, target_tp=3 - source, reshard_s=0.1, rest_s=0.02, kv_bytes_per_s=1e8)
+        for source in (1, 2)
+    )
+    two = of(controller(switches=slow).decide(example(200, 100)), 2)
+    assert two.state == "recompute"
+    assert two.move_s == pytest.approx(2.0)
+    assert two.switch_s == pytest.approx(0.17 + two.recompute_s)
+
+
+def test_captured_graphs_are_paid_for() -> None:
+    two = of(controller(capture_s={2: 0.5}).decide(example(200, 100)), 2)
+    assert two.capture_s == 0.5
+    assert two.switch_s == pytest.approx(0.87)
+
+
+def test_the_first_arrangement_of_a_stage_moves_no_state() -> None:
+    # each of TP 1: 100 ms of prefill and 200 · 11 ms; of TP 2: 200 ms of prefill and 200 · 8 ms
+    nothing_runs = example(1, 1, replicas=((), ()), waiting=(one(100, 200), one(100, 200)))
+    decision = controller().decide(nothing_runs)
+    two = of(decision, 2)
+    assert (two.state, two.move_s, two.recompute_s, two.batch_sizes) == ("none", 0.0, 0.0, (0,))
+    assert decision.current_s == pytest.approx(2.3)
+    assert two.remaining_s == pytest.approx(1.8)
+    assert two.switch_s == pytest.approx(0.17)
+    assert decision.chosen == 2
+
+
+def test_a_large_batch_that_waits_stays_spread_out() -> None:
+    step = flat({1: 0.010, 2: 0.010})
+    snapshot = example(1, 1, replicas=((), ()), waiting=(one(16, 100),) * 16)
+    decision = SwitchController(made_profile(step), Bound(), max_batch_size=8).decide(snapshot)
+    assert decision.chosen == 1
+
+
+def test_degrees_that_are_ruled_out_or_not_profiled_are_no_candidates() -> None:
+    snapshot = example(200, 100, degrees=(1, 2, 4), ruled_out={2: "its cache would be too small"})
+    decision = controller().decide(snapshot)
+    assert [candidate.tp for candidate in decision.candidates] == [1]
+    assert decision.ruled_out == {2: "its cache would be too small", 4: "not in the profile"}
+    assert not decision.switch
+    assert decision.reason == "no degree but TP 1 is possible"
+
+
+def test_where_nothing_is_unfinished_nothing_changes() -> None:
+    decision = controller().decide(example(1, 1, replicas=((), ())))
+    assert (decision.switch, decision.current_s, decision.reason) == (False, 0.0, "nothing is unfinished")
+
+
+def test_a_decision_goes_into_the_event_log_and_back() -> None:
+    decision = controller().decide(example(200, 100, ruled_out={4: "no"}))
+    assert msgspec.json.decode(msgspec.json.encode(decision), type=Decision) == decision
+    assert msgspec.to_builtins(decision, str_keys=True)["ruled_out"] == {"4": "no"}
+
+
+def test_an_engine_that_the_profile_is_not_of_is_refused() -> None:
+    with pytest.raises(ConfigError, match="TP 4 is not in the profile, which has 1, 2; profile it, too"):
+        controller().decide(example(1, 1, tp=4, replicas=((),)))
+    with pytest.raises(ConfigError, match="the profile is of 2 ranks, not 4; profile these"):
+        controller().decide(example(1, 1, tp=2, replicas=((), ())))
+
+
+def test_shorter_expectations_make_a_switch_not_worth_it() -> None:
+    lengths = LengthHistory()
+    lengths.add(40)
+    profile = made_profile(STEP)
+    decision = SwitchController(profile, Survival(lengths), max_batch_size=8).decide(example(200, 100))
+    assert (decision.estimate, decision.switch) == ("survival", False)
+    assert decision.current_s == pytest.approx(40 * 0.011)
+
+
+def test_of_equal_sequences_not_all_of_one_replica_end_first() -> None:
+    lengths = LengthHistory()
+    for tokens in (10, 20, 30, 40):
+        lengths.add(tokens)
+    snapshot = example(1, 1, replicas=((one(16, 90),) * 2, (one(16, 90),) * 2))
+    decision = SwitchController(made_profile(STEP), Survival(lengths), max_batch_size=8).decide(snapshot)
+    # 10 and 30 on one replica, 20 and 40 on the other, which is the last: 20 · 12 ms + 20 · 11 ms
+    assert decision.current_s == pytest.approx(0.46)
+
+
+def test_a_ranking_decides_by_what_it_expects() -> None:
+    long = Unfinished(context=200, generated=0, most=9000, expected=200)
+    short = Unfinished(context=100, generated=0, most=9000, expected=100)
+    snapshot = example(1, 1, replicas=((long,), (short,)))
+    decision = SwitchController(made_profile(STEP), Ranked(), max_batch_size=8).decide(snapshot)
+    assert decision.current_s == pytest.approx(2.2)
+
+
+# when to ask
+
+
+def test_it_is_due_at_first_and_when_an_eighth_has_gone_or_come() -> None:
+    asked = controller()
+    assert not asked.due(0)
+    assert asked.due(2)
+    row = (one(16, 50),) * 8
+    asked.decide(example(1, 1, replicas=(row, row)))
+    assert [asked.due(unfinished) for unfinished in (16, 15, 17, 14, 18)] == [False, False, False, True, True]
+    assert not asked.due(0)
+
+
+def test_it_is_due_after_some_steps_though_nothing_ends() -> None:
+    asked = SwitchController(made_profile(STEP), Bound(), max_batch_size=8, steps_between=3)
+    asked.decide(example(100, 50))
+    assert [asked.due(2) for _ in range(4)] == [False, False, True, True]
+    asked.decide(example(100, 50))
+    assert not asked.due(2)
+
+
+# what is measured
+
+
+def test_measured_steps_stretch_what_is_predicted_but_not_the_base() -> None:
+    slow = controller()
+    for _ in range(300):
+        slow.observe(1, 1, 100, 2, 0.022)
+    decision = slow.decide(example(100, 100))
+    assert decision.current_s == pytest.approx(2.2, rel=0.01)  # both replicas to the end, at 22 ms instead of 11
+    assert of(decision, 2).remaining_s > 1.6 * 0.8  # the whole machine is taken to be slower
+    assert slow.predictor.base.step_s(1, 1, 100, 2) == pytest.approx(0.011)
+
+
+# no flapping
+
+
+def after(snapshot: Snapshot, decision: Decision) -> Snapshot:
+    replicas = merge(snapshot.replicas, snapshot.tp, decision.chosen, tokens=lambda sequence: sequence.context)
+    return msgspec.structs.replace(
+        snapshot,
+        tp=decision.chosen,
+        replicas=tuple(tuple(running) for running in replicas),
+        groups=snapshot.groups | {decision.chosen},
+    )
+
+
+def test_after_a_switch_the_same_sequences_are_no_reason_to_switch_back() -> None:
+    decided = controller()
+    snapshot = example(200, 100)
+    switched = after(snapshot, decided.decide(snapshot))
+    assert switched.tp == 2
+    assert not decided.due(switched.unfinished)
+    assert not decided.decide(switched).switch
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.builds(one, st.integers(1, 250), st.integers(1, 400)), min_size=1, max_size=12),
+    st.sampled_from([1, 4]),
+    st.floats(0.001, 0.03),
+    st.floats(0.001, 0.03),
+    st.floats(0, 0.01),
+)
+def test_no_batch_switches_there_and_back(
+    sequences: list[Unfinished], tp: int, one_s: float, four_s: float, a_sequence_s: float
+) -> None:
+    profile = made_profile(flat({1: one_s, 4: four_s}, a_sequence_s), ranks=4, degrees=(1, 4))
+    decided = SwitchController(profile, Bound(), max_batch_size=16, least_gain=0.0)
+    snapshot = example(
+        1, 1, tp=4, replicas=(tuple(sequences),), degrees=(1, 4), kv_bytes_per_token=1000, groups=frozenset({4})
+    )
+    if tp == 1:
+        snapshot = after(
+            snapshot,
+            Decision(tp=4, current_s=0, candidates=(), ruled_out={}, chosen=1, switch=True, estimate="", reason=""),
+        )
+    decision = decided.decide(snapshot)
+    if decision.switch:
+        assert not decided.decide(after(snapshot, decision)).switch
+
+
+ROWS = st.lists(
+    st.lists(st.builds(one, st.integers(1, 250), st.integers(1, 400)), max_size=5), min_size=12, max_size=12
+)
+
+
+@settings(deadline=None)
+@given(ROWS, st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 8))
+def test_totals_are_the_sums_of_their_parts_and_the_least_is_chosen(
+    rows: list[list[Unfinished]], tp: int, max_batch_size: int
+) -> None:
+    degrees = (1, 2, 3, 4, 6, 12)
+    profile = made_profile(flat({d: 0.01 / d + 0.001 * d for d in degrees}), ranks=12, degrees=degrees)
+    snapshot = example(1, 1, tp=tp, degrees=degrees, replicas=tuple(map(tuple, rows[: 12 // tp])))
+    decision = SwitchController(profile, Bound(), max_batch_size=max_batch_size).decide(snapshot)
+    assert [candidate.tp for candidate in decision.candidates] == list(degrees)
+    for c in decision.candidates:
+        state = {"move": c.move_s, "recompute": c.recompute_s, "none": 0.0}[c.state]
+        assert c.switch_s == pytest.approx(c.groups_s + c.reshard_s + c.rest_s + c.capture_s + state)
+        assert c.total_s == pytest.approx(c.remaining_s + c.switch_s)
+        assert sum(c.batch_sizes) == sum(map(len, snapshot.replicas))
+        assert len(c.batch_sizes) == 12 // c.tp
+    assert of(decision, tp).switch_s == 0.0
+    assert of(decision, tp).total_s == decision.current_s
+    assert decision.switch == (decision.chosen != tp)
+    if decision.switch:
+        assert of(decision, decision.chosen).total_s == min(c.total_s for c in decision.candidates)
+
+
+# merging
+
+
+def tokens(sequence: int) -> int:
+    return sequence
+
+
+def test_replicas_that_become_one_keep_theirs() -> None:
+    assert merge([[5, 1], [2], [], [9]], 1, 2, tokens=tokens) == [[5, 1, 2], [9]]
+    assert merge([[5, 1], [2], [], [9]], 1, 4, tokens=tokens) == [[5, 1, 2, 9]]
+
+
+def test_a_replica_that_is_split_is_dealt_out_evenly_in_number_and_then_in_tokens() -> None:
+    # 9 | 5, then 4 to the lighter and 3 to the other, then 1 to the lighter
+    assert merge([[1, 9, 3, 5, 4]], 2, 1, tokens=tokens) == [[9, 3], [5, 4, 1]]
+
+
+def test_each_replica_that_is_split_keeps_to_its_own_ranks() -> None:
+    assert merge([[1, 2, 3, 4], []], 2, 1, tokens=tokens) == [[4, 1], [3, 2], [], []]
+
+
+def test_degrees_that_do_not_divide_each_other_exchange_among_their_common_multiple() -> None:
+    assert merge([[6], [5, 4], [3]], 2, 3, tokens=tokens) == [[6, 3], [5, 4]]
+
+
+def test_the_same_degree_changes_nothing() -> None:
+    assert merge([[1, 9], [5]], 2, 2, tokens=tokens) == [[1, 9], [5]]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.integers(1, 1000), max_size=6), min_size=12, max_size=12),
+    st.sampled_from([1, 2, 3, 4, 6, 12]),
+    st.sampled_from([1, 2, 3, 4, 6, 12]),
+)
+def test_merging_loses_and_doubles_nothing_and_splits_evenly(rows: list[list[int]], tp: int, target: int) -> None:
+    numbered = [
+        [(index, place, value) for place, value in enumerate(row)] for index, row in enumerate(rows[: 12 // tp])
+    ]
+    merged = merge(numbered, tp, target, tokens=lambda item: item[2])
+    assert len(merged) == 12 // target
+    assert sorted(item for row in merged for item in row) == [item for row in numbered for item in row]
+    if tp % target == 0 and tp != target:
+        for first in range(0, len(merged), tp // target):
+            sizes = [len(row) for row in merged[first : first + tp // target]]
+            assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize(
+    ("running", "tp", "expected"), [([[(100, 1), (50, 9)], [(120, 1)]], 1, 1500), ([[(100, 1)]], 2, 500), ([[]], 2, 0)]
+)
+def test_the_rank_with_the_most_to_send_counts(
+    running: Sequence[Sequence[tuple[int, int]]], tp: int, expected: float
+) -> None:
+    assert sent_bytes(running, tp, 10) == expected
