@@ -12,9 +12,13 @@ from tailrace.engine.ranks.layout import WHOLE, Shard
 from tailrace.engine.sharding import (
     VOCAB_MULTIPLE,
     HeadSlot,
+    Part,
+    Piece,
     check_tp,
+    cut_of,
     head_slots,
     local_architecture,
+    pieces,
     shard_weights,
     vocab_range,
 )
@@ -137,6 +141,50 @@ def test_qwens_two_kv_heads_are_on_two_ranks_each_of_four() -> None:
     slots = [slot for index in range(4) for slot in head_slots(QWEN, Shard(index, 4))]
     assert [slot.kv_head for slot in slots] == [0, 0, 1, 1]
     assert [len(slot.query_heads) for slot in slots] == [4, 3, 4, 3]
+
+
+@settings(max_examples=80, deadline=None)
+@given(splits(), st.data())
+def test_pieces_of_the_shards_of_one_degree_make_up_those_of_another(
+    split: tuple[Architecture, int], data: st.DataObject
+) -> None:
+    architecture, tp = split
+    target_tp = data.draw(st.integers(1, architecture.query_heads))
+    own = data.draw(st.integers(0, tp - 1))
+    shards, wanted = shards_of(architecture, tp), shards_of(architecture, target_tp)
+    for name in weights_of(architecture):
+        cuts = [cut_of(architecture, Shard(index, tp), name) for index in range(tp)]
+        for index in range(target_tp):
+            needed = cut_of(architecture, Shard(index, target_tp), name)
+            if needed is None:
+                assert torch.equal(wanted[index][name], shards[own][name])
+                continue
+            dimension, part = needed
+            made = torch.zeros_like(wanted[index][name])
+            for piece in pieces([cut[1] for cut in cuts if cut is not None], part, own):
+                taken = shards[piece.source][name].narrow(dimension, piece.start, piece.length)
+                made.narrow(dimension, piece.target, piece.length).copy_(taken)
+            assert torch.equal(made, wanted[index][name])
+
+
+def test_two_shards_of_smollm2_make_up_the_whole_without_the_zero_head() -> None:
+    held = [cut[1] for index in (0, 1) if (cut := cut_of(SMOLLM2, Shard(index, 2), "k_proj.weight"))]
+    assert pieces(held, Part(0, 12, 12), 1) == [Piece(0, 0, 0, 8), Piece(1, 0, 8, 4)]
+    assert pieces([Part(0, 12, 12)], held[1], 0) == [Piece(0, 8, 0, 4)]
+
+
+def test_a_piece_that_several_shards_have_comes_from_the_own_one() -> None:
+    held = [cut[1] for index in range(4) if (cut := cut_of(QWEN, Shard(index, 4), "v_proj.weight"))]
+    assert [part.start for part in held] == [0, 0, 4, 4]
+    assert pieces(held, Part(0, 4, 4), 1) == [Piece(1, 0, 0, 4)]
+    assert pieces(held, Part(4, 8, 4), 1) == [Piece(2, 0, 0, 4)]
+    assert pieces(held, Part(8, 8, 4), 1) == []
+
+
+def test_the_bias_of_the_out_projection_is_on_the_first_shard_alone() -> None:
+    biased = small_architecture(out_bias=True)
+    cuts = [cut_of(biased, Shard(index, 2), "model.layers.1.self_attn.o_proj.bias") for index in (0, 1)]
+    assert cuts == [(0, Part(0, 8, 8)), (0, Part(0, 0, 8))]
 
 
 def test_parts_that_need_no_padding_are_views() -> None:

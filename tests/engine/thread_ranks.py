@@ -1,7 +1,7 @@
 """Tensor-parallel ranks as threads of the test."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -46,19 +46,30 @@ class ThreadCollective(Collective):
 
 def run_ranks(size: int, work: Callable[[Collective], Result]) -> list[Result]:
     """What `work` returns on each of `size` ranks; the error of the first that failed."""
-    if size == 1:
-        return [work(Alone())]
-    meeting = _Meeting(size)
+    return run_engine(size, [size], lambda rank, group: work(group(size)))
+
+
+def run_engine(
+    ranks: int, degrees: Iterable[int], work: Callable[[int, Callable[[int], Collective]], Result]
+) -> list[Result]:
+    """What `work` returns on each rank, given its number and what says its collective of each of the `degrees`."""
+    meetings = {(degree, number): _Meeting(degree) for degree in degrees for number in range(ranks // degree)}
 
     def run(rank: int) -> Result:
+        def group(degree: int) -> Collective:
+            if degree == 1:
+                return Alone()
+            return ThreadCollective(rank % degree, degree, meetings[degree, rank // degree])
+
         try:
-            return work(ThreadCollective(rank, size, meeting))
+            return work(rank, group)
         except BaseException:
-            meeting.barrier.abort()
+            for meeting in meetings.values():
+                meeting.barrier.abort()
             raise
 
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(run, rank) for rank in range(size)]
+    with ThreadPoolExecutor(ranks) as pool:
+        futures = [pool.submit(run, rank) for rank in range(ranks)]
     errors = [error for future in futures if (error := future.exception()) is not None]
     for error in errors:
         if not isinstance(error, threading.BrokenBarrierError):
