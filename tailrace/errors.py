@@ -107,3 +107,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?`, to end a message with, or nothing where no known name is near."""
     near = nearest(name, known)
     return "" if near is None else f"; did you mean {near!r}?"
+
+
+class TailraceWarning(UserWarning):
+    """Something that was asked for could not be had, and the work goes on without it."""

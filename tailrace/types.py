@@ -56,6 +56,8 @@ class Request:
     """Fixes the sample's random stream whatever else is in the batch."""
     priority: float = 0.0
     """The larger starts first, equal ones in the order of arrival; `planning.order` has ways to choose it."""
+    expected_tokens: float | None = None
+    """Of the response, from any source, such as a length ranking; None where nobody knows."""
 
 
 class FinishReason(StrEnum):

@@ -54,6 +54,26 @@ class LinkConfig(Config):
     """Bytes of the tensor divided by this are added, too."""
 
 
+class AdaptiveTPConfig(Config):
+    """Change TP while a batch drains, where a profile of this machine predicts that it pays."""
+
+    profile: str | None = None
+    """The file that `tailrace profile tp` has written; by default the one in Tailrace's cache for this model and
+    machine. Without one, or with that of another model or machine, the engine warns and leaves TP as it is."""
+    degrees: tuple[PositiveInt, ...] | None = None
+    """TP degrees to choose from, divisors of dp · tp; by default all that the profile has."""
+    estimate: Literal["survival", "bound", "ranked"] = "survival"
+    """How long unfinished responses will get: by the lengths seen so far; each as long as it may; as
+    Request.expected_tokens says."""
+    max_response_tokens: PositiveInt | None = None
+    """The most that any response may reach, by default what its request asks for: for replayed workloads, whose
+    ask for what nobody could know."""
+    least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    """The part of the remaining time that a switch must save."""
+    steps_between: PositiveInt = 64
+    """Steps after which the question is asked again, if the batch has not become smaller by an eighth before."""
+
+
 class NativeEngineConfig(Config):
     """Tailrace's own engine: continuous batching over a block KV cache, on DP × TP ranks."""
 
@@ -66,6 +86,8 @@ class NativeEngineConfig(Config):
     """Ranks that hold one copy together. DP × TP ranks are worker processes, unless there is one only."""
     threads_per_rank: PositiveInt | None = None
     """CPU threads of each worker process; by default the cores divided by the ranks."""
+    adaptive_tp: AdaptiveTPConfig | None = None
+    """Rearranges the dp · tp ranks while responses finish; dp and tp are what the engine starts with then."""
     collectives: Literal["auto", "shared_memory", "gloo", "nccl"] = "auto"
     """How TP ranks exchange tensors: by default nccl on CUDA, else shared memory, or gloo without a C++ compiler."""
     link: LinkConfig | None = None
@@ -97,10 +119,23 @@ class NativeEngineConfig(Config):
 
     @model_validator(mode="after")
     def _a_link_has_two_ends(self) -> Self:
-        if self.link is not None and self.tp == 1:
+        if self.link is not None and self.tp == 1 and (self.adaptive_tp is None or self.ranks == 1):
             raise ValueError(
                 "with link needs tp of 2 or more, since one rank exchanges nothing; raise tp or leave link out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _degrees_divide_ranks(self) -> Self:
+        if self.adaptive_tp is None:
+            return self
+        if self.ranks == 1:
+            raise ValueError("with adaptive_tp needs several ranks to arrange; raise dp or tp, or leave it out")
+        for degree in self.adaptive_tp.degrees or ():
+            if self.ranks % degree:
+                raise ValueError(
+                    f"with adaptive_tp.degrees has {degree}, which does not divide dp · tp = {self.ranks}; remove it"
+                )
         return self
 
     @model_validator(mode="after")

@@ -9,25 +9,25 @@ computes its unfinished sequences again on new ones; their tokens so far are kep
 the other lanes wait: they end the steps that they have begun, and begin no other.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, open_adaptive_tp
 from tailrace.engine.architecture import read_architecture
+from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineStats
-from tailrace.engine.blocks import BlockManager
-from tailrace.engine.decoder.factory import local_sizes, longest_sequence
-from tailrace.engine.dispatch import Dispatcher
+from tailrace.engine.decoder.factory import longest_sequence
 from tailrace.engine.driver import check_length
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.profile import Profiler
-from tailrace.engine.ranks.factory import make_replicas, stage
-from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.ranks.factory import stage
 from tailrace.engine.stopping import StopRules
 from tailrace.engine.weights import Weights, check_weights, read_weights
 from tailrace.errors import EngineError, ModelError, RequestError
+from tailrace.planning.tp_switch import Decision
 from tailrace.types import Request, Sample, WeightVersion
 
 
@@ -45,11 +45,11 @@ class EngineCore:
         self.version: WeightVersion = 0
         self._config = config
         self._architecture = a = read_architecture(model_dir)
-        _, self._blocks = local_sizes(config, a, config.tp)
         self.max_model_len = longest_sequence(config, a)
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
-        self.lanes = [Lane(self._scheduler(), replica) for replica in make_replicas(config, a, device=device)]
-        self._dispatcher = Dispatcher([lane.scheduler for lane in self.lanes])
+        self.arrangement = Arrangement(config, a, device=device)
+        self.adaptive_tp = open_adaptive_tp(self.arrangement, a, model=model_dir.name, device=device)
+        """Rearranges the ranks, where that was asked for and there is a profile to decide by."""
         self._failure: EngineError | None = None
         """Of a lane, while samples of others that finished beside it are handed out."""
         self.weights_are_whole = False
@@ -68,23 +68,23 @@ class EngineCore:
 
     def _replace_weights(self, named: Mapping[str, torch.Tensor]) -> None:
         self.weights_are_whole = False  # and stay torn if a copy fails, for want of memory
-        for lane in self.lanes:
-            lane.load(named)
-        for lane in self.lanes:
-            lane.loaded(recompute=self._config.cache_on_update == "recompute")
+        self.arrangement.load(named, recompute=self._config.cache_on_update == "recompute")
         self.weights_are_whole = True
 
-    def _scheduler(self) -> Scheduler:
-        return Scheduler(
-            BlockManager(self._blocks, self._config.block_size),
-            max_batch_size=self._config.max_batch_size,
-            prefill_tokens=self._config.prefill_tokens,
-        )
+    @property
+    def lanes(self) -> list[Lane]:
+        """One for each replica that there is now."""
+        return self.arrangement.lanes
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return any(lane.has_work for lane in self.lanes)
+        return any(lane.has_work for lane in self.lanes) or self._is_away
+
+    @property
+    def _is_away(self) -> bool:
+        """Whether the ranks are still arranged for a stage that is over."""
+        return self.adaptive_tp is not None and self.adaptive_tp.is_away
 
     @property
     def profiler(self) -> Profiler | None:
@@ -106,10 +106,11 @@ class EngineCore:
         prompt = len(request.prompt_ids)
         response = min(request.sampling.max_new_tokens, self.max_model_len - prompt)
         needed = self.lanes[0].scheduler.blocks_needed(prompt, response)
-        if needed > self._blocks:
+        blocks = self.arrangement.least_blocks
+        if needed > blocks:
             raise RequestError(
                 f"request {request.request_id} needs up to {needed} blocks of {self._config.block_size} tokens, and "
-                f"the cache has {self._blocks}; raise kv_cache_gib or lower max_new_tokens"
+                f"the cache has {blocks}; raise kv_cache_gib or lower max_new_tokens"
             )
         last = self._architecture.vocab_size - 1
         if int(request.prompt_ids.max()) > last or int(request.prompt_ids.min()) < 0:
@@ -118,7 +119,7 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request that `check` accepted."""
-        self._dispatcher.choose(request).add(request, self._stop_rules.rule(request))
+        self.arrangement.dispatcher.choose(request).add(request, self._stop_rules.rule(request))
 
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
         """Finish these requests with what they have; unknown ids are ignored."""
@@ -133,10 +134,29 @@ class EngineCore:
                 time come first; the next call raises then.
         """
         if self._failure is None:
-            self._dispatcher.balance()
-            for lane in self.lanes:
-                lane.begin(self.version)
+            if self.adaptive_tp is not None and (decision := self.adaptive_tp.wanted()) is not None:
+                return self._rearrange(self.adaptive_tp, decision)
+            self._begin()
         return self._complete(first_done(self.lanes, timeout_s=self._config.step_timeout_s))
+
+    def _rearrange(self, adaptive_tp: AdaptiveTP, decision: Decision) -> list[Sample]:
+        """End what is under way, and carry out the decision, unless something failed; the samples that finished."""
+        samples = self._complete(self.lanes)
+        if self._failure is None:
+            try:
+                adaptive_tp.switch(decision)
+            except EngineError as error:
+                self._failure = error
+        return self._unless_failed(samples)
+
+    def _begin(self) -> None:
+        """Start all lanes that are at rest and have work."""
+        if self._is_away and not any(lane.has_work for lane in self.lanes):
+            assert self.adaptive_tp is not None
+            self.adaptive_tp.close_stage()
+        self.arrangement.dispatcher.balance()
+        for lane in self.lanes:
+            lane.begin(self.version)
 
     def settle(self) -> list[Sample]:
         """Wait until no lane computes; the samples that finished.
@@ -146,13 +166,20 @@ class EngineCore:
         """
         return self._complete(self.lanes)
 
-    def _complete(self, lanes: Iterable[Lane]) -> list[Sample]:
+    def _complete(self, lanes: Sequence[Lane]) -> list[Sample]:
         samples: list[Sample] = []
+        busy = sum(lane.busy for lane in self.lanes)
         for lane in lanes:
             try:
                 samples += lane.complete()
             except EngineError as error:
                 self._failure = self._failure or error
+        if self.adaptive_tp is not None:
+            self.adaptive_tp.observe(lanes, samples, beside=busy)
+        return self._unless_failed(samples)
+
+    def _unless_failed(self, samples: list[Sample]) -> list[Sample]:
+        """The samples; where there is none, the failure, if there is one."""
         if self._failure is not None and not samples:
             raise self._failure
         return samples
@@ -171,16 +198,16 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Counts; may be called while a step is under way elsewhere."""
-        schedulers = [lane.scheduler for lane in self.lanes]
+        schedulers, counts = [lane.scheduler for lane in self.lanes], self.arrangement.counts
         return EngineStats(
             running=sum(scheduler.running for scheduler in schedulers),
             waiting=sum(scheduler.waiting for scheduler in schedulers),
-            generated_tokens=sum(scheduler.generated_tokens for scheduler in schedulers),
-            prefilled_tokens=sum(scheduler.prefilled_tokens for scheduler in schedulers),
-            shared_tokens=sum(scheduler.shared_tokens for scheduler in schedulers),
-            steps=sum(lane.steps for lane in self.lanes),
-            preemptions=sum(scheduler.preemptions for scheduler in schedulers),
-            restarts=sum(lane.restarts for lane in self.lanes),
+            generated_tokens=counts.generated_tokens,
+            prefilled_tokens=counts.prefilled_tokens,
+            shared_tokens=counts.shared_tokens,
+            steps=counts.steps,
+            preemptions=counts.preemptions,
+            restarts=counts.restarts,
             used_blocks=sum(scheduler.blocks.used for scheduler in schedulers),
             total_blocks=sum(scheduler.blocks.total for scheduler in schedulers),
             version=self.version,
@@ -188,10 +215,8 @@ class EngineCore:
 
     def interrupt(self) -> None:
         """From any thread: end worker processes, and with them the wait for a step under way. Only `close` follows."""
-        for lane in self.lanes:
-            lane.replica.interrupt()
+        self.arrangement.interrupt()
 
     def close(self) -> None:
         """End the ranks. Closing twice is harmless."""
-        for lane in self.lanes:
-            lane.replica.close()
+        self.arrangement.close()

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 import msgspec
@@ -10,11 +11,22 @@ import torch
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.scheduler import Scheduler, StepPlan
+from tailrace.engine.step import StepInput
 from tailrace.errors import EngineError
 from tailrace.types import Sample, WeightVersion
 
 MAX_DEATHS = 3
 """Times in a row that ranks may die without a step done: what kills them is not chance then."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A step in which every sequence computed its newest token, and nothing else happened."""
+
+    sequences: int
+    context_tokens: int
+    """Cached before, of all of them."""
+    seconds: float
 
 
 class Lane:
@@ -23,10 +35,10 @@ class Lane:
     def __init__(self, scheduler: Scheduler, replica: Replica) -> None:
         self.scheduler = scheduler
         self.replica = replica
-        self.steps = 0
-        self.restarts = 0
         self.profiler: Profiler | None = None
         """Steps are profiled while there is one."""
+        self.decoded: Decoded | None = None
+        """The step that was completed last, if it was such a one."""
         self._plan: StepPlan | None = None
         self._version: WeightVersion = 0
         self._deaths = 0
@@ -55,7 +67,7 @@ class Lane:
         try:
             self.replica.start(step)
         except RankDied as death:
-            self._revive(death)
+            self.restart(death)
         else:
             self._plan, self._version = plan, version
 
@@ -65,20 +77,22 @@ class Lane:
         Raises:
             EngineError: the step failed, or ranks have died too often.
         """
+        self.decoded = None
         if self._plan is None:
             return []
         plan, self._plan = self._plan, None
         try:
             output = self.replica.finish()
         except RankDied as death:
-            self._revive(death)
+            self.restart(death)
             return []
         self._deaths = 0
-        self.steps += 1
+        self.scheduler.counts.steps += 1
         computed = time.perf_counter()
         samples = self.scheduler.complete(plan, output, self._version)
+        ended = time.perf_counter()
+        self.decoded = _decoded(plan.input, ended - self.began)
         if self.profiler is not None:
-            ended = time.perf_counter()
             schedule_s = self._schedule_s + ended - computed
             self.profiler.add(plan.input, output.seconds, schedule_s=schedule_s, wall_s=ended - self.began)
         return samples
@@ -89,18 +103,22 @@ class Lane:
         try:
             self.replica.load(named)
         except RankDied as death:
-            self._revive(death)
+            self.restart(death)
 
     def loaded(self, *, recompute: bool) -> None:
         """Wait for the new weights. See `EngineCore.load_weights`."""
         try:
             self.replica.settle()
         except RankDied as death:
-            self._revive(death)
+            self.restart(death)
         self.scheduler.new_weights(recompute=recompute)
 
-    def _revive(self, death: RankDied) -> None:
-        """Replace the ranks; unfinished sequences keep their tokens and are computed again."""
+    def restart(self, death: RankDied) -> None:
+        """Replace the ranks; unfinished sequences keep their tokens and are computed again.
+
+        Raises:
+            EngineError: the new ones die, too, again and again.
+        """
         self.scheduler.restart()
         alive = False
         while not alive:
@@ -112,7 +130,13 @@ class Lane:
                 alive = True
             except RankDied as another:
                 death = another
-        self.restarts += 1
+        self.scheduler.counts.restarts += 1
+
+
+def _decoded(step: StepInput, seconds: float) -> Decoded | None:
+    if step.copies or any(len(chunk.tokens) > 1 for chunk in step.chunks):
+        return None
+    return Decoded(len(step.chunks), sum(chunk.start for chunk in step.chunks), seconds)
 
 
 def first_done(lanes: Sequence[Lane], *, timeout_s: float) -> list[Lane]:

@@ -26,6 +26,21 @@ from tailrace.types import FinishReason, Request, Sample, WeightVersion
 _order = attrgetter("order")
 
 
+@dataclass(slots=True)
+class Counts:
+    """What has been done so far; the schedulers that come and go in an engine share one."""
+
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    """Prompt tokens computed, for the first time."""
+    shared_tokens: int = 0
+    """Prompt tokens found in the cache instead."""
+    preemptions: int = 0
+    steps: int = 0
+    restarts: int = 0
+    """Of ranks that died."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """What one step computes, and for whom."""
@@ -43,14 +58,11 @@ class Scheduler:
     Between the two requests may be added and aborted, and weights be replaced.
     """
 
-    def __init__(self, blocks: BlockManager, *, max_batch_size: int, prefill_tokens: int) -> None:
+    def __init__(
+        self, blocks: BlockManager, *, max_batch_size: int, prefill_tokens: int, counts: Counts | None = None
+    ) -> None:
         self.blocks = blocks
-        self.preemptions = 0
-        self.prefilled_tokens = 0
-        """Prompt tokens computed, for the first time."""
-        self.shared_tokens = 0
-        """Prompt tokens found in the cache instead."""
-        self.generated_tokens = 0
+        self.counts = Counts() if counts is None else counts
         self._max_batch_size = max_batch_size
         self._prefill_tokens = prefill_tokens
         self._waiting: list[tuple[tuple[float, int], Sequence]] = []
@@ -102,7 +114,7 @@ class Scheduler:
                 continue
             self._note_computed(sequence, chunk.start + len(chunk.tokens))
             if result is not None:
-                self.generated_tokens += 1
+                self.counts.generated_tokens += 1
                 reason = sequence.append(*result, version)
                 if reason is not None:
                     finished.append((sequence, reason))
@@ -164,6 +176,26 @@ class Scheduler:
             sequence.arrival = self._arrivals
             self._wait(sequence)
 
+    @property
+    def sequences(self) -> list[Sequence]:
+        """All of them; a running one has blocks."""
+        return self._running + [sequence for _, sequence in self._waiting]
+
+    def resume(self, sequence: Sequence, blocks: list[int]) -> None:
+        """Let a sequence of another scheduler run on, behind those of the same priority.
+
+        blocks: this scheduler's, held for the sequence: as many as its tokens need, the first of them with the keys and
+            values of its `cached` tokens.
+        """
+        self._arrivals += 1
+        sequence.arrival, sequence.blocks = self._arrivals, blocks
+        if sequence.tip is not None:
+            sequence.tip, sequence.indexed = self.blocks.root, 0
+            self._index_full(sequence)
+            if sequence.cached >= sequence.prompt_length:
+                self._index_tail(sequence)
+        insort(self._running, sequence, key=_order)
+
     # starting and stopping
 
     def _start_waiting(self, plan: StepPlan, budget: int) -> None:
@@ -214,7 +246,7 @@ class Scheduler:
         if source is not None:
             plan.input.copies.append((source, sequence.blocks[sequence.indexed]))
             sequence.cached += found.tail
-        self.shared_tokens += sequence.count_prompt(sequence.cached)
+        self.counts.shared_tokens += sequence.count_prompt(sequence.cached)
         insort(self._running, sequence, key=_order)
         return True
 
@@ -228,7 +260,7 @@ class Scheduler:
             elif self.blocks.free:
                 sequence.blocks += self.blocks.allocate(1)
             else:
-                self.preemptions += 1
+                self.counts.preemptions += 1
                 self._requeue(self._running[-1])
 
     def _requeue(self, sequence: Sequence) -> None:
@@ -258,7 +290,7 @@ class Scheduler:
         """Take its blocks away; what they hold can be found until they are needed."""
         self._index_tail(sequence)
         self.blocks.release(sequence.blocks)
-        sequence.blocks, sequence.cached, sequence.tip, sequence.indexed = [], 0, None, 0
+        sequence.drop_cache()
         if self._plan is not None:
             self._plan.gone.add(sequence)
 
@@ -268,18 +300,23 @@ class Scheduler:
         """The first `end` tokens are in the cache: let the blocks be found that are full now, and the prompt's end."""
         start, sequence.cached = sequence.cached, end
         if start < sequence.prompt_length:
-            self.prefilled_tokens += sequence.count_prompt(end)
+            self.counts.prefilled_tokens += sequence.count_prompt(end)
         if sequence.tip is None:
             return
+        self._index_full(sequence)
+        if start < sequence.prompt_length <= end:
+            self._index_tail(sequence)
+
+    def _index_full(self, sequence: Sequence) -> None:
+        """Let its full blocks be found."""
+        assert sequence.tip is not None
         size = self.blocks.block_size
-        while (sequence.indexed + 1) * size <= end:
+        while (sequence.indexed + 1) * size <= sequence.cached:
             index = sequence.indexed
             tokens = sequence.tokens[index * size : (index + 1) * size]
             sequence.tip = self.blocks.index(sequence.tip, sequence.blocks[index], tokens)
             sequence.blocks[index] = sequence.tip.block
             sequence.indexed += 1
-        if start < sequence.prompt_length <= end:
-            self._index_tail(sequence)
 
     def _index_tail(self, sequence: Sequence) -> None:
         """Let the block be found that is not full yet."""

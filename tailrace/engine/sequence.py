@@ -49,6 +49,10 @@ class Sequence:
         if not self.tokens:
             self.tokens = self.request.prompt_ids.tolist()
 
+    def drop_cache(self) -> None:
+        """It has no blocks any more; all its tokens are to be computed again."""
+        self.blocks, self.cached, self.tip, self.indexed = [], 0, None, 0
+
     def count_prompt(self, cached: int) -> int:
         """How many of the prompt's tokens are in the cache for the first time, now that `cached` of all tokens are."""
         fresh = max(0, min(cached, self.prompt_length) - self.counted)

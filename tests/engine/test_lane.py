@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine import core as core_module
+from tailrace.engine import arrangement as arrangement_module
 from tailrace.engine import lane as lane_module
 from tailrace.engine.core import EngineCore
 from tailrace.engine.lane import MAX_DEATHS
@@ -28,6 +28,7 @@ class StandIn(Replica):
         self.still = False
         self.error: EngineError | None = None
         self.deaths_to_come = 0
+        self.restarts = 0
         self._input: StepInput | None = None
         self._reading, self._writing = os.pipe()
 
@@ -61,13 +62,11 @@ class StandIn(Replica):
         """Nothing under way."""
 
     def restart(self) -> None:
+        self.restarts += 1
         self.still = False
         if self.deaths_to_come:
             self.deaths_to_come -= 1
             raise RankDied("rank 9 died while starting")
-
-    def interrupt(self) -> None:
-        """Nothing to kill."""
 
     def close(self) -> None:
         if self._reading >= 0:
@@ -93,7 +92,7 @@ Pair = tuple[EngineCore, StandIn, StandIn]
 def pair(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """A core with two stand-ins."""
     first, second = StandIn(), StandIn()
-    monkeypatch.setattr(core_module, "make_replicas", lambda *_, **__: [first, second])
+    monkeypatch.setattr(arrangement_module, "make_replicas", lambda *_, **__: [first, second])
     monkeypatch.setattr(lane_module, "time", Clock())
     settings = NativeEngineConfig(dp=2, block_size=4, kv_cache_gib=0.001, step_timeout_s=TIMEOUT_S)
     core = EngineCore(settings, tiny_model("llama"), device=torch.device("cpu"))
@@ -125,7 +124,7 @@ def test_a_replica_that_has_just_begun_is_not_waited_for_because_another_is_over
     core.lanes[0].began -= TIMEOUT_S
     core.add(make_request(1))
     core.step()
-    assert [lane.restarts for lane in core.lanes] == [1, 0]
+    assert (still.restarts, new.restarts) == (1, 0)
     assert core.lanes[1].busy
 
 

@@ -21,14 +21,14 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine import memory as memory_module
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone
-from tailrace.engine.ranks import process
+from tailrace.engine.ranks import process, worker_process
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.layout import WHOLE
 from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica, rank_device
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
-from tailrace.engine.ranks.worker_process import WorkerProcess
+from tailrace.engine.ranks.worker_process import Crew, WorkerProcess
 from tailrace.engine.step import Chunk, Draw, StepInput
 from tailrace.engine.weights import read_weights
 from tailrace.errors import ConfigError, EngineError, ModelError
@@ -336,16 +336,17 @@ def test_where_one_process_cannot_be_started_the_others_end(
             super().__init__(rank)
             started.append(self.pid)
 
-    monkeypatch.setattr(process, "WorkerProcess", Second)
+    monkeypatch.setattr(worker_process, "WorkerProcess", Second)
     with pytest.raises(KeyboardInterrupt):
         ProcessReplica(settings(2), architecture, 0, device=CPU)
     assert [Path(f"/proc/{pid}").exists() for pid in started] == [False]
 
 
 def test_interrupting_ends_the_wait_for_a_rank_that_stands_still(architecture: Architecture, memory: Path) -> None:
-    replica = ProcessReplica(settings(2), architecture, 0, device=CPU)
+    crew = Crew()
+    replica = ProcessReplica(settings(2), architecture, 0, device=CPU, crew=crew)
     os.kill(replica.pids[1], signal.SIGSTOP)
-    interruption = threading.Thread(target=replica.interrupt)
+    interruption = threading.Thread(target=crew.interrupt)
     interruption.start()
     with pytest.raises(RankDied, match="died while starting: SIGKILL"):
         replica.settle()

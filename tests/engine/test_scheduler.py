@@ -226,7 +226,7 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_cache() -> None:
     for number in range(2):
         replica.add(request_of(number, prompt_of(number, 4), tokens=20))
     samples = replica.run()
-    assert replica.scheduler.preemptions > 0
+    assert replica.scheduler.counts.preemptions > 0
     assert [samples[n].response_ids.tolist() for n in range(2)] == [
         expected_response(request_of(n, prompt_of(n, 4)), 20) for n in range(2)
     ]
@@ -255,7 +255,7 @@ def test_the_last_in_the_order_gives_way(priorities: tuple[float, ...], victim: 
     for number, priority in enumerate(priorities):
         replica.add(request_of(number, prompt_of(number, 4), tokens=20, priority=priority))
     started = replica.started()
-    while not replica.scheduler.preemptions:
+    while not replica.scheduler.counts.preemptions:
         before, started = started, replica.started()
     assert set(before) - set(started) == {victim}
 
@@ -265,7 +265,7 @@ def test_a_preempted_sequence_starts_before_those_that_never_ran() -> None:
     for number in range(4):
         replica.add(request_of(number, prompt_of(number, 4), tokens=16))
     order = list(replica.run())
-    assert replica.scheduler.preemptions > 0
+    assert replica.scheduler.counts.preemptions > 0
     assert order == [0, 1, 2, 3]
 
 
@@ -333,7 +333,7 @@ def test_one_block_less_than_that_would_not_do() -> None:
     for _ in range(2):
         replica.add(request_of(0, prompt_of(0, 5), 8))
         assert len(replica.run()[0].response_ids) == 8
-    assert replica.scheduler.preemptions == 0
+    assert replica.scheduler.counts.preemptions == 0
 
 
 def test_who_is_aborted_while_a_step_is_under_way_gets_nothing_of_it() -> None:
@@ -388,7 +388,7 @@ def test_recomputing_for_new_weights_is_no_preemption_and_computes_a_prompt_once
     plan = replica.scheduler.schedule()
     assert [(chunk.start, len(chunk.tokens)) for chunk in plan.input.chunks] == [(11, 1), (9, 1), (9, 1)]
     replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 1)
-    assert replica.scheduler.preemptions == 0
+    assert replica.scheduler.counts.preemptions == 0
     assert len(replica.run()) == 3
 
 

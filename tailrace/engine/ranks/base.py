@@ -75,9 +75,5 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def interrupt(self) -> None:
-        """Kill the worker processes, so that whoever waits for them stops. From any thread; only `close` follows."""
-
-    @abstractmethod
     def close(self) -> None:
         """End the ranks. Closing twice is harmless."""

@@ -13,10 +13,13 @@ from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
+from tailrace.engine.ranks.worker_process import Crew
 
 
-def make_replicas(config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> list[Replica]:
-    """`config.dp` replicas, without weights: in worker processes, unless there is one rank only.
+def make_replicas(
+    config: NativeEngineConfig, architecture: Architecture, *, device: torch.device, crew: Crew
+) -> list[Replica]:
+    """`config.dp` replicas, without weights: in worker processes of `crew`, unless there is one rank only.
 
     Raises:
         ModelError: the model cannot be split so.
@@ -28,7 +31,7 @@ def make_replicas(config: NativeEngineConfig, architecture: Architecture, *, dev
     replicas: list[Replica] = []
     try:
         for index in range(config.dp):
-            replicas.append(ProcessReplica(config, architecture, index, device=device))
+            replicas.append(ProcessReplica(config, architecture, index, device=device, crew=crew))
     except BaseException:  # also when interrupted: no process may stay behind
         for replica in replicas:
             replica.close()

@@ -46,8 +46,5 @@ class LocalReplica(Replica):
         """See `Replica`; this process cannot die on itself."""
         raise AssertionError("a rank in this process does not die alone")
 
-    def interrupt(self) -> None:
-        """See `Replica`; a step in this process cannot be broken off."""
-
     def close(self) -> None:
         """See `Replica`."""

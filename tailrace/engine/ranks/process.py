@@ -29,7 +29,7 @@ from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.layout import Layout
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Answer, Failure, Load, Order, Start, Step
-from tailrace.engine.ranks.worker_process import WorkerProcess, end
+from tailrace.engine.ranks.worker_process import Crew, WorkerProcess, end
 from tailrace.engine.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
 
@@ -58,26 +58,40 @@ class ProcessReplica(Replica):
     """`config.tp` worker processes. Not thread-safe; one call at a time."""
 
     def __init__(
-        self, config: NativeEngineConfig, architecture: Architecture, replica: int, *, device: torch.device
+        self,
+        config: NativeEngineConfig,
+        architecture: Architecture,
+        replica: int,
+        *,
+        device: torch.device,
+        crew: Crew | None = None,
+        workers: Sequence[WorkerProcess] = (),
+        weights: StagedWeights | None = None,
     ) -> None:
         """Start the processes of copy number `replica`. Their ranks are made meanwhile; the first order waits for them.
+
+        Args:
+            crew: The engine's; by default one of its own.
+            workers: Take these instead, which have the replica's ranks already.
+            weights: Those that they have.
 
         Raises:
             ConfigError: the collectives or the number of ranks do not suit the device.
             EngineError: the machine has no room for another process.
         """
+        self._crew = Crew() if crew is None else crew
         self._layout = Layout(dp=config.dp, tp=config.tp)
         self._devices = [rank_device(device, rank, self._layout.ranks) for rank in self._layout.members(replica)]
-        self._config = resolve_collectives(config, device) if config.tp > 1 else config
+        self._config = resolve_collectives(config, device) if config.tp > 1 or config.adaptive_tp else config
         self._architecture = architecture
         self._replica = replica
-        self._weights: StagedWeights | None = None
+        self._weights = weights
         self._under_way: _UnderWay | None = None
         self._meeting = ExitStack()
-        self._workers: list[WorkerProcess] = []
-        self._interrupted = False
+        self._workers = list(workers)
         weakref.finalize(self, end, self._workers)
-        self._spawn()
+        if not workers:
+            self._spawn()
 
     def start(self, step: StepInput) -> None:
         """See `Replica`."""
@@ -126,39 +140,61 @@ class ProcessReplica(Replica):
         except (EngineError, UserError) as error:
             raise EngineError(f"the ranks of replica {self._replica} cannot be made again: {error}") from error
 
-    def interrupt(self) -> None:
-        """See `Replica`."""
-        self._interrupted = True  # before the list is read: workers that are being made meanwhile see it
-        for worker in list(self._workers):
-            worker.kill()
-
     def close(self) -> None:
         """See `Replica`."""
         self._under_way = None
-        end(self._workers)
+        self._crew.end(self._workers)
         self._workers.clear()
         self._meeting.close()
+
+    @property
+    def weights(self) -> StagedWeights | None:
+        """Those that were loaded last."""
+        return self._weights
+
+    def tell(self, orders: Sequence[Order], *, doing: str) -> None:
+        """Give each rank an order of its own; `answers` waits for them.
+
+        Raises:
+            RankDied: here or from `answers`.
+        """
+        self.settle()
+        self._give(orders, doing, self._longest_s)
+
+    def answers(self) -> list[Answer]:
+        """What the ranks say to the order under way, in their order.
+
+        Raises:
+            RankDied: a rank died on the way.
+            ModelError, ConfigError, EngineError: what a rank that lives says is wrong.
+        """
+        answers = self._collect()
+        return [answers[worker] for worker in self._workers]
+
+    def release(self) -> list[WorkerProcess]:
+        """Give the processes away; they live on. The replica is of no further use."""
+        self.settle()
+        workers = self._workers.copy()
+        self._workers.clear()
+        return workers
 
     def _spawn(self) -> None:
         place = self._meeting.enter_context(rendezvous())
         try:
             for rank in self._layout.members(self._replica):
-                self._workers.append(WorkerProcess(rank))
-                if self._interrupted:
-                    raise EngineError("the engine is being closed")
+                self._workers.append(self._crew.hire(rank))
         except BaseException:  # also when interrupted: no process may stay behind
             self.close()
             raise
         self._give([self._start_order(worker, place.directory) for worker in self._workers], "starting", START_LIMIT_S)
 
     def _start_order(self, worker: WorkerProcess, rendezvous: str) -> Start:
-        shard = self._layout.shard(worker.rank)
         return Start(
             config=self._config.model_dump_json(),
             architecture=self._architecture,
-            shard=(shard.index, shard.degree),
-            device=str(self._devices[shard.index]),
-            threads=self._config.threads_per_rank or max(1, _cores() // self._layout.ranks),
+            rank=worker.rank,
+            device=str(self._devices[worker.rank % self._layout.tp]),
+            threads=threads_per_rank(self._config),
             rendezvous=rendezvous,
             # Longer than this process waits, which knows better than a rank what became of the others.
             timeout_s=self._longest_s,
@@ -251,6 +287,11 @@ def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:
             f"{torch.cuda.device_count()}; lower engine.dp or engine.tp"
         )
     return torch.device("cuda", rank)
+
+
+def threads_per_rank(config: NativeEngineConfig) -> int:
+    """Of each worker process."""
+    return config.threads_per_rank or max(1, _cores() // config.ranks)
 
 
 def _cores() -> int:

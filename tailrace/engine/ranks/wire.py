@@ -1,6 +1,6 @@
 """What the driver and the process of a rank say to each other: msgpack, each message behind its length in 4 bytes.
 
-driver → worker   Start, then Load and Step in any order, each when the one before it has been answered
+driver → worker   Start, then the others in any order, each when the one before it has been answered
 worker → driver   one Answer to each
 """
 
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.ranks.staging import Place
 from tailrace.engine.step import StepInput, StepOutput
@@ -27,8 +28,8 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     """A NativeEngineConfig, as JSON."""
     architecture: Architecture
     """Of the whole model."""
-    shard: tuple[int, int]
-    """Index and degree."""
+    rank: int
+    """Of all ranks of the engine."""
     device: str
     threads: int
     rendezvous: str
@@ -49,6 +50,25 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag=True):
     input: StepInput
 
 
+class Measure(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Say how much memory there is to spare."""
+
+
+class Meet(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Make communication groups."""
+
+    places: dict[int, str]
+    """By degree, the directory of the `Rendezvous`."""
+
+
+class Switch(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Become a shard of another degree."""
+
+    degree: int
+    migration: Migration
+    """What moves among the ranks that this one meets."""
+
+
 class Failure(msgspec.Struct, frozen=True, array_like=True):
     """An error of a rank that lives."""
 
@@ -63,9 +83,13 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     output: StepOutput | None = None
     """Of a step, from shard 0; the others have the same."""
     failure: Failure | None = None
+    spare_bytes: int | None = None
+    """Memory that the rank may yet take: its device's, or its share of the machine's."""
+    times: SwitchTimes | None = None
+    """Of a switch."""
 
 
-Order = Start | Load | Step
+Order = Start | Load | Step | Measure | Meet | Switch
 Message = TypeVar("Message")
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

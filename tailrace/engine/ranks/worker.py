@@ -18,12 +18,13 @@ import torch
 from tailrace import errors
 from tailrace.allocator import keep_freed_memory
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.collectives.factory import make_collective
+from tailrace.engine.adaptive_tp.groups import Groups
 from tailrace.engine.collectives.rendezvous import Rendezvous
-from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.memory import spare_bytes
+from tailrace.engine.ranks.layout import Layout, Shard
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
-from tailrace.engine.ranks.wire import Answer, Channel, Failure, Load, Order, Start, Step
+from tailrace.engine.ranks.wire import Answer, Channel, Failure, Load, Measure, Meet, Order, Start, Step, Switch
 from tailrace.errors import EngineError, UserError
 
 
@@ -36,14 +37,18 @@ def main() -> None:
     start, _ = channel.receive_order()
     assert isinstance(start, Start), "the first order makes the rank"
     try:
-        rank = _make_rank(start)
+        worker = Worker(start)
     except (EngineError, UserError) as error:
         channel.send(Answer(failure=_failure(error)))
         return
     channel.send(Answer())
     while True:
         order, file = channel.receive_order()
-        channel.send(_obey(rank, order, file, speaks=start.shard[0] == 0))
+        try:
+            answer = worker.obey(order, file)
+        except (EngineError, UserError) as error:
+            answer = Answer(failure=_failure(error))
+        channel.send(answer)
 
 
 def _kill_group_on_hangup(descriptor: int) -> None:
@@ -53,30 +58,56 @@ def _kill_group_on_hangup(descriptor: int) -> None:
     os.killpg(0, signal.SIGKILL)  # with a compiler that it may have started
 
 
-def _make_rank(start: Start) -> Rank:
-    torch.set_num_threads(start.threads)
-    config = NativeEngineConfig.model_validate_json(start.config)
-    shard, device = Shard(*start.shard), torch.device(start.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    collective = make_collective(config, shard, device, Rendezvous(start.rendezvous), start.timeout_s)
-    return Rank(config, start.architecture, shard, device=device, collective=collective)
+class Worker:
+    """A rank, and the communication groups that it belongs to."""
 
+    def __init__(self, start: Start) -> None:
+        """Make them.
 
-def _obey(rank: Rank, order: Order, file: int | None, *, speaks: bool) -> Answer:
-    try:
+        Raises:
+            ModelError, ConfigError, EngineError: see `Rank` and `make_collective`.
+        """
+        torch.set_num_threads(start.threads)
+        self._config = config = NativeEngineConfig.model_validate_json(start.config)
+        self._number = start.rank
+        self._shard = shard = Layout(dp=config.dp, tp=config.tp).shard(start.rank)
+        self._device = device = torch.device(start.device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        self._groups = Groups(config, start.rank, device=device, timeout_s=start.timeout_s)
+        if shard.degree > 1:
+            self._groups.add(shard.degree, Rendezvous(start.rendezvous))
+        collective = self._groups.get(shard.degree)
+        self._rank = Rank(config, start.architecture, shard, device=device, collective=collective)
+
+    def obey(self, order: Order, file: int | None) -> Answer:
+        """The answer to an order.
+
+        Args:
+            file: The descriptor that came with it.
+
+        Raises:
+            EngineError, UserError: it cannot be carried out.
+        """
         match order:
+            case Step(step):
+                output = self._rank.execute(step)
+                return Answer(output=output if self._shard.index == 0 else None)
             case Load(places):
                 assert file is not None, "weights come with a file"
-                rank.load(StagedWeights(file, places))
+                self._rank.load(StagedWeights(file, places))
                 return Answer()
-            case Step(step):
-                output = rank.execute(step)
-                return Answer(output=output if speaks else None)
+            case Measure():
+                return Answer(spare_bytes=spare_bytes(self._device, self._config.ranks))
+            case Meet(places):
+                for degree in sorted(places):
+                    self._groups.add(degree, Rendezvous(places[degree]))
+                return Answer()
+            case Switch(degree, migration):
+                self._shard = Shard(self._number % degree, degree)
+                return Answer(times=self._rank.switch(self._shard, migration, self._groups.get))
             case Start():
                 raise AssertionError("a rank is made once")
-    except (EngineError, UserError) as error:
-        return Answer(failure=_failure(error))
 
 
 def _failure(error: EngineError | UserError) -> Failure:

@@ -100,6 +100,41 @@ class WorkerProcess:
         self._reader.join(_REAP_LIMIT_S)
 
 
+class Crew:
+    """All worker processes of an engine, so that another thread can end them at any moment."""
+
+    def __init__(self) -> None:
+        self._workers: set[WorkerProcess] = set()
+        self._changing = threading.Lock()
+        self._interrupted = False
+
+    def hire(self, rank: int) -> WorkerProcess:
+        """Start a process for `rank`.
+
+        Raises:
+            EngineError: the machine has no room for another process, or the engine is being closed.
+        """
+        with self._changing:
+            if self._interrupted:
+                raise EngineError("the engine is being closed")
+            worker = WorkerProcess(rank)
+            self._workers.add(worker)
+        return worker
+
+    def end(self, workers: Sequence[WorkerProcess]) -> None:
+        """End some of them. Ending twice is harmless."""
+        with self._changing:
+            self._workers.difference_update(workers)
+        end(workers)
+
+    def interrupt(self) -> None:
+        """Kill all, and start no other. From any thread."""
+        with self._changing:
+            self._interrupted = True
+            for worker in self._workers:
+                worker.kill()
+
+
 def end(workers: Sequence[WorkerProcess]) -> None:
     """Kill the processes with all that they have started, and reap them. Ending twice is harmless.
 

@@ -1,0 +1,213 @@
+"""When the ranks of an engine are rearranged: asks the controller as a batch drains, and carries out what it decides.
+
+A stage begins with the first request of an idle engine and ends when it is idle again. The controller chooses the
+degree that a stage begins with, may change it as often as it pays, and the engine returns to the first one at the end.
+
+    finished steps ──▶ what a step takes ─┐
+    finished samples ──▶ lengths ─────────┼──▶ SwitchController ──Decision──▶ Arrangement.switch
+    unfinished sequences ─────────────────┘
+"""
+
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tailrace.config.engine import AdaptiveTPConfig
+from tailrace.engine.adaptive_tp.executor import SwitchRefused, SwitchReport
+from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.arrangement import Arrangement, SwitchFailed
+from tailrace.engine.kv_cache import DTYPES
+from tailrace.engine.lane import Lane
+from tailrace.engine.sequence import Sequence as Response
+from tailrace.errors import ConfigError, TailraceWarning
+from tailrace.planning.remaining import LengthHistory, Unfinished, make_estimate
+from tailrace.planning.tp_profile import TPProfile
+from tailrace.planning.tp_switch import Decision, Snapshot, SwitchController
+from tailrace.types import FinishReason, Sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One question, and what came of it; for the event log. Times are those of `time.perf_counter`."""
+
+    decided_at: float
+    ended_at: float
+    unfinished: int
+    decision: Decision | None
+    """None where the engine returns at the end of a stage, which nobody has to ask about."""
+    source_tp: int
+    target_tp: int
+    report: SwitchReport | None
+    """Of the switch; None where there was none."""
+    failure: str = ""
+    """Why there was none, though it was decided on."""
+
+
+@dataclass(slots=True)
+class _Stage:
+    """Between an idle engine and an idle engine."""
+
+    first_tp: int
+    ruled_out: dict[int, str] = field(default_factory=dict)
+
+
+class AdaptiveTP:
+    """Changes the arrangement of one engine. Not thread-safe; called between two steps."""
+
+    def __init__(
+        self, config: AdaptiveTPConfig, profile: TPProfile, arrangement: Arrangement, architecture: Architecture
+    ) -> None:
+        """Decide nothing yet. `architecture`: of the whole model."""
+        self.steps: list[Step] = []
+        """Since they were last taken."""
+        self._config = config
+        self._arrangement = arrangement
+        self._degrees = config.degrees or profile.degrees
+        self._history = LengthHistory()
+        self._controller = SwitchController(
+            profile,
+            make_estimate(config.estimate, self._history),
+            max_batch_size=arrangement.config.max_batch_size,
+            least_gain=config.least_gain,
+            steps_between=config.steps_between,
+        )
+        a = architecture
+        self._kv_bytes_per_token = 2 * a.layers * a.kv_heads * a.head_dim * DTYPES[arrangement.config.dtype].itemsize
+        self._stage: _Stage | None = None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether a stage has not been closed yet, which `close_stage` does once nothing is unfinished."""
+        return self._stage is not None
+
+    def observe(self, lanes: Iterable[Lane], samples: Iterable[Sample], *, beside: int) -> None:
+        """Take in the steps that these lanes have just completed, and the samples that finished.
+
+        beside: Lanes that computed beside each other.
+        """
+        tp = self._arrangement.config.tp
+        for lane in lanes:
+            if (step := lane.decoded) is not None:
+                self._controller.observe(tp, step.sequences, step.context_tokens, beside, step.seconds)
+        for sample in samples:
+            if sample.finish_reason is not FinishReason.ABORT:
+                self._history.add(len(sample.response_ids))
+
+    def wanted(self) -> Decision | None:
+        """A switch that pays, if there is one now."""
+        unfinished = sum(len(lane.scheduler.sequences) for lane in self._arrangement.lanes)
+        if not self._arrangement.can_switch or not self._controller.due(unfinished):
+            return None
+        began = time.perf_counter()
+        decision = self._controller.decide(self._snapshot())
+        if self._stage is None:
+            self._stage = _Stage(decision.chosen)
+        if decision.switch:
+            return decision
+        self._note(decision, began, unfinished, tp=decision.tp)
+        return None
+
+    def switch(self, decision: Decision) -> None:
+        """Carry out a decision; no step is under way."""
+        (candidate,) = (candidate for candidate in decision.candidates if candidate.tp == decision.chosen)
+        self._switch(decision.chosen, decision, move=candidate.state == "move")
+
+    def close_stage(self) -> None:
+        """Nothing is unfinished: return to the degree that the stage began with."""
+        assert self._stage is not None
+        if self._stage.first_tp != self._arrangement.config.tp and self._arrangement.can_switch:
+            self._switch(self._stage.first_tp, None, move=False)
+        self._stage = None
+
+    def _switch(self, target: int, decision: Decision | None, *, move: bool) -> None:
+        began, source, report, failure = time.perf_counter(), self._arrangement.config.tp, None, ""
+        unfinished = sum(len(lane.scheduler.sequences) for lane in self._arrangement.lanes)
+        try:
+            report = self._arrangement.switch(target, cache="move" if move else "recompute")
+        except (SwitchRefused, SwitchFailed) as error:
+            failure = str(error)
+            warnings.warn(f"TP stays {source}: {failure}", TailraceWarning, stacklevel=2)
+            if self._stage is not None:
+                self._stage.ruled_out[target] = failure
+        self.steps.append(
+            Step(
+                decided_at=began,
+                ended_at=time.perf_counter(),
+                unfinished=unfinished,
+                decision=decision,
+                source_tp=source,
+                target_tp=target,
+                report=report,
+                failure=failure,
+            )
+        )
+
+    def _note(self, decision: Decision, began: float, unfinished: int, *, tp: int) -> None:
+        self.steps.append(
+            Step(
+                decided_at=began,
+                ended_at=time.perf_counter(),
+                unfinished=unfinished,
+                decision=decision,
+                source_tp=tp,
+                target_tp=tp,
+                report=None,
+            )
+        )
+
+    def _snapshot(self) -> Snapshot:
+        arrangement = self._arrangement
+        tp = arrangement.config.tp
+        sequences = [lane.scheduler.sequences for lane in arrangement.lanes]
+        waiting = sorted((s for own in sequences for s in own if not s.cached), key=lambda s: s.order)
+        return Snapshot(
+            tp=tp,
+            degrees=tuple(self._degrees),
+            replicas=tuple(tuple(self._unfinished(s) for s in own if s.cached) for own in sequences),
+            waiting=tuple(map(self._unfinished, waiting)),
+            kv_bytes_per_token=self._kv_bytes_per_token,
+            groups=arrangement.groups,
+            ruled_out={} if self._stage is None else self._stage.ruled_out,
+        )
+
+    def _unfinished(self, response: Response) -> Unfinished:
+        generated, sampling = len(response.log_probs), response.request.sampling
+        context = response.prompt_length + generated
+        longest = self._config.max_response_tokens or sampling.max_new_tokens
+        return Unfinished(
+            context=context,
+            generated=generated,
+            most=max(1, longest - generated),
+            expected=response.request.expected_tokens,
+        )
+
+
+def open_adaptive_tp(
+    arrangement: Arrangement, architecture: Architecture, *, model: str, device: torch.device
+) -> AdaptiveTP | None:
+    """What the configuration asks for; None where it does not, or where the profile cannot be used, with a warning.
+
+    Args:
+        architecture: Of the whole model.
+        model: Its name.
+    """
+    config = arrangement.config
+    if config.adaptive_tp is None:
+        return None
+    key = profile_key(config, architecture, model=model, device=device)
+    path = default_path(key) if config.adaptive_tp.profile is None else Path(config.adaptive_tp.profile)
+    try:
+        profile = TPProfile.read(path)
+        if differences := profile.key.mismatch(key):
+            raise ConfigError(f"TP profile {path} is of another setting: {'; '.join(differences)}")
+    except ConfigError as error:
+        warnings.warn(
+            f"{error}: TP stays {config.tp}; `tailrace profile tp` makes a profile", TailraceWarning, stacklevel=2
+        )
+        return None
+    return AdaptiveTP(config.adaptive_tp, profile, arrangement, architecture)

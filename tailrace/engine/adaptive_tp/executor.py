@@ -1,0 +1,138 @@
+"""Rearranges worker processes: the same ranks, other shards, other replicas.
+
+    check memory ──▶ make the groups that are missing ──▶ move weights and cache ──▶ the same workers, as new replicas
+         │                        │                                │
+         └── SwitchRefused: nothing has changed                     └── EngineError: the ranks are of no further use
+
+Groups are made once, when an arrangement needs them first, and kept by the workers, idle, for the next time (PAT,
+section 4.3). A group is made again where one of its workers is another process than before.
+"""
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import lcm
+
+from tailrace.engine.adaptive_tp.reshard import Migration
+from tailrace.engine.collectives.rendezvous import rendezvous
+from tailrace.engine.kv_cache import GIB
+from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.wire import Answer, Measure, Meet, Order, Switch
+from tailrace.errors import EngineError
+
+
+class SwitchRefused(EngineError):
+    """There is no room for it; everything is as it was."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchReport:
+    """What a switch took: seconds of the slowest rank."""
+
+    groups_s: float
+    weights_s: float
+    kv_s: float
+    rest_s: float
+    """All else: orders, answers, bookkeeping."""
+    total_s: float
+    kv_bytes: int
+    """Sent by the rank that sent most."""
+    made_groups: tuple[int, ...]
+    """Degrees."""
+
+
+class SwitchExecutor:
+    """Remembers which groups the workers have. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
+        """By degree and number of the group, the processes that made it."""
+
+    def groups(self, replicas: Sequence[ProcessReplica], tp: int) -> frozenset[int]:
+        """Degrees whose groups all exist, among the processes that there are now."""
+        degrees = {degree for degree, _ in self._groups} | {tp}
+        return frozenset(degree for degree in degrees if not self._missing(replicas, tp, {degree}))
+
+    def check(self, replicas: Sequence[ProcessReplica], extra_bytes: int) -> None:
+        """Whether every rank has `extra_bytes` of memory to spare.
+
+        Raises:
+            SwitchRefused: one has not.
+            EngineError: a rank died.
+        """
+        answers = _tell(replicas, [Measure()] * len(_pids(replicas)), "measuring its memory")
+        for rank, answer in enumerate(answers):
+            if answer.spare_bytes is not None and answer.spare_bytes < extra_bytes:
+                raise SwitchRefused(
+                    f"a switch needs {extra_bytes / GIB:.3f} GiB beside what rank {rank} holds, and there are "
+                    f"{answer.spare_bytes / GIB:.3f}"
+                )
+
+    def move(
+        self, replicas: Sequence[ProcessReplica], migrations: Sequence[Migration], *, tp: int, target_tp: int
+    ) -> SwitchReport:
+        """Move weights and cache. The workers are the target's ranks then, and the caller makes replicas of them.
+
+        Args:
+            migrations: Of each new replica.
+
+        Raises:
+            EngineError: a rank died or ran out of memory; none is of any further use.
+        """
+        began = time.perf_counter()
+        made = self._make_groups(replicas, tp, target_tp)
+        met = time.perf_counter()
+        orders = [Switch(target_tp, migrations[rank // target_tp]) for rank in range(len(_pids(replicas)))]
+        times = [answer.times for answer in _tell(replicas, orders, f"switching to TP {target_tp}")]
+        ended = time.perf_counter()
+        slowest = max((t for t in times if t is not None), key=lambda t: t.weights_s + t.kv_s)
+        return SwitchReport(
+            groups_s=met - began,
+            weights_s=slowest.weights_s,
+            kv_s=slowest.kv_s,
+            rest_s=ended - met - slowest.weights_s - slowest.kv_s,
+            total_s=ended - began,
+            kv_bytes=max(t.kv_bytes for t in times if t is not None),
+            made_groups=made,
+        )
+
+    def _make_groups(self, replicas: Sequence[ProcessReplica], tp: int, target_tp: int) -> tuple[int, ...]:
+        missing = self._missing(replicas, tp, {target_tp, lcm(tp, target_tp)})
+        if not missing:
+            return ()
+        pids = _pids(replicas)
+        places: list[dict[int, str]] = [{} for _ in pids]
+        with ExitStack() as meetings:
+            for degree, number in missing:
+                directory = meetings.enter_context(rendezvous()).directory
+                for rank in range(number * degree, (number + 1) * degree):
+                    places[rank][degree] = directory
+            _tell(replicas, [Meet(place) for place in places], "making communication groups")
+        for degree, number in missing:
+            self._groups[degree, number] = pids[number * degree : (number + 1) * degree]
+        return tuple(sorted({degree for degree, _ in missing}))
+
+    def _missing(self, replicas: Sequence[ProcessReplica], tp: int, degrees: set[int]) -> list[tuple[int, int]]:
+        """Groups of these degrees that have to be made."""
+        for number, replica in enumerate(replicas):  # their own groups are made with the ranks
+            self._groups[tp, number] = tuple(replica.pids)
+        pids = _pids(replicas)
+        return [
+            (degree, number)
+            for degree in sorted(degrees - {1})
+            for number in range(len(pids) // degree)
+            if self._groups.get((degree, number)) != pids[number * degree : (number + 1) * degree]
+        ]
+
+
+def _pids(replicas: Sequence[ProcessReplica]) -> tuple[int, ...]:
+    return tuple(pid for replica in replicas for pid in replica.pids)
+
+
+def _tell(replicas: Sequence[ProcessReplica], orders: Sequence[Order], doing: str) -> list[Answer]:
+    """Give each rank its order, and wait for all answers."""
+    remaining = iter(orders)
+    for replica in replicas:
+        replica.tell([next(remaining) for _ in replica.pids], doing=doing)
+    return [answer for replica in replicas for answer in replica.answers()]

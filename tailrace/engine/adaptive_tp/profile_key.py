@@ -1,0 +1,74 @@
+"""What a TP profile of an engine holds for, and where it is kept."""
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+
+import msgspec
+import torch
+
+from tailrace.cache import cache_directory
+from tailrace.config.engine import LinkConfig, NativeEngineConfig
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.collectives.factory import resolve_collectives
+from tailrace.engine.decoder.factory import why_torch
+from tailrace.engine.ranks.process import threads_per_rank
+from tailrace.planning.tp_profile import ProfileKey
+
+
+def profile_key(
+    config: NativeEngineConfig, architecture: Architecture, *, model: str, device: torch.device
+) -> ProfileKey:
+    """Of an engine with this configuration.
+
+    Args:
+        model: Its name, for people.
+
+    Raises:
+        ConfigError: the configured collectives or kernels cannot be used here.
+    """
+    a = architecture
+    return ProfileKey(
+        model=model,
+        architecture={
+            "layers": a.layers,
+            "hidden_size": a.hidden_size,
+            "intermediate_size": a.intermediate_size,
+            "query_heads": a.query_heads,
+            "kv_heads": a.kv_heads,
+            "head_dim": a.head_dim,
+            "vocab_size": a.vocab_size,
+        },
+        dtype=config.dtype,
+        ranks=config.ranks,
+        threads_per_rank=threads_per_rank(config),
+        hardware=torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name(),
+        cores=os.cpu_count() or 1,
+        backend="C++ decoder" if why_torch(config, a, config.tp, device=device) is None else "torch",
+        collectives=resolve_collectives(config, device).collectives,
+        link=_link(config.link),
+    )
+
+
+def default_path(key: ProfileKey) -> Path:
+    """Where the profile of this key is kept, unless somebody chooses another place."""
+    compared = msgspec.structs.replace(key, model="")
+    digest = hashlib.sha256(msgspec.json.encode(compared, order="deterministic")).hexdigest()[:16]
+    return cache_directory() / "tp_profiles" / f"{digest}.json"
+
+
+def _cpu_name() -> str:
+    for line in _lines(Path("/proc/cpuinfo")):
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
+
+
+def _link(link: LinkConfig | None) -> str:
+    return "" if link is None else f"{link.latency_us:g} us + bytes / {link.bandwidth_gib_per_s:g} GiB/s"

@@ -1,0 +1,137 @@
+"""Unfinished sequences on their way from the replicas of one arrangement of ranks to those of another.
+
+`planning.tp_switch.merge` says which of the new replicas goes on with a running sequence. What the sequence has in the
+cache moves along: each block once for each new replica that needs it, under a new number. A sequence for which its new
+replica has no room waits and is computed again, as all do when nothing moves.
+
+    old schedulers ──plan──▶ Transplant ──(the ranks move what it says)──▶ commit ──▶ new schedulers
+
+Nothing of the old schedulers changes before `commit`, so a switch can be given up until then.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence as Series
+from dataclasses import dataclass, field
+from math import lcm
+from operator import attrgetter
+from typing import NamedTuple
+
+from tailrace.engine.adaptive_tp.reshard import Migration
+from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.sequence import Sequence
+from tailrace.planning.tp_switch import merge
+from tailrace.types import Request
+
+_order = attrgetter("order")
+
+
+@dataclass(slots=True)
+class Transplant:
+    """Who goes where."""
+
+    migrations: list[Migration]
+    """What moves to each new replica."""
+    places: dict[Sequence, tuple[Scheduler, list[int]]] = field(default_factory=dict)
+    """The new scheduler and blocks of those that run on."""
+
+    def commit(self, old: Series[Scheduler], choose: Callable[[Request], Scheduler]) -> None:
+        """Hand the sequences over; the cache has been moved. The old schedulers are of no further use.
+
+        choose: The new scheduler of a request that waits.
+        """
+        for sequence in sorted((sequence for scheduler in old for sequence in scheduler.sequences), key=_order):
+            if sequence in self.places:
+                scheduler, blocks = self.places[sequence]
+                scheduler.resume(sequence, blocks)
+            else:
+                sequence.drop_cache()
+                choose(sequence.request).give([sequence])
+
+
+def plan_transplant(
+    old: Series[Scheduler], new: Series[Scheduler], *, source_tp: int, target_tp: int, move: bool
+) -> Transplant:
+    """Find a place for each running sequence, and its blocks.
+
+    Args:
+        old, new: One for each replica, those of `new` without a sequence.
+        move: Whether the cache moves; without, all sequences wait.
+    """
+    meeting = lcm(source_tp, target_tp)
+    sources, targets = meeting // source_tp, meeting // target_tp  # replicas of the ranks that meet
+    running = [
+        [_Runner(index % sources, sequence) for sequence in scheduler.sequences if sequence.cached and move]
+        for index, scheduler in enumerate(old)
+    ]
+    transplant = Transplant([])
+    homes = [_Home(scheduler) for scheduler in new]
+    for home, runners in zip(homes, merge(running, source_tp, target_tp, tokens=_tokens), strict=True):
+        for runner in sorted(runners, key=lambda runner: runner.sequence.order):
+            if home.fits(runner):
+                transplant.places[runner.sequence] = home.scheduler, home.take(runner)
+    for first in range(0, len(homes), targets):
+        transplant.migrations += _migrations(homes[first : first + targets], sources)
+    return transplant
+
+
+class _Runner(NamedTuple):
+    """A running sequence."""
+
+    source: int
+    """Its old replica, among those that meet."""
+    sequence: Sequence
+
+
+def _tokens(runner: _Runner) -> int:
+    return len(runner.sequence.tokens)
+
+
+class _Home:
+    """A new replica that fills up."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.numbers: dict[tuple[int, int], int] = {}
+        """What (old replica, block) is called here."""
+        self._blocks = scheduler.blocks
+        self._sequences = 0
+
+    def fits(self, runner: _Runner) -> bool:
+        """Whether it has room, with one more block for each sequence."""
+        found = sum((runner.source, block) in self.numbers for block in self._cached(runner.sequence))
+        needed = self._blocks.blocks_for(len(runner.sequence.tokens)) - found
+        return needed + self._sequences + 1 <= self._blocks.free
+
+    def take(self, runner: _Runner) -> list[int]:
+        """Its blocks here."""
+        blocks = []
+        for block in self._cached(runner.sequence):
+            number = self.numbers.get((runner.source, block))
+            if number is None:
+                (number,) = self._blocks.allocate(1)
+                self.numbers[runner.source, block] = number
+            else:
+                self._blocks.share([number])
+            blocks.append(number)
+        self._sequences += 1
+        return blocks + self._blocks.allocate(self._blocks.blocks_for(len(runner.sequence.tokens)) - len(blocks))
+
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """Its blocks with something in them."""
+        return sequence.blocks[: self._blocks.blocks_for(sequence.cached)]
+
+
+def _migrations(homes: Series[_Home], sources: int) -> list[Migration]:
+    """To each of these, which are of ranks that meet, as do `sources` old replicas."""
+    positions: list[dict[int, int]] = [{} for _ in range(sources)]
+    for home in homes:
+        for source, block in home.numbers:
+            positions[source].setdefault(block, len(positions[source]))
+    moving = [list(blocks) for blocks in positions]
+    return [
+        Migration(
+            moving,
+            [(source, positions[source][block], number) for (source, block), number in home.numbers.items()],
+        )
+        for home in homes
+    ]

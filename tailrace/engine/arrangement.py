@@ -1,0 +1,190 @@
+"""The ranks of an engine as they are arranged now: a lane for each replica. The arrangement can change.
+
+A switch moves weights, caches and sequences between the ranks that there are (`adaptive_tp`). Where it fails halfway,
+all ranks are made anew as they were arranged before, and the sequences, whose tokens are kept here, are computed again.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.adaptive_tp.executor import SwitchExecutor, SwitchRefused, SwitchReport
+from tailrace.engine.adaptive_tp.reshard import switch_bytes
+from tailrace.engine.adaptive_tp.transplant import Transplant, plan_transplant
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.blocks import BlockManager
+from tailrace.engine.decoder.factory import local_sizes
+from tailrace.engine.dispatch import Dispatcher
+from tailrace.engine.lane import Lane
+from tailrace.engine.ranks.base import RankDied
+from tailrace.engine.ranks.factory import make_replicas
+from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.worker_process import Crew
+from tailrace.engine.scheduler import Counts, Scheduler
+from tailrace.errors import EngineError
+
+MAX_FAILURES = 3
+"""Switches in a row that may fail halfway: what makes them fail is not chance then."""
+
+
+class SwitchFailed(EngineError):
+    """The ranks were made anew, arranged as before."""
+
+
+class Arrangement:
+    """DP × TP ranks, without weights until `load`. Not thread-safe, but for `interrupt`."""
+
+    def __init__(self, config: NativeEngineConfig, architecture: Architecture, *, device: torch.device) -> None:
+        """Start the ranks.
+
+        Raises:
+            ModelError, ConfigError, EngineError: see `EngineCore`.
+        """
+        self.config = config
+        """With dp and tp as they are now."""
+        self.counts = Counts()
+        self._architecture = architecture
+        self._device = device
+        self._crew = Crew()
+        self._executor = SwitchExecutor()
+        self._failures = 0
+        self.least_blocks = min(_blocks(config, architecture, tp) for tp in _degrees(config))
+        """Of a replica's cache, in any arrangement that may come."""
+        replicas = make_replicas(config, architecture, device=device, crew=self._crew)
+        self._arrange(list(map(Lane, self._schedulers(config), replicas)))
+
+    @property
+    def can_switch(self) -> bool:
+        """False once switches have failed too often."""
+        return self._failures < MAX_FAILURES
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """Degrees whose communication groups exist."""
+        return self._executor.groups(self._replicas(), self.config.tp)
+
+    def load(self, named: Mapping[str, torch.Tensor], *, recompute: bool) -> None:
+        """Replace the weights of all ranks by these full, checked tensors. No step is under way.
+
+        Raises:
+            EngineError: ranks died repeatedly, or a device ran out of memory.
+        """
+        for lane in self.lanes:
+            lane.load(named)
+        for lane in self.lanes:
+            lane.loaded(recompute=recompute)
+
+    def switch(self, tp: int, *, cache: Literal["move", "recompute"]) -> SwitchReport:
+        """Arrange the ranks as replicas of `tp` each. No step is under way; the weights are whole.
+
+        Args:
+            tp: Divides the number of ranks.
+            cache: What becomes of the cache of unfinished sequences.
+
+        Raises:
+            SwitchRefused: there is no room for it; everything is as it was.
+            SwitchFailed: it broke off; the ranks were made anew, no sequence lost a token.
+            EngineError: the ranks could not be made anew either.
+        """
+        assert not any(lane.busy for lane in self.lanes), "ranks are rearranged between two steps"
+        source, target = self.config, self.config.model_copy(update={"dp": self.config.ranks // tp, "tp": tp})
+        old, new = [lane.scheduler for lane in self.lanes], self._schedulers(target)
+        plan = plan_transplant(old, new, source_tp=source.tp, target_tp=tp, move=cache == "move")
+        try:
+            report = self._move(plan, target)
+        except SwitchRefused:
+            raise
+        except EngineError as error:
+            self._failures += 1
+            self._start_over(RankDied(str(error)))
+            raise SwitchFailed(f"the switch from TP {source.tp} to TP {tp} failed: {error}") from error
+        self._failures = 0
+        self._adopt(target, new)
+        plan.commit(old, self.dispatcher.choose)
+        return report
+
+    def interrupt(self) -> None:
+        """From any thread: end worker processes, and with them the wait for what is under way. Only `close` follows."""
+        self._crew.interrupt()
+
+    def close(self) -> None:
+        """End the ranks. Closing twice is harmless."""
+        for lane in self.lanes:
+            lane.replica.close()
+
+    def _move(self, plan: Transplant, target: NativeEngineConfig) -> SwitchReport:
+        source, replicas = self.config, self._replicas()
+        moving = [len(blocks) for migration in plan.migrations for blocks in migration.sources]
+        extra = switch_bytes(self._architecture, source, target.tp, max(moving, default=0))
+        self._executor.check(replicas, extra)
+        return self._executor.move(replicas, plan.migrations, tp=source.tp, target_tp=target.tp)
+
+    def _adopt(self, target: NativeEngineConfig, schedulers: Sequence[Scheduler]) -> None:
+        """Make the target's replicas of the processes that there are."""
+        weights = self._replicas()[0].weights
+        workers = [worker for replica in self._replicas() for worker in replica.release()]
+        self.config = target
+        profiler = self.lanes[0].profiler
+        self._arrange(
+            [
+                Lane(
+                    scheduler,
+                    ProcessReplica(
+                        target,
+                        self._architecture,
+                        index,
+                        device=self._device,
+                        crew=self._crew,
+                        workers=workers[index * target.tp : (index + 1) * target.tp],
+                        weights=weights,
+                    ),
+                )
+                for index, scheduler in enumerate(schedulers)
+            ]
+        )
+        for lane in self.lanes:
+            lane.profiler = profiler
+
+    def _arrange(self, lanes: list[Lane]) -> None:
+        self.lanes = lanes
+        self.dispatcher = Dispatcher([lane.scheduler for lane in lanes])
+
+    def _start_over(self, cause: RankDied) -> None:
+        """New processes in the arrangement that there is."""
+        self.close()
+        for lane in self.lanes:
+            lane.restart(cause)
+
+    def _schedulers(self, config: NativeEngineConfig) -> list[Scheduler]:
+        """Without a sequence, one for each replica."""
+        blocks = _blocks(config, self._architecture, config.tp)
+        return [
+            Scheduler(
+                BlockManager(blocks, config.block_size),
+                max_batch_size=config.max_batch_size,
+                prefill_tokens=config.prefill_tokens,
+                counts=self.counts,
+            )
+            for _ in range(config.dp)
+        ]
+
+    def _replicas(self) -> list[ProcessReplica]:
+        replicas = [lane.replica for lane in self.lanes if isinstance(lane.replica, ProcessReplica)]
+        assert len(replicas) == len(self.lanes), "a rank without a worker process has nothing to be rearranged with"
+        return replicas
+
+
+def _blocks(config: NativeEngineConfig, architecture: Architecture, tp: int) -> int:
+    """Of a replica's cache."""
+    _, blocks = local_sizes(config, architecture, tp)
+    return blocks
+
+
+def _degrees(config: NativeEngineConfig) -> set[int]:
+    """That the ranks may be arranged in."""
+    if config.adaptive_tp is None:
+        return {config.tp}
+    divisors = [degree for degree in range(1, config.ranks + 1) if config.ranks % degree == 0]
+    return {config.tp, *(config.adaptive_tp.degrees or divisors)}
