@@ -162,6 +162,7 @@ def build_pipeline(
     config: RunConfig, inputs: Inputs, parts: Parts, store: CheckpointStore, log: EventLog, times: TaskTimes
 ) -> Pipeline:
     """Connect the parts into the main loop."""
+    parts.engine.log_to(log)
     feeder = PromptFeeder(
         parts.queue,
         inputs.prompts.train,

@@ -57,6 +57,10 @@ class EventLog:
         """Seconds since the start of the run."""
         return time.perf_counter() - self._origin
 
+    def at(self, perf_counter: float) -> float:
+        """What `now` was when `time.perf_counter` was this."""
+        return perf_counter - self._origin
+
     def emit(self, event: Event) -> None:
         """Write `event` and tell the sinks. Metrics that are not finite are dropped: JSON has no word for them."""
         event.metrics = {name: value for name, value in event.metrics.items() if math.isfinite(value)}

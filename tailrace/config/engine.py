@@ -66,7 +66,7 @@ class AdaptiveTPConfig(Config):
     """How long unfinished responses will get: by the lengths seen so far; each as long as it may; as
     Request.expected_tokens says."""
     max_response_tokens: PositiveInt | None = None
-    """The most that any response may reach; by default what its request asks for. A replayed workload needs it, since its
+    """The most that any response may reach; by default what its request asks for. A replayed workload needs it: its
     requests ask for the very lengths that nobody could know."""
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """The part of the remaining time that a switch must save."""

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tailrace.events import EventLog
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -96,6 +97,9 @@ class Engine(ABC):
                 out of memory or ranks that cannot be restarted, leaves none: the next step fails the engine, unless
                 another update succeeds before.
         """
+
+    def log_to(self, log: EventLog) -> None:
+        """Write what the engine decides by itself to this log from now on: an `adaptive_tp` event for each decision."""
 
     @abstractmethod
     def stats(self) -> EngineStats:

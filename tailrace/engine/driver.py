@@ -167,6 +167,10 @@ class DrivenEngine(Engine):
                 self._deliver(work.result())
             else:
                 self._fail(_generation_failed(error))
+            self._advanced()
+
+    def _advanced(self) -> None:
+        """Called in the event loop whenever the core has stepped or settled."""
 
     def _start(self, call: Callable[..., Result], *arguments: object) -> asyncio.Future[Result]:
         return asyncio.get_running_loop().run_in_executor(self._executor, call, *arguments)

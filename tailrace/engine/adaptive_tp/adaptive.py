@@ -32,10 +32,10 @@ from tailrace.types import FinishReason, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Verdict:
     """One question, and what came of it; for the event log. Times are those of `time.perf_counter`."""
 
-    decided_at: float
+    began_at: float
     ended_at: float
     unfinished: int
     decision: Decision | None
@@ -63,7 +63,7 @@ class AdaptiveTP:
         self, config: AdaptiveTPConfig, profile: TPProfile, arrangement: Arrangement, architecture: Architecture
     ) -> None:
         """Decide nothing yet. `architecture`: of the whole model."""
-        self.steps: list[Step] = []
+        self.verdicts: list[Verdict] = []
         """Since they were last taken."""
         self._config = config
         self._arrangement = arrangement
@@ -79,6 +79,11 @@ class AdaptiveTP:
         a = architecture
         self._kv_bytes_per_token = 2 * a.layers * a.kv_heads * a.head_dim * DTYPES[arrangement.config.dtype].itemsize
         self._stage: _Stage | None = None
+
+    def take(self) -> list[Verdict]:
+        """The verdicts since the last call."""
+        verdicts, self.verdicts = self.verdicts, []
+        return verdicts
 
     @property
     def is_away(self) -> bool:
@@ -134,9 +139,9 @@ class AdaptiveTP:
             warnings.warn(f"TP stays {source}: {failure}", TailraceWarning, stacklevel=2)
             if self._stage is not None:
                 self._stage.ruled_out[target] = failure
-        self.steps.append(
-            Step(
-                decided_at=began,
+        self.verdicts.append(
+            Verdict(
+                began_at=began,
                 ended_at=time.perf_counter(),
                 unfinished=unfinished,
                 decision=decision,
@@ -148,9 +153,9 @@ class AdaptiveTP:
         )
 
     def _note(self, decision: Decision, began: float, unfinished: int, *, tp: int) -> None:
-        self.steps.append(
-            Step(
-                decided_at=began,
+        self.verdicts.append(
+            Verdict(
+                began_at=began,
                 ended_at=time.perf_counter(),
                 unfinished=unfinished,
                 decision=decision,

@@ -68,14 +68,8 @@ class Meeting:
         self.source, self.target = source, target
         self.replica, self.everyone = replica, everyone
         self.size = math.lcm(source.degree, target.degree)
-        found = (
-            replica.rank,
-            replica.size,
-            everyone.rank % target.degree,
-            everyone.rank % source.degree,
-            everyone.size,
-        )
-        if found != (source.index, source.degree, target.index, source.index, self.size):
+        places = {replica.rank, everyone.rank % source.degree}, {everyone.rank % target.degree}
+        if places != ({source.index}, {target.index}) or (replica.size, everyone.size) != (source.degree, self.size):
             raise EngineError(
                 f"shard {source.index} of {source.degree} cannot become shard {target.index} of {target.degree} as "
                 f"rank {everyone.rank} of {everyone.size} that meet and {replica.rank} of {replica.size} of its "
@@ -280,10 +274,8 @@ def reshard(
     began = time.perf_counter()
     check_migration(migration, meeting, old.cache, new.cache)
     device = old.cache.data.device
-    weights, cache = (
-        WeightMove(architecture, meeting),
-        CacheMove(architecture, meeting, migration, old.cache, new.cache),
-    )
+    weights = WeightMove(architecture, meeting)
+    cache = CacheMove(architecture, meeting, migration, old.cache, new.cache)
     weights_s = kv_s = 0.0
     last = time.perf_counter()
     for group in old.packing.groups:

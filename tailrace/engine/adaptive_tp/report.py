@@ -1,0 +1,43 @@
+"""What the controller decided and what came of it, as events."""
+
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from tailrace.engine.adaptive_tp.adaptive import Verdict
+from tailrace.events import Event, EventLog
+
+
+def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
+    """A decision with all of its terms, and the switch that it led to, if it did.
+
+    Metrics: `source_tp` and `target_tp` (equal where nothing changed), `unfinished` sequences; with a decision
+    `current_s` and `best_s`, the seconds until all are done as predicted; with a switch `predicted_s` and `switch_s`.
+    The info has the whole `decision`, the `report` of the switch by part, and its `failure`.
+    """
+    metrics = {
+        "source_tp": float(verdict.source_tp),
+        "target_tp": float(verdict.target_tp),
+        "unfinished": float(verdict.unfinished),
+    }
+    info: dict[str, Any] = {}
+    if verdict.decision is not None:
+        chosen = next(c for c in verdict.decision.candidates if c.tp == verdict.decision.chosen)
+        metrics |= {"current_s": verdict.decision.current_s, "best_s": chosen.total_s}
+        info["decision"] = msgspec.to_builtins(verdict.decision, str_keys=True)
+        if verdict.report is not None:
+            metrics["predicted_s"] = chosen.switch_s
+    if verdict.report is not None:
+        metrics["switch_s"] = verdict.report.total_s
+        info["report"] = asdict(verdict.report)
+    if verdict.failure:
+        info["failure"] = verdict.failure
+    return Event(
+        task="adaptive_tp",
+        actor="engine",
+        start=log.at(verdict.began_at),
+        end=log.at(verdict.ended_at),
+        metrics=metrics,
+        info=info,
+    )
