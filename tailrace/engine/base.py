@@ -98,7 +98,7 @@ class Engine(ABC):
                 another update succeeds before.
         """
 
-    def log_to(self, log: EventLog) -> None:
+    def log_to(self, log: EventLog) -> None:  # noqa: B027  (most engines decide nothing by themselves)
         """Write what the engine decides by itself to this log from now on: an `adaptive_tp` event for each decision."""
 
     @abstractmethod

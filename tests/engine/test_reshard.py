@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,9 +17,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.engine.adaptive_tp.groups import Groups
 from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes, switch_bytes
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
+from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
 from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
 from tailrace.engine.kernels.build import AVX512_BF16, cpu_flags
@@ -250,6 +253,32 @@ def test_any_sequence_of_switches_leaves_the_ranks_as_if_they_had_been_made_so(k
 
 def empty_migration(sources: int) -> Migration:
     return Migration([[] for _ in range(sources)], [])
+
+
+@pytest.mark.parametrize("collectives", ["gloo", "shared_memory"])
+def test_real_collectives_carry_a_switch(collectives: str) -> None:
+    config = KINDS["torch"].model_copy(update={"collectives": collectives})
+    world = World(config, ARCHITECTURES["biases"], 2)
+    held, plans = plan_path(world, [1, 2, 1], seed=1)
+
+    def work(number: int, place: Rendezvous) -> None:
+        groups = Groups(config, number, device=CPU, timeout_s=30.0)
+        groups.add(2, place)
+        rank = world.rank(number, 1, groups.get)
+        write_blocks(world, rank._decoder, WHOLE, held[number])
+        for plan in plans:
+            shard, replica = Shard(number % plan.tp, plan.tp), number // plan.tp
+            rank.switch(shard, plan.migrations[replica], groups.get)
+            assert_same_weights(rank._decoder, world.fresh(number, plan.tp, groups.get))
+            for _, _, block in plan.migrations[replica].targets:
+                expected = expected_block(world, shard, plan.held[replica][block])
+                assert torch.equal(rank._decoder.cache.data[:, :, block], expected)
+            write_blocks(world, rank._decoder, shard, plan.held[replica])
+        groups.close()
+
+    with rendezvous() as place, ThreadPoolExecutor(2) as pool:
+        for future in [pool.submit(work, number, place) for number in range(2)]:
+            future.result()
 
 
 def test_a_rank_that_has_switched_takes_new_weights() -> None:
