@@ -4,6 +4,7 @@ Every rank makes the same calls in the same order with tensors of the same shape
 bit on every rank, so that ranks that compute the same from them stay in step.
 """
 
+import ctypes
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -20,6 +21,13 @@ class NativeExchange:
     """Address of `int (void* exchange, float* data, int64_t count)`: all_reduce of fp32."""
     gather: int
     """Address of `int (void* exchange, const char* own, char* all, int64_t bytes)`: all_gather."""
+
+
+def address_of(function: object) -> int:
+    """Of a function in a library that was loaded."""
+    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
+    assert address is not None, "a function that was loaded has an address"
+    return address
 
 
 class Collective(ABC):

@@ -1,29 +1,56 @@
 """A slower link between ranks, emulated for experiments."""
 
+import ctypes
 import time
 
 import torch
 
 from tailrace.config.engine import LinkConfig
-from tailrace.engine.collectives.base import Collective
+from tailrace.engine.collectives.base import Collective, NativeExchange, address_of
+from tailrace.engine.kernels import build
+
+
+class _Link(ctypes.Structure):
+    """As in `kernels/link.cpp`."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("exchange", "sum", "gather")),
+        ("size", ctypes.c_int64),
+        *((name, ctypes.c_double) for name in ("latency_ns", "ns_per_byte")),
+    ]
 
 
 class EmulatedLink(Collective):
     """Another collective, after each of whose exchanges the rank waits: latency + bytes / bandwidth.
 
     bytes is what an exchange is about on one rank: the tensor in `all_reduce`; in `all_gather` what the rank receives,
-    the tensors of the other ranks. The wait spins, so that it is as long as asked to within a microsecond or so.
+    the tensors of the other ranks. The wait spins, so that it is as long as asked to within a microsecond or so, in C++
+    where the other collective has a native exchange.
     """
 
     def __init__(self, collective: Collective, link: LinkConfig) -> None:
+        """Slow `collective` down.
+
+        Raises:
+            KernelUnavailable: it has a native exchange, and the one that waits cannot be compiled.
+        """
         self.rank, self.size = collective.rank, collective.size
-        self.exchanges = 0
-        """Calls so far."""
-        self.bytes = 0
-        """Of all exchanges so far, counted as above."""
         self._collective = collective
         self._latency_ns = link.latency_us * 1e3
         self._ns_per_byte = 1e9 / (link.bandwidth_gib_per_s * 2**30)
+        self._link: _Link | None = None  # C++ keeps its address
+        if (native := collective.native) is not None:
+            self._link = _Link(
+                native.exchange, native.sum, native.gather, self.size, self._latency_ns, self._ns_per_byte
+            )
+            kernel = build.load("link")
+            self.native = NativeExchange(
+                ctypes.addressof(self._link), sum=address_of(kernel.link_sum), gather=address_of(kernel.link_gather)
+            )
+
+    def check(self, missing: int) -> None:
+        """See `Collective`."""
+        self._collective.check(missing)
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """See `Collective`."""
@@ -44,7 +71,5 @@ class EmulatedLink(Collective):
         if tensor.is_cuda:  # there an exchange has only been queued so far
             torch.cuda.current_stream(tensor.device).synchronize()
         end = time.perf_counter_ns() + self._latency_ns + received * self._ns_per_byte
-        self.exchanges += 1
-        self.bytes += received
         while time.perf_counter_ns() < end:
             pass

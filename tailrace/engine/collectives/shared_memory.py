@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from tailrace.engine.collectives.base import Collective, NativeExchange
+from tailrace.engine.collectives.base import Collective, NativeExchange, address_of
 from tailrace.engine.kernels import build
 from tailrace.errors import EngineError
 
@@ -45,7 +45,7 @@ class SharedMemoryCollective(Collective):
             ctypes.addressof(self._start), rank, size, SLOT_BYTES, self._timeout_s
         )
         self.native = NativeExchange(
-            self._exchange, sum=_address(kernel.exchange_sum_fp32), gather=_address(kernel.exchange_gather)
+            self._exchange, sum=address_of(kernel.exchange_sum_fp32), gather=address_of(kernel.exchange_gather)
         )
         self._sums = {torch.float32: kernel.exchange_sum_fp32, torch.bfloat16: kernel.exchange_sum_bf16}
         self.check(kernel.exchange_meet(self._exchange))
@@ -107,12 +107,6 @@ def load_kernel() -> ctypes.CDLL:
         function = getattr(kernel, name)
         function.restype, function.argtypes = result, arguments
     return kernel
-
-
-def _address(function: object) -> int:
-    address = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
-    assert address is not None, "a function that was loaded has an address"
-    return address
 
 
 def _map(path: Path, size: int) -> mmap.mmap:
