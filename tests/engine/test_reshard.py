@@ -204,6 +204,7 @@ def check_path(world: World, path: Sequence[int], seed: int) -> None:
 
     def work(number: int, group: GroupOf) -> None:
         rank = world.rank(number, path[0], group)
+        rank._decoder.cache.data.normal_(generator=torch.Generator().manual_seed(number))  # what others left
         write_blocks(world, rank._decoder, Shard(number % path[0], path[0]), held[number // path[0]])
         memory = rank._decoder.cache.data.data_ptr()
         for plan in plans:
