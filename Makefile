@@ -16,7 +16,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine clean
+.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine bench-adaptive-tp clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -57,6 +57,9 @@ bench-trl: $(READY) ## samples/s beside TRL's GRPOTrainer, in an environment of 
 
 bench-engine: $(READY) $(VLLM_READY) ## tokens/s beside vLLM and transformers, TP 2 beside TP 1, group sharing
 	$(BIN)/python benchmarks/bench_engine.py
+
+bench-adaptive-tp: $(READY) ## adaptive TP beside DP 2 and TP 2 that stay, on a long-tailed workload
+	$(BIN)/python benchmarks/bench_adaptive_tp.py
 
 clean: ## remove what was built and installed, but no run
 	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

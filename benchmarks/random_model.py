@@ -17,6 +17,18 @@ QWEN_0_5B = Qwen2Config(
 )
 """The shape of Qwen2.5-0.5B: 494M parameters, and heads that two ranks share evenly."""
 
+SMALL = Qwen2Config(
+    vocab_size=16_384,
+    hidden_size=768,
+    intermediate_size=2048,
+    num_hidden_layers=16,
+    num_attention_heads=12,
+    num_key_value_heads=4,
+    max_position_embeddings=4096,
+    tie_word_embeddings=True,
+)
+"""113M parameters."""
+
 
 def write_model(config: Qwen2Config, directory: Path) -> Path:
     """Write it to `directory` in bf16, unless it is there."""

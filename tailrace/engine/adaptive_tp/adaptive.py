@@ -109,13 +109,17 @@ class AdaptiveTP:
         if not self._arrangement.can_switch or not self._controller.due(unfinished):
             return None
         began = time.perf_counter()
-        decision = self._controller.decide(self._snapshot())
+        decision = self.decide()
         if self._stage is None:
             self._stage = _Stage(decision.chosen)
         if decision.switch:
             return decision
         self._note(decision, began, unfinished, tp=decision.tp)
         return None
+
+    def decide(self) -> Decision:
+        """What the controller makes of the moment."""
+        return self._controller.decide(self._snapshot())
 
     def switch(self, decision: Decision) -> None:
         """Carry out a decision; no step is under way."""

@@ -1,0 +1,287 @@
+"""`make bench-adaptive-tp`: adaptive tensor parallelism on a long-tailed workload, beside DP 2 and TP 2 that stay.
+
+Two ranks of one thread each, a model of 113M random weights in bf16. All engines live at the same time, each in a process
+of its own that is blocked while another works, and take turns. The last line is JSON. In this order:
+
+- Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static runs
+  also show how far the profile's predictions are from what their steps took.
+- Switch: a switch in the middle of such a batch, and the same change of TP by a restart.
+- Emulated link: a link between the ranks that makes TP 2 cost 26 % more than DP 2 at the full batch and 37 % less than
+  TP 1 at batch 1, which are the figures of PAT, section 3.2. Profile and rounds as before.
+- Uniform: over the same link, responses of equal length.
+
+Response lengths are those of a DAPO training step (a folder of PolyTrace's workloads in $TAILRACE_DATA), or where that is
+not there log-normal ones with its median and 99th percentile. They are scaled so that the longest has 1,024 tokens.
+"""
+
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from gate import Contestant
+from random_model import SMALL, write_model
+
+from tailrace.planning.latency import LatencyPredictor
+from tailrace.planning.tp_profile import TPProfile
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent / "build" / "bench-adaptive-tp"
+WORKLOAD = Path("polytrace", "dapo_math_32b")
+
+GROUPS, GROUP_SIZE = 8, 8
+LONGEST = 1024
+PROMPT_TOKENS = 96
+UNIFORM_TOKENS = 160
+KV_CACHE_GIB = 0.75
+"""On each rank: 32 sequences of the longest length."""
+SWITCH_STEPS = 400
+"""Into a batch: a few of its responses are unfinished then."""
+SWITCH_ROUNDS = 5
+EXCHANGES = 2 * SMALL.num_hidden_layers + 1
+"""Sums in a step of a replica; drawing adds three exchanges of a few bytes."""
+FULL_BATCH_COST, SINGLE_COST = 1.26, 0.63
+"""Of TP 2: over DP 2 at the full batch, over TP 1 at batch 1 (PAT, section 3.2)."""
+
+ENVIRONMENT = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "-1",
+    "MALLOC_ARENA_MAX": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+class Batch(NamedTuple):
+    """What one round generates."""
+
+    prompts: list[list[int]]
+    lengths: list[int]
+
+    def task(self, kind: str, **more: object) -> dict[str, Any]:
+        """For a contestant."""
+        return {"task": kind, "prompts": self.prompts, "lengths": self.lengths, "group_size": GROUP_SIZE, **more}
+
+
+def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, after one of warm-up.")] = 5) -> None:
+    """Run all of it."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    model = write_model(SMALL, BUILD / "model")
+    batches, source = workload(rounds + 1)
+    uniform = [Batch(batch.prompts, [UNIFORM_TOKENS] * len(batch.lengths)) for batch in batches]
+    print(f"lengths: {source}", flush=True)
+
+    profile = make_profile(model, "natural", None)
+    natural = compare(model, "natural", profile, batches, None)
+    switch = compare_switch(model, batches, profile)
+    link = calibrate(profile)
+    print(f"link: {link}", flush=True)
+    linked_profile = make_profile(model, "link", link)
+    linked = compare(model, "link", linked_profile, batches, link)
+    level = compare(model, "uniform", linked_profile, uniform, link)
+    (BUILD / "drain.json").write_text(json.dumps({"natural": natural.drain, "link": linked.drain}))
+    result = {
+        "bench": "adaptive-tp",
+        "predictor_error_pct": natural.errors_pct,
+        "predictor_error_pct_corrected": natural.corrected_errors_pct,
+        **switch,
+        "natural": natural.ratios(),
+        "emulated_link": {**linked.ratios(), "link": link, "tp2_cost": link_cost(linked_profile)},
+        "uniform_overhead": round(level.adaptive_s / level.best_static_s, 3),
+        "uniform_switches": level.switches,
+        "seconds": {
+            name: those.seconds for name, those in (("natural", natural), ("link", linked), ("uniform", level))
+        },
+        "lengths": source,
+    }
+    print(json.dumps(result))
+
+
+class Comparison(NamedTuple):
+    """Median seconds of a batch by contestant, and what was seen on the way."""
+
+    seconds: dict[str, float]
+    errors_pct: dict[str, float]
+    corrected_errors_pct: dict[str, float]
+    switches: list[int]
+    """Of adaptive TP, in each round."""
+    drain: dict[str, Any]
+    """Of the last round."""
+
+    @property
+    def adaptive_s(self) -> float:
+        return self.seconds["adaptive"]
+
+    @property
+    def best_static_s(self) -> float:
+        return min(self.seconds["dp2"], self.seconds["tp2"])
+
+    def ratios(self) -> dict[str, object]:
+        """Adaptive TP's time over others'."""
+        return {
+            "vs_best_static": round(self.adaptive_s / self.best_static_s, 3),
+            "vs_dp": round(self.adaptive_s / self.seconds["dp2"], 3),
+            "switches": self.switches,
+        }
+
+
+def compare(
+    model: Path, name: str, profile: Path, batches: Sequence[Batch], link: dict[str, float] | None
+) -> Comparison:
+    """Each batch under each configuration; the first one is warm-up."""
+    base = {"threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
+    linked = {} if link is None else {"link": link}
+    adaptive = {"profile": str(profile), "max_response_tokens": LONGEST}
+    configurations: dict[str, dict[str, Any]] = {
+        "dp2": {"dp": 2},
+        "tp2": {"tp": 2, **linked},
+        "adaptive": {"dp": 2, "adaptive_tp": adaptive, **linked},
+    }
+    seen: dict[str, list[dict[str, Any]]] = {key: [] for key in configurations}
+    with ExitStack() as stack:
+        engines = {key: start(stack, f"{name}-{key}", model, base | c) for key, c in configurations.items()}
+        for number, batch in enumerate(batches):
+            for key in sorted(engines, key=lambda key: (number, key) if number % 2 else (-ord(key[0]), key)):
+                figures = engines[key].step(timeout_s=1200, **batch.task("stage", profile=str(profile)))
+                if figures["tokens"] != sum(batch.lengths):
+                    raise RuntimeError(f"{key} made {figures['tokens']} tokens instead of {sum(batch.lengths)}")
+                switches = [f"{s['from']}→{s['to']} at {s['unfinished']}" for s in figures["switches"]]
+                print(f"{name} {number}: {key:>8} {figures['seconds']:7.2f} s {', '.join(switches)}", flush=True)
+                if number:
+                    seen[key].append(figures)
+    return Comparison(
+        seconds={key: round(statistics.median(f["seconds"] for f in those), 3) for key, those in seen.items()},
+        errors_pct=mean_errors(seen, "errors"),
+        corrected_errors_pct=mean_errors(seen, "corrected_errors"),
+        switches=[len(figures["switches"]) for figures in seen["adaptive"]],
+        drain={key: those[-1]["drain"] for key, those in seen.items()},
+    )
+
+
+def mean_errors(seen: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> dict[str, float]:
+    """In per cent, over all windows of the static runs, by TP degree."""
+    return {
+        tp: round(100 * statistics.fmean(error for figures in seen[static] for error in figures[key]), 2)
+        for tp, static in (("1", "dp2"), ("2", "tp2"))
+    }
+
+
+def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict[str, object]:
+    """A switch from DP 2 to TP 2 in the middle of a batch, over the same by a restart; and over its prediction."""
+    config = {"dp": 2, "threads_per_rank": 1, "kv_cache_gib": KV_CACHE_GIB, "max_batch_size": GROUPS * GROUP_SIZE}
+    switches, restarts = [], []
+    with ExitStack() as stack:
+        never = {"profile": str(profile), "least_gain": 0.99, "max_response_tokens": LONGEST}  # switches when told to
+        engine = start(stack, "switch", model, {**config, "adaptive_tp": never})
+        naive = start(stack, "restart", model, config)
+        for number in range(SWITCH_ROUNDS + 1):
+            batch = batches[number % len(batches)]
+            task = {"steps": SWITCH_STEPS, "target": 2, "profile": str(profile)}
+            switched = engine.step(**batch.task("switch", **task))
+            restarted = naive.step(**batch.task("restart", **task))
+            print(f"switch {number}: {switched['seconds']:.3f} s, restart {restarted['seconds']:.3f} s", flush=True)
+            if number:
+                switches.append(switched)
+                restarts.append(restarted["seconds"])
+    median = statistics.median(figures["seconds"] for figures in switches)
+    weights = 2 * sum(size for size in parameter_sizes())  # bytes, bf16; a full copy for each of two halves
+    full_state = weights + 2 * KV_CACHE_GIB * 2**30
+    return {
+        "switch_vs_naive": round(median / statistics.median(restarts), 4),
+        "switch_s": round(median, 4),
+        "naive_s": round(statistics.median(restarts), 3),
+        "switch_breakdown_s": {
+            part: round(statistics.median(figures["breakdown"][part] for figures in switches), 4)
+            for part in ("weights", "kv", "groups", "rest")
+        },
+        "switch_predicted_over_measured": round(
+            statistics.median(figures["predicted_s"] / figures["seconds"] for figures in switches), 3
+        ),
+        "peak_extra_memory_fraction": round(max(figures["extra_bytes"] for figures in switches) / full_state, 4),
+    }
+
+
+def parameter_sizes() -> list[int]:
+    """Of the model's parameters."""
+    h, kv = SMALL.hidden_size, SMALL.num_key_value_heads * SMALL.hidden_size // SMALL.num_attention_heads
+    layer = 2 * h * h + 2 * h * kv + 3 * h * SMALL.intermediate_size
+    return [SMALL.vocab_size * h, *[layer] * SMALL.num_hidden_layers]
+
+
+def calibrate(path: Path) -> dict[str, float]:
+    """The link that gives TP 2 its two costs, as far as there is one: latency is never below zero."""
+    steps = LatencyPredictor(TPProfile.read(path))
+    sequences, context = GROUPS * GROUP_SIZE, PROMPT_TOKENS
+    full = FULL_BATCH_COST * steps.step_s(1, sequences / 2, sequences / 2 * context, 2)
+    full -= steps.step_s(2, sequences, sequences * context, 1)
+    single = SINGLE_COST * steps.step_s(1, 1, LONGEST / 2, 1) - steps.step_s(2, 1, LONGEST / 2, 1)
+    row = 4 * SMALL.hidden_size  # bytes of a token in a sum
+    # full = exchanges · (latency + sequences · row / bandwidth); single = exchanges · (latency + row / bandwidth)
+    s_per_byte = max(0.0, full - max(single, 0.0)) / (EXCHANGES * row * (sequences - 1))
+    latency = max(0.0, single / EXCHANGES - row * s_per_byte)
+    return {"latency_us": round(latency * 1e6, 2), "bandwidth_gib_per_s": round(1 / (s_per_byte * 2**30), 3)}
+
+
+def link_cost(path: Path) -> dict[str, float]:
+    """What TP 2 costs over the link, as profiled."""
+    steps = LatencyPredictor(TPProfile.read(path))
+    sequences, context = GROUPS * GROUP_SIZE, PROMPT_TOKENS
+    full = steps.step_s(2, sequences, sequences * context, 1) / steps.step_s(
+        1, sequences / 2, sequences / 2 * context, 2
+    )
+    single = steps.step_s(2, 1, LONGEST / 2, 1) / steps.step_s(1, 1, LONGEST / 2, 1)
+    return {"full_batch_over_dp2": round(full, 3), "batch1_over_tp1": round(single, 3)}
+
+
+def make_profile(model: Path, name: str, link: dict[str, float] | None) -> Path:
+    """Profile two ranks."""
+    path = BUILD / f"{name}.json"
+    keys = [f"engine.link.{key}={value}" for key, value in (link or {}).items()]
+    keys += ["engine.dp=2", "engine.threads_per_rank=1", f"engine.kv_cache_gib={KV_CACHE_GIB}"]
+    keys += [f"max_batch_size={GROUPS * GROUP_SIZE}", f"max_length={LONGEST + PROMPT_TOKENS}", f"output={path}"]
+    command = [sys.executable, "-m", "tailrace", "profile", "tp", str(model), *keys, "--force"]
+    subprocess.run(command, check=True, env={**os.environ, **ENVIRONMENT}, timeout=900)
+    return path
+
+
+def start(stack: ExitStack, name: str, model: Path, config: Mapping[str, Any]) -> Contestant:
+    """A contestant that `stack` ends."""
+    command = [sys.executable, str(HERE / "adaptive_engine.py"), str(model), json.dumps(config)]
+    contestant = Contestant(command, BUILD / f"{name}.log", ENVIRONMENT)
+    stack.callback(contestant.stop)
+    return contestant
+
+
+def workload(count: int) -> tuple[list[Batch], str]:
+    """Batches, and where their lengths are from."""
+    folder = Path(os.environ.get("TAILRACE_DATA", ""), WORKLOAD)
+    files = sorted(folder.glob("packed_lengths_step_*.jsonl"))
+    rng = random.Random(0)
+    if not files:
+        sigma = math.log(2711 / 465) / statistics.NormalDist().inv_cdf(0.99)
+        raw = [[465 * math.exp(rng.gauss(0, sigma)) for _ in range(GROUPS * GROUP_SIZE)] for _ in range(count)]
+        return [batch(rng, lengths) for lengths in raw], "log-normal, median 465, 99th percentile 2,711 before scaling"
+    raw = []
+    for number in range(count):
+        rows = [json.loads(line) for line in files[number % len(files)].read_text().splitlines()]
+        chosen = rng.sample([row["output"] for row in rows if not row["validate"]], GROUPS)
+        raw.append([length for group in chosen for length in group])
+    return [batch(rng, lengths) for lengths in raw], "DAPO, Qwen2.5-32B (PolyTrace)"
+
+
+def batch(rng: random.Random, lengths: Sequence[float]) -> Batch:
+    """Random prompts with responses of these lengths, scaled."""
+    scale = LONGEST / max(lengths)
+    prompts = [rng.choices(range(SMALL.vocab_size), k=PROMPT_TOKENS) for _ in range(GROUPS)]
+    return Batch(prompts, [max(1, round(length * scale)) for length in lengths])
+
+
+if __name__ == "__main__":
+    typer.run(main)
