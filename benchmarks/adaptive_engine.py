@@ -1,8 +1,8 @@
-"""A contestant of `make bench-adaptive-tp`: MODEL_DIR ENGINE, the engine's configuration as JSON. One engine, driven by hand.
+"""A contestant of `make bench-adaptive-tp`: MODEL_DIR ENGINE, its configuration as JSON. Steps are made by hand.
 
-{"task": "stage", "prompts": [[…]], "lengths": […], "group_size": 8}   generate a batch of responses of these lengths
-{"task": "switch", …, "steps": n, "target": tp}                     after n steps of such a batch, change TP and back
-{"task": "restart", …, "steps": n, "target": tp}                    the same by tearing the engine down
+{"task": "stage", "prompts": [[…]], "lengths": […], "group_size": 8}   generate responses of these lengths
+{"task": "switch", …, "steps": n, "target": tp}                        after n steps of that, change TP and back
+{"task": "restart", …, "steps": n, "target": tp}                       the same by tearing the engine down
 """
 
 import json
@@ -63,8 +63,8 @@ class Trajectory:
 
     def errors(self) -> list[list[float]]:
         """Relative, of each window: of the profile's prediction, and of the one corrected on the way."""
-        windows = np.array(self._steps).reshape(-1, 3)
-        windows = windows[: len(windows) // WINDOW * WINDOW].reshape(-1, WINDOW, 3)
+        whole = len(self._steps) // WINDOW * WINDOW
+        windows = np.array(self._steps[:whole]).reshape(-1, WINDOW, 3)
         measured, *predicted = np.median(windows, axis=1).T
         return [(np.abs(p - measured) / measured).tolist() for p in predicted]
 

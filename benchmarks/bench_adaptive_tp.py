@@ -1,17 +1,17 @@
 """`make bench-adaptive-tp`: adaptive tensor parallelism on a long-tailed workload, beside DP 2 and TP 2 that stay.
 
-Two ranks of one thread each, a model of 113M random weights in bf16. All engines live at the same time, each in a process
-of its own that is blocked while another works, and take turns. The last line is JSON. In this order:
+Two ranks of one thread each, a model of 113M random weights in bf16. The engines that are compared live at the same
+time, each in a process of its own that is blocked while another works, and take turns. The last line is JSON.
 
-- Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static runs
-  also show how far the profile's predictions are from what their steps took.
+- Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static
+  runs also show how far the profile's predictions are from what their steps took.
 - Switch: a switch in the middle of such a batch, and the same change of TP by a restart.
 - Emulated link: a link between the ranks that makes TP 2 cost 26 % more than DP 2 at the full batch and 37 % less than
   TP 1 at batch 1, which are the figures of PAT, section 3.2. Profile and rounds as before.
 - Uniform: over the same link, responses of equal length.
 
-Response lengths are those of a DAPO training step (a folder of PolyTrace's workloads in $TAILRACE_DATA), or where that is
-not there log-normal ones with its median and 99th percentile. They are scaled so that the longest has 1,024 tokens.
+Response lengths are those of DAPO training steps (PolyTrace's workloads, in the folder $TAILRACE_DATA), or where these
+are not there log-normal ones with their median and 99th percentile. They are scaled: the longest has 1,024 tokens.
 """
 
 import json
@@ -148,7 +148,7 @@ def compare(
     with ExitStack() as stack:
         engines = {key: start(stack, f"{name}-{key}", model, base | c) for key, c in configurations.items()}
         for number, batch in enumerate(batches):
-            for key in sorted(engines, key=lambda key: (number, key) if number % 2 else (-ord(key[0]), key)):
+            for key in sorted(engines, reverse=number % 2 == 0):
                 figures = engines[key].step(timeout_s=1200, **batch.task("stage", profile=str(profile)))
                 if figures["tokens"] != sum(batch.lengths):
                     raise RuntimeError(f"{key} made {figures['tokens']} tokens instead of {sum(batch.lengths)}")
@@ -191,8 +191,8 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
                 switches.append(switched)
                 restarts.append(restarted["seconds"])
     median = statistics.median(figures["seconds"] for figures in switches)
-    weights = 2 * sum(size for size in parameter_sizes())  # bytes, bf16; a full copy for each of two halves
-    full_state = weights + 2 * KV_CACHE_GIB * 2**30
+    # the new shards and both caches
+    full_state = (model / "model.safetensors").stat().st_size + 2 * KV_CACHE_GIB * 2**30
     return {
         "switch_vs_naive": round(median / statistics.median(restarts), 4),
         "switch_s": round(median, 4),
@@ -206,13 +206,6 @@ def compare_switch(model: Path, batches: Sequence[Batch], profile: Path) -> dict
         ),
         "peak_extra_memory_fraction": round(max(figures["extra_bytes"] for figures in switches) / full_state, 4),
     }
-
-
-def parameter_sizes() -> list[int]:
-    """Of the model's parameters."""
-    h, kv = SMALL.hidden_size, SMALL.num_key_value_heads * SMALL.hidden_size // SMALL.num_attention_heads
-    layer = 2 * h * h + 2 * h * kv + 3 * h * SMALL.intermediate_size
-    return [SMALL.vocab_size * h, *[layer] * SMALL.num_hidden_layers]
 
 
 def calibrate(path: Path) -> dict[str, float]:
@@ -233,11 +226,10 @@ def link_cost(path: Path) -> dict[str, float]:
     """What TP 2 costs over the link, as profiled."""
     steps = LatencyPredictor(TPProfile.read(path))
     sequences, context = GROUPS * GROUP_SIZE, PROMPT_TOKENS
-    full = steps.step_s(2, sequences, sequences * context, 1) / steps.step_s(
-        1, sequences / 2, sequences / 2 * context, 2
-    )
-    single = steps.step_s(2, 1, LONGEST / 2, 1) / steps.step_s(1, 1, LONGEST / 2, 1)
-    return {"full_batch_over_dp2": round(full, 3), "batch1_over_tp1": round(single, 3)}
+    dp2 = steps.step_s(1, sequences / 2, sequences / 2 * context, 2)
+    tp2 = steps.step_s(2, sequences, sequences * context, 1)
+    single = [steps.step_s(tp, 1, LONGEST / 2, 1) for tp in (1, 2)]
+    return {"full_batch_over_dp2": round(tp2 / dp2, 3), "batch1_over_tp1": round(single[1] / single[0], 3)}
 
 
 def make_profile(model: Path, name: str, link: dict[str, float] | None) -> Path:
