@@ -11,7 +11,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
-from tailrace.report.figures import detail_sections, progress_sections
+from tailrace.report.adaptive_tp import adaptive_tp_figure
+from tailrace.report.figures import Section, detail_sections, progress_sections
 from tailrace.report.run_data import (
     RunData,
     first_and_last,
@@ -54,6 +55,8 @@ def render(run: RunData) -> str:
         lstrip_blocks=True,
     )
     progress, details = progress_sections(run), detail_sections(run)
+    if (adaptive_tp := adaptive_tp_figure(run)) is not None:
+        progress.append(Section("Engine", [adaptive_tp]))
     figures = [figure for section in (*progress, *details) for figure in section.figures]
     return environment.get_template("report.html.j2").render(
         run=run,
