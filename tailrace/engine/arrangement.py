@@ -23,7 +23,7 @@ from tailrace.engine.ranks.factory import make_replicas
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.worker_process import Crew
 from tailrace.engine.scheduler import Counts, Scheduler
-from tailrace.errors import EngineError
+from tailrace.errors import EngineError, TailraceError
 
 MAX_FAILURES = 3
 """Switches in a row that may fail halfway: what makes them fail is not chance then."""
@@ -50,7 +50,7 @@ class Arrangement:
         self._crew = Crew()
         self._executor = SwitchExecutor()
         self._failures = 0
-        self.least_blocks = min(_blocks(config, architecture, tp) for tp in _degrees(config))
+        self.least_blocks = min(_blocks(config, architecture, tp) for tp in _degrees(config, architecture))
         """Of a replica's cache, in any arrangement that may come."""
         replicas = make_replicas(config, architecture, device=device, crew=self._crew)
         self._arrange(list(map(Lane, self._schedulers(config), replicas)))
@@ -96,7 +96,7 @@ class Arrangement:
             report = self._move(plan, target)
         except SwitchRefused:
             raise
-        except EngineError as error:
+        except TailraceError as error:
             self._failures += 1
             self._start_over(RankDied(str(error)))
             raise SwitchFailed(f"the switch from TP {source.tp} to TP {tp} failed: {error}") from error
@@ -182,9 +182,10 @@ def _blocks(config: NativeEngineConfig, architecture: Architecture, tp: int) -> 
     return blocks
 
 
-def _degrees(config: NativeEngineConfig) -> set[int]:
-    """That the ranks may be arranged in."""
+def _degrees(config: NativeEngineConfig, architecture: Architecture) -> set[int]:
+    """That the ranks may be arranged in: those that are named, or all that the model can be split in."""
     if config.adaptive_tp is None:
         return {config.tp}
-    divisors = [degree for degree in range(1, config.ranks + 1) if config.ranks % degree == 0]
+    most = min(config.ranks, architecture.query_heads)
+    divisors = [degree for degree in range(1, most + 1) if config.ranks % degree == 0]
     return {config.tp, *(config.adaptive_tp.degrees or divisors)}

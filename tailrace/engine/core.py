@@ -48,12 +48,13 @@ class EngineCore:
         self.max_model_len = longest_sequence(config, a)
         self._stop_rules = StopRules(model_dir, eos_ids=a.eos_ids, max_model_len=self.max_model_len)
         self.arrangement = Arrangement(config, a, device=device)
-        self.adaptive_tp = open_adaptive_tp(self.arrangement, a, model=model_dir.name, device=device)
+        self.adaptive_tp: AdaptiveTP | None = None
         """Rearranges the ranks, where that was asked for and there is a profile to decide by."""
         self._failure: EngineError | None = None
         """Of a lane, while samples of others that finished beside it are handed out."""
         self.weights_are_whole = False
         try:
+            self.adaptive_tp = open_adaptive_tp(self.arrangement, a, model=model_dir.name, device=device)
             self._load_initial_weights(model_dir)
         except BaseException:  # also when interrupted: no process may stay behind
             self.close()

@@ -74,6 +74,11 @@ class Scheduler:
         """Under way."""
 
     @property
+    def max_batch_size(self) -> int:
+        """Sequences that run together at the most."""
+        return self._max_batch_size
+
+    @property
     def running(self) -> int:
         return len(self._running)
 

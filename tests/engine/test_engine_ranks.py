@@ -82,11 +82,16 @@ def test_tokens_and_log_probs_are_the_same_on_any_layout(old: Path, cores: MakeC
 
 def test_every_replica_takes_its_share(cores: MakeCore) -> None:
     core = cores("dp2")
-    before = [lane.scheduler.generated_tokens for lane in core.lanes]
-    run_core(core, [make_request(i, max_new_tokens=5, ignore_eos=True) for i in range(8)])
-    made = [lane.scheduler.generated_tokens - first for lane, first in zip(core.lanes, before, strict=True)]
-    assert sum(made) == 40
-    assert min(made) >= 10
+    for number in range(8):
+        core.add(make_request(number, max_new_tokens=5, ignore_eos=True))
+    made = [0, 0]
+    while core.has_work:
+        core.step()
+        for index, lane in enumerate(core.lanes):
+            made[index] += 0 if lane.decoded is None else lane.decoded.sequences
+            lane.decoded = None
+    assert sum(made) >= 8 * 4, "the first token of each may come with the prompt"
+    assert min(made) >= 8
 
 
 def test_settling_waits_for_every_replica_and_loses_no_sample(cores: MakeCore) -> None:

@@ -153,7 +153,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def every_prompt_token_counts_once(self) -> None:
         counted = sum(sequence.counted for sequence in self.seen)
-        assert self.scheduler.prefilled_tokens + self.scheduler.shared_tokens == counted
+        assert self.scheduler.counts.prefilled_tokens + self.scheduler.counts.shared_tokens == counted
 
     def teardown(self) -> None:
         if not hasattr(self, "replica"):
@@ -181,7 +181,7 @@ def test_a_group_prefills_its_prompt_once_and_shares_its_full_blocks() -> None:
     assert len(plan.input.copies) == 7
     replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 0)
     assert replica.scheduler.blocks.used == 2 + 8, "two full blocks, and one of its own for each"
-    assert (replica.scheduler.prefilled_tokens, replica.scheduler.shared_tokens) == (10 + 7, 7 * 9)
+    assert (replica.scheduler.counts.prefilled_tokens, replica.scheduler.counts.shared_tokens) == (10 + 7, 7 * 9)
     assert len(replica.run()) == 8
     assert replica.scheduler.blocks.used == 0
 
@@ -191,7 +191,7 @@ def test_equal_groups_with_other_prompts_share_nothing_but_what_is_equal() -> No
     replica.add(request_of(0, [7, 7, 7, 7, 7], group_id=0))
     replica.add(request_of(1, [7, 7, 9, 7, 7, 7], group_id=0))
     assert replica.started() == [0, 1]
-    assert replica.scheduler.prefilled_tokens == 11
+    assert replica.scheduler.counts.prefilled_tokens == 11
     assert len(replica.run()) == 2
 
 
@@ -203,7 +203,7 @@ def test_groups_that_share_a_system_prompt_compute_it_once() -> None:
     assert replica.started() == [0], "the other groups wait for its beginning"
     assert replica.started() == [0, 1, 2, 4]
     assert replica.started() == [0, 1, 2, 4, 3, 5]
-    assert replica.scheduler.prefilled_tokens == 8 + 3 * 3 + 3
+    assert replica.scheduler.counts.prefilled_tokens == 8 + 3 * 3 + 3
     assert len(replica.run()) == 6
 
 
@@ -211,14 +211,14 @@ def test_the_next_turn_of_a_conversation_computes_its_new_tokens_only() -> None:
     replica = PaperReplica.of(20)
     replica.add(request_of(0, prompt_of(0, 6), tokens=5))
     said = prompt_of(0, 6) + replica.run()[0].response_ids.tolist()
-    computed = replica.scheduler.prefilled_tokens
+    computed = replica.scheduler.counts.prefilled_tokens
     replica.add(request_of(1, [*said, 3, 3], tokens=2))
     plan = replica.scheduler.schedule()
     assert len(plan.input.copies) == 1, "of the last block, which was not full"
     assert [(chunk.start, chunk.tokens) for chunk in plan.input.chunks] == [(10, [said[-1], 3, 3])]
     replica.scheduler.complete(plan, replica.rank.execute(plan, replica.scheduler.blocks), 0)
-    assert replica.scheduler.prefilled_tokens == computed + 3
-    assert replica.scheduler.shared_tokens == 10
+    assert replica.scheduler.counts.prefilled_tokens == computed + 3
+    assert replica.scheduler.counts.shared_tokens == 10
 
 
 def test_a_preempted_sequence_finds_what_is_left_of_its_cache() -> None:
@@ -230,7 +230,7 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_cache() -> None:
     assert [samples[n].response_ids.tolist() for n in range(2)] == [
         expected_response(request_of(n, prompt_of(n, 4)), 20) for n in range(2)
     ]
-    assert replica.scheduler.prefilled_tokens == 8, "computing it anew does not count"
+    assert replica.scheduler.counts.prefilled_tokens == 8, "computing it anew does not count"
 
 
 def test_the_first_to_come_are_the_first_to_start() -> None:

@@ -127,10 +127,11 @@ class AdaptiveTP:
         self._switch(decision.chosen, decision, move=candidate.state == "move")
 
     def close_stage(self) -> None:
-        """Nothing is unfinished: return to the degree that the stage began with."""
+        """Nothing is unfinished: return to the degree that the stage began with, unless that has been refused."""
         assert self._stage is not None
-        if self._stage.first_tp != self._arrangement.config.tp and self._arrangement.can_switch:
-            self._switch(self._stage.first_tp, None, move=False)
+        first_tp = self._stage.first_tp
+        if first_tp not in {self._arrangement.config.tp, *self._stage.ruled_out} and self._arrangement.can_switch:
+            self._switch(first_tp, None, move=False)
         self._stage = None
 
     def _switch(self, target: int, decision: Decision | None, *, move: bool) -> None:
@@ -214,6 +215,10 @@ def open_adaptive_tp(
         profile = TPProfile.read(path)
         if differences := profile.key.mismatch(key):
             raise ConfigError(f"TP profile {path} is of another setting: {'; '.join(differences)}")
+        if config.tp not in profile.degrees:
+            raise ConfigError(
+                f"TP profile {path} has TP {', '.join(map(str, profile.degrees))}, and the engine starts with {config.tp}"
+            )
     except ConfigError as error:
         warnings.warn(
             f"{error}: TP stays {config.tp}; `tailrace profile tp` makes a profile", TailraceWarning, stacklevel=2

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import lcm
+from multiprocessing.connection import wait
 
 from tailrace.engine.adaptive_tp.reshard import Migration
 from tailrace.engine.collectives.rendezvous import rendezvous
@@ -131,8 +132,13 @@ def _pids(replicas: Sequence[ProcessReplica]) -> tuple[int, ...]:
 
 
 def _tell(replicas: Sequence[ProcessReplica], orders: Sequence[Order], doing: str) -> list[Answer]:
-    """Give each rank its order, and wait for all answers."""
+    """Give each rank its order, and wait for all answers, or until the first rank dies or fails: ranks exchange across
+    replicas, so that those of one may wait for a dead one of another."""
     remaining = iter(orders)
     for replica in replicas:
         replica.tell([next(remaining) for _ in replica.pids], doing=doing)
+    while silent := [descriptor for replica in replicas for descriptor in replica.silent]:
+        ready = wait(silent, max(0.0, min(replica.patience_s for replica in replicas)))
+        for replica in replicas:
+            replica.hear([descriptor for descriptor in ready if isinstance(descriptor, int)])
     return [answer for replica in replicas for answer in replica.answers()]

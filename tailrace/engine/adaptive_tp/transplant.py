@@ -97,7 +97,9 @@ class _Home:
         self._sequences = 0
 
     def fits(self, runner: _Runner) -> bool:
-        """Whether it has room, with one more block for each sequence."""
+        """Whether it has a place, and room with one more block for each sequence."""
+        if self._sequences == self.scheduler.max_batch_size:
+            return False
         found = sum((runner.source, block) in self.numbers for block in self._cached(runner.sequence))
         needed = self._blocks.blocks_for(len(runner.sequence.tokens)) - found
         return needed + self._sequences + 1 <= self._blocks.free

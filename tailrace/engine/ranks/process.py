@@ -12,7 +12,7 @@ in a collective.
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -161,6 +161,34 @@ class ProcessReplica(Replica):
         self.settle()
         self._give(orders, doing, self._longest_s)
 
+    @property
+    def silent(self) -> dict[int, WorkerProcess]:
+        """The ranks that have not answered the order under way, by the descriptor that becomes readable when one does."""
+        answered = {} if self._under_way is None else self._under_way.answers
+        return {worker.channel.fileno(): worker for worker in self._workers if worker not in answered}
+
+    @property
+    def patience_s(self) -> float:
+        """For the order under way, from now on; below zero when it is overdue."""
+        order = self._under_way
+        assert order is not None, "no order is under way"
+        return order.given_at + order.limit_s - time.monotonic()
+
+    def hear(self, ready: Collection[int]) -> None:
+        """Take the answers of those silent ranks whose descriptors are `ready`, so that nobody waits for the others.
+
+        Raises:
+            RankDied: one of them has died, or the order is overdue.
+            ModelError, ConfigError, EngineError: what a rank that lives says is wrong; the others may wait for it.
+        """
+        order, silent = self._under_way, self.silent
+        assert order is not None, "no order is under way"
+        self._take(order, [worker for descriptor, worker in silent.items() if descriptor in ready])
+        if order.failure is not None:
+            raise _error(order.failure)
+        if self.silent and self.patience_s <= 0:
+            self._give_up(order, list(self.silent.values()))
+
     def answers(self) -> list[Answer]:
         """What the ranks say to the order under way, in their order.
 
@@ -231,7 +259,7 @@ class ProcessReplica(Replica):
         order = self._under_way
         assert order is not None, "no order is under way"
         deadline = order.given_at + order.limit_s
-        while awaited := {w.channel.fileno(): w for w in self._workers if w not in order.answers}:
+        while awaited := self.silent:
             ready = wait(list(awaited), max(0.0, deadline - time.monotonic()))
             if not ready:
                 self._give_up(order, list(awaited.values()))
