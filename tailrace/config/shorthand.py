@@ -24,3 +24,8 @@ def source_override(prompts: Path) -> str:
     """The override that `--prompts` stands for."""
     kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
     return f"prompts.source={{type: {kind}, path: {json.dumps(str(prompts))}, answer_column: null}}"
+
+
+def model_override(model: str) -> str:
+    """The override that the argument MODEL stands for."""
+    return f"model.path={json.dumps(model)}"

@@ -1,0 +1,210 @@
+"""What decode steps, prefills and switches take on the ranks of an engine: the measurements of a TP profile.
+
+After PAT, section 4.2 (Offline Profiler): sequences of random tokens of one length. Where decoding is measured nothing
+computes their prefix: a step takes as long whatever the cache holds, if only that memory has been written before, since
+pages that never were all lie in the processor's caches.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.arrangement import Arrangement
+from tailrace.engine.decoder.factory import longest_sequence
+from tailrace.engine.kv_cache import DTYPES
+from tailrace.engine.lane import Lane, first_done
+from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.sequence import Sequence
+from tailrace.engine.step import Chunk, StepInput
+from tailrace.engine.stopping import StopRule
+from tailrace.errors import EngineError
+from tailrace.planning.tp_switch import sent_bytes
+from tailrace.types import Request
+
+DROPPED = 2
+"""Steps of a window that come before those that count."""
+_COPIED_AT_ONCE = 32
+"""Blocks, which exist twice meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchSeconds:
+    """A switch, by part."""
+
+    groups_s: float
+    made_groups: tuple[int, ...]
+    """Degrees."""
+    weights_s: float
+    kv_s: float
+    rest_s: float
+    """All else, that which the driver does included."""
+    sent_bytes: float
+    """Keys and values that the rank had to send which had to send most, as PAT counts them (eq. 1)."""
+
+
+def shortest_length(steps: int) -> int:
+    """In whose middle a window of `steps` steps can lie."""
+    return 1 + DROPPED + steps // 2
+
+
+def tokens_reached(length: int, steps: int) -> int:
+    """Of a sequence at the end of such a window at the most."""
+    return length + steps + 1
+
+
+class Bench:
+    """Measures on an arrangement that has weights and no sequences. Not thread-safe."""
+
+    def __init__(self, arrangement: Arrangement, architecture: Architecture, *, seed: int) -> None:
+        """Measure nothing yet.
+
+        Args:
+            architecture: Of the whole model.
+            seed: Of the tokens.
+        """
+        a = architecture
+        self._arrangement = arrangement
+        self._vocab_size = a.vocab_size
+        self._kv_bytes_per_token = 2 * a.layers * a.kv_heads * a.head_dim * DTYPES[arrangement.config.dtype].itemsize
+        self._longest = longest_sequence(arrangement.config, a)
+        self._random = np.random.default_rng(seed)
+        self._requests = 0
+
+    @property
+    def tp(self) -> int:
+        """The degree of the arrangement that there is."""
+        return self._arrangement.config.tp
+
+    def write_cache(self, blocks: int) -> None:
+        """Give each replica's first `blocks` blocks, which are taken first, the keys and values of some tokens."""
+        for lane in self._arrangement.lanes:
+            size = lane.scheduler.blocks.block_size
+            chunk = Chunk(0, self._tokens(min(size, self._longest)), [0], None)
+            lane.replica.start(StepInput([], [chunk]))
+            lane.replica.finish()
+            for first in range(1, blocks, _COPIED_AT_ONCE):
+                copies = [(0, block) for block in range(first, min(first + _COPIED_AT_ONCE, blocks))]
+                lane.replica.start(StepInput(copies, [chunk]))
+                lane.replica.finish()
+
+    def decode_s(self, replicas: int, batch_size: int, length: int, *, steps: int) -> float:
+        """The median decode step, as the engine measures them at run time.
+
+        Args:
+            replicas: That decode beside each other.
+            batch_size: Sequences of each of them.
+            length: Cached tokens of each sequence in the middle of the window.
+            steps: Of each replica, which count.
+
+        Raises:
+            EngineError: a rank died, or the cache has no room for it.
+        """
+        lanes, window = self._arrangement.lanes[:replicas], DROPPED + steps
+        for lane in lanes:
+            self._resume(lane.scheduler, batch_size, length - DROPPED - steps // 2)
+        seconds: dict[Lane, list[float]] = {lane: [] for lane in lanes}
+        while any(len(own) < window for own in seconds.values()):
+            for lane, own in seconds.items():
+                if len(own) < window + steps // 2:  # the others want company, but the cache has an end
+                    lane.begin(0)
+            for lane in first_done(lanes, timeout_s=self._arrangement.config.step_timeout_s):
+                lane.complete()
+                self._check_undisturbed()
+                assert lane.decoded is not None, "sequences that were cached decode"
+                seconds[lane].append(lane.decoded.seconds)
+        self.clear()
+        return statistics.median(second for own in seconds.values() for second in own[DROPPED:window])
+
+    def prefill_s(self, batch_size: int, length: int) -> float:
+        """From the first of as many prompts to all their first tokens, on one replica alone.
+
+        Raises:
+            EngineError: a rank died, or the cache has no room for it.
+        """
+        lane = self._arrangement.lanes[0]
+        lane.scheduler.blocks.forget()  # a prompt that begins as an earlier one would copy from it
+        stop = self._stop_rule(1)
+        for _ in range(batch_size):
+            lane.scheduler.add(self._request(length), stop)
+        began = time.perf_counter()
+        while lane.has_work:
+            lane.begin(0)
+            lane.complete()
+            self._check_undisturbed()
+        return time.perf_counter() - began
+
+    def hold(self, sequences: int, length: int) -> None:
+        """Let each replica have `sequences` times its TP degree sequences with `length` cached tokens, to be moved."""
+        for lane in self._arrangement.lanes:
+            self._resume(lane.scheduler, sequences * self.tp, length)
+
+    def clear(self) -> None:
+        """Wait for steps under way, and let go of all sequences."""
+        for lane in self._arrangement.lanes:
+            lane.complete()
+            lane.scheduler.abort({sequence.request.request_id for sequence in lane.scheduler.sequences})
+
+    def switch(self, tp: int) -> SwitchSeconds:
+        """Change the degree, and move what sequences have in the cache.
+
+        Raises:
+            EngineError: it is not possible, see `Arrangement.switch`.
+        """
+        source, held = self.tp, [lane.scheduler.sequences for lane in self._arrangement.lanes]
+        began = time.perf_counter()
+        report = self._arrangement.switch(tp, cache="move")
+        total_s = time.perf_counter() - began
+        moved = [[(s.cached, 0) for s in sequences] for sequences in held]  # none is cached that had no place
+        return SwitchSeconds(
+            groups_s=report.groups_s,
+            made_groups=report.made_groups,
+            weights_s=report.weights_s,
+            kv_s=report.kv_s,
+            rest_s=max(0.0, total_s - report.groups_s - report.weights_s - report.kv_s),
+            sent_bytes=sent_bytes(moved, source, self._kv_bytes_per_token),
+        )
+
+    def _resume(self, scheduler: Scheduler, count: int, cached: int) -> None:
+        """Let `count` sequences run, as if `cached` tokens of each had been computed: the next one is not yet."""
+        stop = self._stop_rule(self._longest)
+        needed = scheduler.blocks.blocks_for(cached + 1)
+        if count * needed > scheduler.blocks.free:
+            raise EngineError(
+                f"the cache has {scheduler.blocks.free} free blocks, and {count} sequences of {cached} tokens take "
+                f"{count * needed}; raise kv_cache_gib"
+            )
+        for _ in range(count):
+            sequence = Sequence(self._request(cached + 1), stop, (0, 0))
+            sequence.open()
+            sequence.cached = cached
+            scheduler.resume(sequence, scheduler.blocks.allocate(needed))
+
+    def _request(self, tokens: int) -> Request:
+        self._requests += 1
+        return Request(
+            request_id=self._requests,
+            group_id=self._requests,
+            prompt_ids=np.array(self._tokens(tokens), np.int64),
+            sampling=SamplingConfig(ignore_eos=True),
+            seed=self._requests,
+        )
+
+    def _tokens(self, count: int) -> list[int]:
+        tokens: list[int] = self._random.integers(0, self._vocab_size, count).tolist()
+        return tokens
+
+    def _stop_rule(self, tokens: int) -> StopRule:
+        """A response of so many tokens, whatever they are."""
+        sampling = SamplingConfig(ignore_eos=True, max_new_tokens=tokens)
+        return StopRule(sampling, eos_ids=(), room=tokens, detokenize=None)
+
+    def _check_undisturbed(self) -> None:
+        counts = self._arrangement.counts
+        if counts.restarts:
+            raise EngineError("a rank died while it was measured; what it took is of no use, profile again")
+        if counts.preemptions:
+            raise EngineError("the cache has no room for what is measured; raise kv_cache_gib or lower token_budget")
