@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from tailrace.config.generate import GenerateConfig, ProfileConfig
+from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
 from tailrace.config.load import schemas_in
 from tailrace.config.run import RunConfig
 
@@ -38,9 +38,11 @@ trainer: {steps: 200, train_batch_size: 64, lr: 1.0e-5}
 OTHER_COMMANDS = """\
 ## Other commands
 
-`tailrace generate` and `tailrace profile engine` take keys as arguments, and a YAML file of them with `--recipe`. Their
-sections `model` and `engine` are those of a training run. So are, for `generate`, `sampling` and the keys `source`,
-`chat_template` and `system_prompt` of `prompts`; `--prompts` sets `source`, without an answer column. Beside them:
+`tailrace generate`, `tailrace profile engine` and `tailrace profile tp` take keys as arguments, and a YAML file of them
+with `--recipe`. Their sections `model` and `engine` are those of a training run. So are, for `generate`, `sampling` and
+the keys `source`, `chat_template` and `system_prompt` of `prompts`; `--prompts` sets `source`, without an answer
+column. `tailrace profile tp MODEL` sets `model.path`. Its profile holds for one model's shapes on one machine, and of
+the engine for `dtype`, dp · tp, `threads_per_rank`, the kernels, the collectives and `link`. Beside them:
 """
 
 
@@ -49,6 +51,7 @@ def reference() -> str:
     commands: dict[str, type[BaseModel]] = {
         "tailrace generate": GenerateConfig,
         "tailrace profile engine": ProfileConfig,
+        "tailrace profile tp": TPProfileConfig,
     }
     tables = [line for name, schema in commands.items() for line in (f"### `{name}`\n", *_table("", schema))]
     return "\n".join([INTRODUCTION, *_section("", RunConfig), OTHER_COMMANDS, *tables]).rstrip() + "\n"
