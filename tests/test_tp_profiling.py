@@ -131,7 +131,7 @@ def test_a_window_decodes_the_batch_around_its_length_and_leaves_nothing(
     with bench_of(tiny_model("llama")) as (bench, arrangement):
         bench.write_cache(8)
         seconds = bench.decode_s(2, 3, 12, steps=5)
-        assert list(seen) == arrangement.lanes
+        assert set(seen) == set(arrangement.lanes)
         counted = [decoded for own in seen.values() for decoded in own[DROPPED : DROPPED + 5]]
         assert all(decoded is not None and decoded.sequences == 3 for decoded in counted)
         assert statistics.median(decoded.context_tokens for decoded in counted if decoded) == 3 * 12
