@@ -87,9 +87,9 @@ def test_every_replica_takes_its_share(cores: MakeCore) -> None:
     made = [0, 0]
     while core.has_work:
         core.step()
-        for index, lane in enumerate(core.lanes):
-            made[index] += 0 if lane.decoded is None else lane.decoded.sequences
-            lane.decoded = None
+        for index, each in enumerate(core.lanes):
+            made[index] += 0 if each.decoded is None else each.decoded.sequences
+            each.decoded = None
     assert sum(made) >= 8 * 4, "the first token of each may come with the prompt"
     assert min(made) >= 8
 

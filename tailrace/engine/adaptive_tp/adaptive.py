@@ -217,7 +217,8 @@ def open_adaptive_tp(
             raise ConfigError(f"TP profile {path} is of another setting: {'; '.join(differences)}")
         if config.tp not in profile.degrees:
             raise ConfigError(
-                f"TP profile {path} has TP {', '.join(map(str, profile.degrees))}, and the engine starts with {config.tp}"
+                f"TP profile {path} has TP {', '.join(map(str, profile.degrees))}, not {config.tp}, which the engine "
+                "starts with"
             )
     except ConfigError as error:
         warnings.warn(

@@ -163,7 +163,7 @@ class ProcessReplica(Replica):
 
     @property
     def silent(self) -> dict[int, WorkerProcess]:
-        """The ranks that have not answered the order under way, by the descriptor that becomes readable when one does."""
+        """Ranks that have not answered the order under way, by the descriptor that is readable when one has."""
         answered = {} if self._under_way is None else self._under_way.answers
         return {worker.channel.fileno(): worker for worker in self._workers if worker not in answered}
 

@@ -1,0 +1,271 @@
+"""When an engine changes its TP by itself, with profiles made by hand."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, closing
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
+from tailrace.engine import arrangement
+from tailrace.engine.adaptive_tp.profile_key import profile_key
+from tailrace.engine.architecture import read_architecture
+from tailrace.engine.core import EngineCore
+from tailrace.engine.driver import DrivenEngine
+from tailrace.errors import TailraceWarning
+from tailrace.planning.tp_profile import TPProfile
+from tailrace.types import Request
+from tests.engine.helpers import collect, make_core, make_request, run_core, same_tokens
+from tests.engine.switching import is_alive, pids
+from tests.planning.tp_profiles import made_profile
+from tests.tiny import write_tiny_model
+
+CPU = torch.device("cpu")
+LIMIT_S = 60
+LONGEST = 120
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama", tmp_path_factory.mktemp("adaptive") / "llama", seed=0)
+
+
+def config_of(path: Path) -> NativeEngineConfig:
+    settings = {"profile": str(path), "estimate": "bound", "steps_between": 8, "max_response_tokens": LONGEST}
+    return NativeEngineConfig(
+        dtype="float32",
+        block_size=4,
+        kv_cache_gib=0.01,
+        dp=2,
+        threads_per_rank=1,
+        adaptive_tp=AdaptiveTPConfig.model_validate(settings),
+    )
+
+
+def step_s(tp: int, size: int, tokens: int, replicas: int) -> float:
+    """TP 2 is quick for a sequence or two, and slow for more than three."""
+    return 0.1 + 0.001 * size if tp == 1 else 0.03 * size + 0.01
+
+
+def profile_of(model: Path, config: NativeEngineConfig) -> TPProfile:
+    key = profile_key(config, read_architecture(model), model="tiny", device=CPU)
+    return msgspec.structs.replace(made_profile(step_s), key=key)
+
+
+@pytest.fixture(scope="module")
+def profile(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("profiles") / "profile.json"
+    profile_of(model, config_of(path)).write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, profile: Path) -> Iterator[EngineCore]:
+    with closing(EngineCore(config_of(profile), model, device=CPU)) as core:
+        yield core
+
+
+@pytest.fixture
+def core(made: EngineCore) -> EngineCore:
+    """At TP 1, between two stages."""
+    assert made.adaptive_tp is not None
+    run_core(made, [])
+    if made.arrangement.config.tp != 1:
+        made.arrangement.switch(1, cache="move")
+    made.adaptive_tp.take()
+    return made
+
+
+def skewed(count: int = 8, *, first: int = 0) -> list[Request]:
+    """One is much longer than the others."""
+    chance = random.Random(0)
+    lengths = [100, *(chance.randint(10, 20) for _ in range(count - 1))]
+    return [make_request(first + i, max_new_tokens=n, ignore_eos=True) for i, n in enumerate(lengths)]
+
+
+def uniform() -> list[Request]:
+    return [make_request(i, max_new_tokens=24, ignore_eos=True) for i in range(8)]
+
+
+def changes(core: EngineCore) -> list[tuple[int, int]]:
+    assert core.adaptive_tp is not None
+    return [(v.source_tp, v.target_tp) for v in core.adaptive_tp.take() if v.report is not None]
+
+
+def test_tp_rises_as_the_batch_drains_and_returns_at_the_end_of_the_stage(core: EngineCore, model: Path) -> None:
+    assert core.adaptive_tp is not None
+    samples = run_core(core, skewed())
+    assert not core.adaptive_tp.is_away
+    assert core.arrangement.config.tp == 1
+    verdicts = core.adaptive_tp.take()
+    first, *_, last = verdicts
+    assert (first.unfinished, first.source_tp, first.target_tp) == (8, 1, 1), "it begins as the profile favours"
+    rise, fall = (verdict for verdict in verdicts if verdict.report is not None)
+    assert (rise.source_tp, rise.target_tp) == (1, 2)
+    assert 1 <= rise.unfinished <= 3
+    assert fall is last
+    assert (fall.source_tp, fall.target_tp, fall.unfinished, fall.decision) == (2, 1, 0, None)
+    assert same_tokens(samples, run_core(make_core(model), skewed()))
+
+
+def test_every_decision_is_told_with_all_its_terms(core: EngineCore) -> None:
+    assert core.adaptive_tp is not None
+    run_core(core, skewed())
+    verdicts = core.adaptive_tp.take()
+    assert len(verdicts) > 3, "the question is asked again as the batch shrinks"
+    for verdict in verdicts[:-1]:
+        assert verdict.decision is not None
+        assert verdict.began_at <= verdict.ended_at
+        assert [candidate.tp for candidate in verdict.decision.candidates] == [1, 2]
+        for candidate in verdict.decision.candidates:
+            c = candidate
+            parts = c.groups_s + c.reshard_s + c.rest_s + c.capture_s + min(c.move_s, c.recompute_s)
+            assert c.switch_s == pytest.approx(parts)
+            assert c.total_s == pytest.approx(c.remaining_s + c.switch_s)
+        assert verdict.decision.switch == (verdict.report is not None)
+    assert core.adaptive_tp.take() == []
+
+
+def test_nothing_changes_where_all_responses_end_together(core: EngineCore) -> None:
+    run_core(core, uniform())
+    assert changes(core) == []
+
+
+def test_a_stage_begins_with_the_degree_that_is_best_for_it(core: EngineCore) -> None:
+    assert core.adaptive_tp is not None
+    run_core(core, [make_request(0, max_new_tokens=20, ignore_eos=True)])
+    first, *others = core.adaptive_tp.take()
+    assert (first.source_tp, first.target_tp) == (1, 2)
+    assert first.decision is not None
+    assert first.decision.candidates[1].state == "none", "nothing has been computed"
+    assert all(verdict.report is None for verdict in others), "it began with TP 2, and keeps it when it ends"
+    assert core.arrangement.config.tp == 2
+    run_core(core, uniform())
+    assert changes(core) == [(2, 1)]
+
+
+@pytest.mark.filterwarnings("ignore::tailrace.errors.TailraceWarning")
+@pytest.mark.parametrize("requests", [skewed(), skewed(1)], ids=["in the middle", "at the beginning"])
+def test_what_was_refused_is_not_tried_again_in_the_stage(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch, requests: Sequence[Request]
+) -> None:
+    assert core.adaptive_tp is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(arrangement, "switch_bytes", lambda *_: 2**60)
+        run_core(core, requests)
+    verdicts = core.adaptive_tp.take()
+    refused = [verdict for verdict in verdicts if verdict.failure]
+    assert len(refused) == 1
+    assert refused[0].report is None
+    last = verdicts[-1].decision
+    assert last is not None
+    assert last.ruled_out == {2: refused[0].failure}
+    assert core.arrangement.config.tp == 1
+    run_core(core, skewed(first=100))
+    assert changes(core) == [(1, 2), (2, 1)], "another stage is another matter"
+
+
+def test_a_refusal_is_a_warning(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(arrangement, "switch_bytes", lambda *_: 2**60)
+        with pytest.warns(TailraceWarning, match="^TP stays 1: a switch needs 1073741824"):
+            run_core(core, skewed())
+
+
+async def test_the_asynchronous_engine_pauses_updates_and_closes_the_stage(core: EngineCore, model: Path) -> None:
+    assert core.adaptive_tp is not None
+    state = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        engine = DrivenEngine(core, pool)
+        async with asyncio.timeout(LIMIT_S), aclosing(engine.submit(skewed())) as stream:
+            samples = {}
+            async for sample in stream:
+                samples[sample.request_id] = sample
+                await engine.pause_generation()
+                await engine.update_weights(len(samples), state.items())
+                await engine.resume_generation()
+            while core.has_work:
+                await asyncio.sleep(0)
+            later = await collect(engine.submit(skewed(first=50)))
+            while core.has_work:
+                await asyncio.sleep(0)
+    assert not core.adaptive_tp.is_away
+    assert Counter(changes(core)) == {(1, 2): 2, (2, 1): 2}
+    alone = run_core(make_core(model), skewed())
+    assert same_tokens(samples, alone)
+    assert [len(sample.response_ids) for _, sample in sorted(later.items())] == [
+        len(sample.response_ids) for _, sample in sorted(alone.items())
+    ]
+    assert max(samples[0].weight_versions) >= 7
+
+
+async def test_closing_an_asynchronous_engine_in_the_middle_leaves_no_process(model: Path, profile: Path) -> None:
+    core = EngineCore(config_of(profile), model, device=CPU)
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        engine = DrivenEngine(core, pool)
+        async with asyncio.timeout(LIMIT_S):
+            stream = engine.submit(skewed())
+            while core.arrangement.config.tp == 1 and len(stream.pending) > 1:  # type: ignore[attr-defined]
+                await asyncio.sleep(0)
+            started = pids(core)
+            await engine.close()
+    assert started
+    assert not any(map(is_alive, started))
+
+
+@pytest.mark.parametrize(
+    "fault", ["missing", "torn", "another model", "another dtype", "other ranks", "another degree"]
+)
+def test_without_a_profile_of_this_engine_tp_stays_and_one_warning_says_why(
+    model: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrangement, "make_replicas", lambda *_, **__: [])
+    monkeypatch.setattr(EngineCore, "_load_initial_weights", lambda *_: None)
+    path = tmp_path / "profile.json"
+    good = profile_of(model, config_of(path))
+    key = good.key
+    profiles = {
+        "another model": msgspec.structs.replace(good, key=msgspec.structs.replace(key, architecture={"layers": 9})),
+        "another dtype": msgspec.structs.replace(good, key=msgspec.structs.replace(key, dtype="bfloat16")),
+        "other ranks": made_profile(step_s, ranks=4, degrees=(1, 2, 4)),
+        "another degree": msgspec.structs.replace(made_profile(step_s, degrees=(2,)), key=key),
+    }
+    says = {
+        "missing": "does not exist",
+        "torn": "is not valid",
+        "another model": r"layers is 2 \(profiled: 9\)",
+        "another dtype": r"dtype is 'float32' \(profiled: 'bfloat16'\)",
+        "other ranks": r"ranks is 2 \(profiled: 4\)",
+        "another degree": "has TP 2, not 1, which the engine starts with",
+    }
+    if fault in profiles:
+        profiles[fault].write(path)
+    elif fault == "torn":
+        path.write_text('{"format": 1')
+    with pytest.warns(TailraceWarning, match=says[fault]) as warned:
+        core = EngineCore(config_of(path), model, device=CPU)
+    assert [str(warning.message).endswith("`tailrace profile tp` makes a profile") for warning in warned] == [True]
+    assert core.adaptive_tp is None
+
+
+def test_an_engine_that_cannot_open_its_profile_leaves_no_process(
+    model: Path, profile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[int] = []
+
+    def interrupted(made: arrangement.Arrangement, *_: object, **__: object) -> None:
+        started.extend(pid for lane in made.lanes for pid in lane.replica.pids)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tailrace.engine.core.open_adaptive_tp", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        EngineCore(config_of(profile), model, device=CPU)
+    assert len(started) == 2
+    assert not any(map(is_alive, started))

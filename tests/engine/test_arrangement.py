@@ -1,0 +1,144 @@
+"""Engines whose ranks are rearranged in the middle, against an engine of one rank that stays as it is."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
+from tailrace.engine import arrangement
+from tailrace.engine.architecture import read_architecture
+from tailrace.engine.arrangement import Arrangement
+from tailrace.engine.core import EngineCore
+from tailrace.errors import ModelError
+from tailrace.types import Request, Sample
+from tests.engine.helpers import TINY_GIB, make_core, make_request, run_core
+from tests.engine.switching import Cache, is_alive, make_switching_core, pids, responses, steps, switch, wander
+from tests.tiny import write_tiny_model
+
+TIGHT: dict[str, Any] = {"kv_cache_gib": 14 * 4 * TINY_GIB["llama"], "prefill_tokens": 5, "max_batch_size": 5}
+"""Few blocks, prompts in pieces, and half the places where two replicas become one."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model("llama", tmp_path_factory.mktemp("switched") / "llama", seed=0)
+
+
+@pytest.fixture(scope="module")
+def pair(model: Path) -> Iterator[EngineCore]:
+    """Two ranks with room for everything."""
+    with closing(make_switching_core(model, dp=2)) as core:
+        yield core
+
+
+@pytest.fixture(scope="module")
+def tight_pair(model: Path) -> Iterator[EngineCore]:
+    with closing(make_switching_core(model, tp=2, **TIGHT)) as core:
+        yield core
+
+
+def assert_same(samples: dict[int, Sample], reference: dict[int, Sample]) -> None:
+    for number, (tokens, log_probs) in responses(samples, reference).items():
+        assert samples[number].response_ids.tolist() == tokens
+        assert samples[number].rollout_log_probs.tolist() == pytest.approx(log_probs, abs=2e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_token_changes_over_hundreds_of_switches_while_requests_come_and_leave(
+    pair: EngineCore, model: Path, seed: int
+) -> None:
+    requests, samples = wander(pair, (1, 2), switches=100, seed=seed)
+    assert_same(samples, run_core(make_core(model), requests))
+
+
+def test_no_token_changes_where_sequences_give_way_and_prompts_are_computed_in_pieces(
+    tight_pair: EngineCore, model: Path
+) -> None:
+    requests, samples = wander(tight_pair, (1, 2), switches=150, seed=2, backlog=20)
+    assert tight_pair.stats().preemptions > 0
+    assert_same(samples, run_core(make_core(model), requests))
+
+
+def test_four_ranks_change_between_all_degrees(model: Path) -> None:
+    with closing(make_switching_core(model, dp=2, tp=2, max_batch_size=6)) as core:
+        started = pids(core)
+        requests, samples = wander(core, (1, 2, 4), switches=40, seed=3)
+        assert pids(core) == started, "the processes stay"
+    assert_same(samples, run_core(make_core(model), requests))
+    assert not any(map(is_alive, started))
+
+
+@pytest.mark.parametrize(("on_update", "caches"), [("keep", ["move"]), ("recompute", ["move", "recompute"])])
+def test_new_weights_in_between_are_those_of_an_engine_that_never_switches(
+    model: Path, tmp_path: Path, on_update: str, caches: list[Cache]
+) -> None:
+    paths = [model, *(write_tiny_model("llama", tmp_path / str(seed), seed=seed) for seed in (1, 2))]
+    weights = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).state_dict() for path in paths]
+    requests = [make_request(number, max_new_tokens=14, ignore_eos=True) for number in range(6)]
+
+    def run(core: EngineCore, cache: Cache | None) -> dict[int, Sample]:
+        core.load_weights(0, weights[0].items())
+        for request in requests:
+            core.add(request)
+        samples = []
+        for number in range(1, 15):
+            if cache is not None and number % 2:
+                switch(core, 3 - core.arrangement.config.tp, cache=cache)
+            if number % 5 == 0:
+                core.load_weights(number // 5, weights[number // 5].items())
+            samples += core.step() + core.settle()
+        return {sample.request_id: sample for sample in samples}
+
+    alone = run(make_core(model, cache_on_update=on_update), None)
+    with closing(make_switching_core(model, dp=2, cache_on_update=on_update)) as core:
+        switched = [run(core, cache) for cache in caches]
+    for samples in switched:
+        assert_same(samples, alone)
+        assert all(s.weight_versions.tolist() == [0] * 4 + [1] * 5 + [2] * 5 for s in samples.values())
+
+
+def test_requests_share_the_prompts_of_sequences_that_have_moved(pair: EngineCore) -> None:
+    def request(number: int) -> Request:
+        return make_request(number, group_id=777, prompt=21, max_new_tokens=30, ignore_eos=True)
+
+    pair.add(request(0))
+    steps(pair, 3)
+    switch(pair, 3 - pair.arrangement.config.tp)
+    shared = pair.stats().shared_tokens
+    pair.add(request(1))
+    run_core(pair, [])
+    assert pair.stats().shared_tokens - shared == 20
+
+
+def test_a_switch_says_what_it_took_and_makes_groups_once(model: Path) -> None:
+    with closing(make_switching_core(model, dp=2)) as core:
+        core.add(make_request(0, prompt=21, max_new_tokens=30, ignore_eos=True))
+        steps(core, 2)
+        assert core.arrangement.groups == {1}
+        _, first = switch(core, 2)
+        _, second = switch(core, 1)
+        _, third = switch(core, 2)
+        assert core.arrangement.groups == {1, 2}
+        assert [report.made_groups for report in (first, second, third)] == [(2,), (), ()]
+        assert first.kv_bytes > 0
+        parts = first.groups_s + first.weights_s + first.kv_s + first.rest_s
+        assert parts == pytest.approx(first.total_s)
+        assert len(run_core(core, [])[0].response_ids) == 30
+
+
+def test_degrees_that_the_model_cannot_be_split_in_are_no_part_of_what_may_come(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has four heads."""
+    monkeypatch.setattr(arrangement, "make_replicas", lambda *_, **__: [])
+    architecture, cpu = read_architecture(model), torch.device("cpu")
+    anything = NativeEngineConfig(dp=5, adaptive_tp=AdaptiveTPConfig())
+    assert Arrangement(anything, architecture, device=cpu).least_blocks > 0
+    named = NativeEngineConfig(dp=5, adaptive_tp=AdaptiveTPConfig(degrees=(1, 5)))
+    with pytest.raises(ModelError, match="tp 5 leaves ranks without a query head"):
+        Arrangement(named, architecture, device=cpu)
