@@ -30,7 +30,15 @@ from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.planning.order import first_in, longest_first
-from tailrace.preparation import check_cache, check_new_file, check_sampling, context_length, open_engine, prepare_torch
+from tailrace.preparation import (
+    check_cache,
+    check_engine,
+    check_new_file,
+    check_sampling,
+    context_length,
+    open_engine,
+    prepare_torch,
+)
 from tailrace.prompts.load import check_lengths, present
 from tailrace.prompts.order import sample_seed
 from tailrace.prompts.sources.base import table_rows
@@ -111,8 +119,9 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
         raise ConfigError("prompts are given as arguments and as prompts.source; give them in one way")
     if not texts and config.prompts.source is None:
         raise ConfigError("there are no prompts; give them as arguments, or a file with --prompts FILE")
-    check_sampling(config.engine, config.sampling)
     model_dir = resolve_model(config.model)
+    check_sampling(config.engine, config.sampling, model_dir)
+    check_engine(config.engine, model_dir, device=config.device)
     tokenizer = load_tokenizer(model_dir)
     if config.prompts.source is not None:
         rows = source_rows(config.prompts.source)

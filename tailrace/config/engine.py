@@ -20,11 +20,11 @@ class SamplingConfig(Config):
 
     max_new_tokens: PositiveInt = 256
     """Tokens of a response at the most."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Divides the logits; 0 is greedy."""
-    top_k: NonNegativeInt = 0
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Keep the k most likely tokens; 0 keeps all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(ge=1e-6, le=1)] = 1.0
     """Keep the smallest set of most likely tokens whose probability reaches this."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop tokens less likely than this times the most likely one."""
@@ -82,12 +82,12 @@ class NativeEngineConfig(Config):
     prefill_tokens: PositiveInt = 4096
     """Tokens computed in one engine step at the most, decoding sequences not counted."""
     max_model_len: PositiveInt | None = None
-    """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
+    """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
     """What becomes of the cache of unfinished sequences when new weights come."""
     cuda_graphs: bool = False
     """Capture a CUDA graph for each size of a decode step when it first occurs. Has never run on a GPU."""
-    step_timeout_s: PositiveFloat = 600.0
+    step_timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0
     """A worker process that takes longer for a step is killed and replaced."""
 
     @property
@@ -121,7 +121,7 @@ class VllmEngineConfig(Config):
     max_batch_size: PositiveInt = 128
     """Sequences that decode together at the most."""
     max_model_len: PositiveInt | None = None
-    """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
+    """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
 
 
 class HfEngineConfig(Config):
