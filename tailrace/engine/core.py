@@ -20,7 +20,7 @@ from tailrace.engine.base import EngineStats
 from tailrace.engine.blocks import BlockManager
 from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.dispatch import Dispatcher
-from tailrace.engine.driver import check_length
+from tailrace.engine.driver import check_prompt
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import make_replicas, stage
@@ -102,7 +102,7 @@ class EngineCore:
         Raises:
             RequestError: it can never be.
         """
-        check_length(request, self.max_model_len)
+        check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
         prompt = len(request.prompt_ids)
         response = min(request.sampling.max_new_tokens, self.max_model_len - prompt)
         needed = self.lanes[0].scheduler.blocks_needed(prompt, response)
@@ -111,9 +111,6 @@ class EngineCore:
                 f"request {request.request_id} needs up to {needed} blocks of {self._config.block_size} tokens, and "
                 f"the cache has {self._blocks}; raise kv_cache_gib or lower max_new_tokens"
             )
-        last = self._architecture.vocab_size - 1
-        if int(request.prompt_ids.max()) > last or int(request.prompt_ids.min()) < 0:
-            raise RequestError(f"request {request.request_id} has a prompt token outside the vocabulary, 0 … {last}")
         self._stop_rules.rule(request)
 
     def add(self, request: Request) -> None:

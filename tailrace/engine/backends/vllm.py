@@ -27,7 +27,7 @@ import torch
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
-from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.engine.driver import DrivenEngine, check_prompt
 from tailrace.engine.stopping import StopRule, StopRules
 from tailrace.engine.weights import Weights, check_weights
 from tailrace.errors import EngineError, ModelError, RequestError, one_line
@@ -35,6 +35,7 @@ from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM raises a lower one to this, unless it is 0."""
+HIGHEST_TEMPERATURE = 2.0
 
 STEP_TOKENS = 2048
 """Tokens of a step on a CPU at the most, or one sequence, if that is longer."""
@@ -116,7 +117,7 @@ class VllmCore:
         Raises:
             RequestError: it can never be.
         """
-        check_length(request, self.max_model_len)
+        check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
         self._stop_rules.rule(request)
         if reason := unsupported(request.sampling):
             raise RequestError(f"request {request.request_id} has {reason}")
@@ -225,6 +226,8 @@ def unsupported(sampling: SamplingConfig) -> str | None:
     """What vLLM would change of `sampling`, with what it takes instead, or None."""
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         return f"temperature {sampling.temperature}; vLLM takes {LOWEST_TEMPERATURE} or more, or 0, which is greedy"
+    if sampling.temperature > HIGHEST_TEMPERATURE:
+        return f"temperature {sampling.temperature}; vLLM takes {HIGHEST_TEMPERATURE} at the most"
     if sampling.min_p > 0 and sampling.top_p < 1:
         return "min_p and top_p, which vLLM applies in the other order; use one"
     return None
