@@ -189,10 +189,11 @@ async def _generate(config: GenerateConfig, inputs: Inputs, lines: "JsonLines") 
             async for sample in samples:
                 lines.write(_line(sample, config, inputs))
                 throughput.count(sample)
-        if interrupt.asked:
+        interrupted = throughput.samples < len(requests)
+        if interrupted:
             print(f"Interrupted: {throughput.samples} of {len(requests)} samples are written.", file=sys.stderr)
         print(throughput.summary(), file=sys.stderr)
-        return INTERRUPTED if interrupt.asked else 0
+        return INTERRUPTED if interrupted else 0
 
 
 async def _open_engine(config: GenerateConfig, inputs: Inputs, stack: AsyncExitStack) -> Engine:

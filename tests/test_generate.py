@@ -1,11 +1,12 @@
 """Prompts in, JSON lines out: whole, in time, and never over somebody's file."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,28 @@ def test_what_only_the_engine_refuses_leaves_that_file_alone_and_is_bad_input(tm
     ):
         generate(configured(model), ["one"], output, force=True)
     assert output.read_text() == "precious"
+
+
+def test_an_interrupt_after_which_everything_finishes_is_none(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Finishing(FakeEngine):
+        def submit(self, requests: Sequence[Request]) -> SampleStream:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().submit(requests)
+
+        async def abort(self, request_ids: Iterable[int]) -> None:
+            """All of them have finished."""
+
+    def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        return Finishing(executor=executor, playwright=RandomPlaywright(9))
+
+    with patch("tailrace.preparation.make_engine", make):
+        assert generate(configured(model, samples=3), ["one"], tmp_path / "out") == 0
+    shown = capsys.readouterr().err
+    assert "Stopping" in shown
+    assert "Interrupted" not in shown
+    assert len(lines_of(tmp_path / "out")) == 3
 
 
 def test_sampling_that_vllm_would_change_is_refused_before_it_starts(tmp_path: Path, model: Path) -> None:
