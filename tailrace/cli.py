@@ -68,7 +68,8 @@ def generate(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Prompts, and changes to the configuration, such as sampling.temperature=0.",
+            help="Prompts, and changes to the configuration, such as sampling.temperature=0. "
+            "Whatever looks like KEY=VALUE without a space is a change.",
             metavar="[PROMPT]... [KEY=VALUE]...",
         ),
     ] = None,

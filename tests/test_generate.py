@@ -269,9 +269,15 @@ def test_a_cache_too_small_for_the_longest_sequence_is_named(tmp_path: Path, mod
     assert not (tmp_path / "out").exists()
 
 
-def test_arguments_with_a_known_key_or_a_misspelt_one_are_overrides_and_the_rest_are_prompts() -> None:
-    prompts = ["What is 1 + 1?", "f(x) = 3", "a b=c", "y=2x+1, what is y at x=3?", "x.y=1", "samples..n=4", "E=mc²"]
-    changes = ["engine.tp=2", "samples=4", "sampling.top_k=", "modle.path=x", "sample=3"]
+def test_arguments_that_look_like_a_key_are_overrides_and_the_rest_are_prompts() -> None:
+    prompts = [
+        "What is 1 + 1?", "What is 3=3?", "f(x) = 3", "f(x)=3", "a b=c", "3=3", "x=3, what is x+1?", "n=3 or 4",
+        "y=2x+1, what is y at x=3?",
+    ]  # fmt: skip
+    changes = [
+        "engine.tp=2", "samples=4", "sampling.top_k=", "modle.path=x", "sample=3", "temperature=0", "n=3", "x.y=1",
+        "samples..n=4", "model.path=my models/one", "prompts.system_prompt=Be brief. Be right.",
+    ]  # fmt: skip
     assert split_arguments([*prompts, *changes], GenerateConfig.model_fields) == (prompts, changes)
 
 
@@ -289,9 +295,12 @@ def test_the_prompts_option_stands_for_a_key_and_keys_of_the_arguments_win() -> 
     ("override", "expected"),
     [
         ("sampling.temprature=0", "unknown key sampling.temprature; did you mean sampling.temperature?"),
+        ("temperature=0", "unknown key temperature; did you mean sampling.temperature?"),
+        ("n=3", "unknown key n; expected one of device, engine"),
         ("trainer.lr=1", "unknown key trainer; expected one of device, engine, model"),
         ("order=shortest", "order is 'shortest': input should be 'first_in' or 'longest_first'"),
         ("engine.link={}", "engine with link needs tp of 2 or more, since one rank exchanges nothing"),
+        ("engine.backend=vllm", "unknown key engine.backend; did you mean engine.type=vllm?"),
         ("samples=0", "samples is 0: input should be greater than 0"),
         ("prompts.source={type: jsonl}", "prompts.source.path is required and missing"),
         ("prompts.source={type: csv}", "prompts.source.type is 'csv'; expected one of"),

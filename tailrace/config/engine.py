@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -30,8 +31,9 @@ class SamplingConfig(Config):
     """Drop tokens less likely than this times the most likely one."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Tokens that end a response, beside the model's end-of-sequence tokens."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response; the response keeps the token that completed one."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = ()
+    """Strings that end a response, or a single one; the response keeps the token that completed one. For a line break,
+    a shell needs `sampling.stop='["\\n"]'`."""
     ignore_eos: bool = False
     """Neither end-of-sequence nor stops end a response: it has exactly max_new_tokens, or what the context has room
     for (workload replay)."""
@@ -40,7 +42,7 @@ class SamplingConfig(Config):
     @classmethod
     def _no_empty_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if "" in stop:
-            raise ValueError("an empty stop string would end every response at once; remove it")
+            raise ValueError("has an empty string, which would end every response at once; remove it")
         return stop
 
 

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.config.load import load_config, parse_config
+from tailrace.config.generate import GenerateConfig
+from tailrace.config.load import load_as, load_config, parse_config
 from tailrace.config.prompts import JsonlSource
 from tailrace.errors import ConfigError
 
@@ -95,7 +96,16 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("sampling.temperature=0", "sampling.temperature is 0: the greedy samples of a group are all equal"),
         ("pipeline.in_order=true", "pipeline.in_order needs pipeline.streaming: true"),
         ("rewards.grader.pattern='('", "rewards.grader.pattern is not a regular expression"),
-        ("sampling.stop=['']", "an empty stop string would end every response at once"),
+        ("sampling.stop=['']", "sampling.stop has an empty string, which would end every response at once"),
+        ("sampling.stop=5", "sampling.stop is 5: input should be a valid list"),
+        ("sampling.stop_token_ids=5", "sampling.stop_token_ids is 5: input should be a valid list"),
+        ("engine.grammar=vllm", "unknown key engine.grammar; did you mean engine.type=vllm?"),
+        ("engine.grammar={a: 1}", "unknown key engine.grammar; expected one of block_size"),
+        ("engine.link={latency_us:1}", "YAML needs a space after the colon: latency_us: 1"),
+        (
+            "prompts.source.split=x",
+            "unknown key prompts.source.split; it belongs to prompts.source.type dataset or hub",
+        ),
         ("prompts.source.type=jsonl", "prompts.source.path is required and missing"),
         ("output_dir=${nope}", "Interpolation key 'nope' not found"),
         ("foo", "'foo' is not of the form key=value"),
@@ -105,6 +115,22 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
 )
 def test_a_mistake_is_one_line_that_names_it(override: str, expected: str) -> None:
     assert expected in message(override)
+
+
+def test_a_key_of_another_variant_names_that_variant() -> None:
+    assert message("engine.type=hf", "engine.tp=2").endswith("unknown key engine.tp; it belongs to engine.type native")
+
+
+@pytest.mark.parametrize(("given", "stop"), [("x", ("x",)), ('["\\n"]', ("\n",)), ("[]", ())])
+def test_a_stop_string_needs_no_list(given: str, stop: tuple[str, ...]) -> None:
+    assert load_config(QUICKSTART, [f"sampling.stop={given}"]).sampling.stop == stop
+
+
+def test_another_command_says_what_a_training_recipe_is() -> None:
+    with pytest.raises(
+        ConfigError, match=r"quickstart\.yaml is a training recipe, with .*trainer; this command takes device"
+    ):
+        load_as(GenerateConfig, QUICKSTART)
 
 
 def test_every_grader_checks_its_pattern_before_anything_starts() -> None:
