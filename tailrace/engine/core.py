@@ -40,7 +40,7 @@ class EngineCore:
         Raises:
             ModelError: the directory holds no model that the engine runs.
             ConfigError: the model or the device does not take this DP, TP or way to exchange tensors.
-            EngineError: the cache cannot hold a block, or the device cannot hold the cache.
+            ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
         """
         self.version: WeightVersion = 0
         self._config = config

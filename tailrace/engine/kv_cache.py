@@ -5,7 +5,7 @@ import math
 import torch
 
 from tailrace.engine.architecture import Architecture
-from tailrace.errors import EngineError
+from tailrace.errors import ConfigError
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -25,7 +25,7 @@ class KVCache:
         """Allocate it. `architecture`: the rank's own (`sharding.local_architecture`).
 
         Raises:
-            EngineError: the device has no room for it.
+            ConfigError: the device has no room for it.
         """
         a = architecture
         shape = (a.layers, 2, blocks, a.kv_heads, block_size * a.head_dim)
@@ -33,7 +33,7 @@ class KVCache:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
         except RuntimeError as error:  # CUDA's OutOfMemoryError is one, too
             gib = math.prod(shape) * dtype.itemsize / GIB
-            raise EngineError(f"{device} has no {gib:.1f} GiB for the KV cache; lower kv_cache_gib") from error
+            raise ConfigError(f"{device} has no {gib:.1f} GiB for the KV cache; lower engine.kv_cache_gib") from error
         self.block_size = block_size
 
     @property
@@ -51,13 +51,14 @@ def blocks_that_fit(architecture: Architecture, *, gib: float, block_size: int, 
     """Blocks in `gib` GiB. `architecture`: the rank's own.
 
     Raises:
-        EngineError: not even one fits.
+        ConfigError: not even one fits.
     """
     a = architecture
     block_bytes = a.layers * 2 * a.kv_heads * block_size * a.head_dim * dtype.itemsize
     blocks = int(gib * GIB) // block_bytes
     if blocks < 1:
-        raise EngineError(
-            f"kv_cache_gib {gib} holds no block of {block_size} tokens; raise it to {block_bytes / GIB:.6f} or more"
+        least = math.ceil(block_bytes / GIB * 1e6) / 1e6
+        raise ConfigError(
+            f"engine.kv_cache_gib {gib} holds no block of {block_size} tokens; raise it to {least:.6f} or more"
         )
     return blocks

@@ -100,7 +100,7 @@ class CpuDecoder(Decoder):
 
         Raises:
             KernelUnavailable: the kernels cannot be had.
-            EngineError: there is no room for the cache.
+            ConfigError: there is no room for the cache.
         """
         self._library = _library()
         in_cpp = collective.size == 1 or collective.native is not None

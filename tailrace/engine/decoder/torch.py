@@ -37,7 +37,7 @@ class TorchDecoder(Decoder):
             cuda_graphs: Capture steps that only decode; needs CUDA, and NCCL between the ranks.
 
         Raises:
-            EngineError: the device has no room for the cache.
+            ConfigError: the device has no room for the cache.
             ConfigError: graphs are wanted, and the device is not CUDA.
         """
         self.drawing = TorchDrawing(collective)

@@ -21,7 +21,7 @@ def make_replicas(config: NativeEngineConfig, architecture: Architecture, *, dev
     Raises:
         ModelError: the model cannot be split so.
         ConfigError: the collectives, the kernels or the number of ranks do not suit the device.
-        EngineError: the cache cannot hold a block, or the device cannot hold the cache.
+        ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
     """
     if config.ranks == 1:
         return [LocalReplica(Rank(config, architecture, WHOLE, device=device, collective=Alone()))]

@@ -33,7 +33,7 @@ class Rank:
         Raises:
             ModelError: the model cannot be split so.
             ConfigError: the kernels that were asked for cannot be had.
-            EngineError: the cache cannot hold a block, or the device cannot hold the cache.
+            ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
         """
         self._shard = shard
         self._architecture = architecture
