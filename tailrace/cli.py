@@ -75,7 +75,9 @@ def generate(
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", help="A .jsonl or .parquet file with a column prompt.", metavar="FILE"),
+        typer.Option(
+            "--prompts", help="A .jsonl or .parquet file with a column prompt; - reads .jsonl lines.", metavar="FILE"
+        ),
     ] = None,
     recipe: Annotated[
         Path | None, typer.Option("--recipe", help="A YAML file with model, engine, sampling, …", metavar="FILE")

@@ -95,8 +95,10 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
     """Whether the file that `option` names can be made, or replaced with `force`.
 
     Raises:
-        UserError: it exists and is not to be replaced, or has no directory to be in.
+        UserError: it exists and is not to be replaced, or is a directory, or has none to be in.
     """
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a directory; give a file")
     if path.exists() and not force:
         raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
     if not path.parent.is_dir():

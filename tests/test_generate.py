@@ -67,9 +67,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]  # of text, it would split at other marks, too
 
 
-def tailrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+def tailrace(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tailrace", "generate", *arguments],
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=120,
@@ -149,6 +150,39 @@ def test_an_existing_output_is_refused_and_left_alone(tmp_path: Path, model: Pat
     assert output.read_text() == "precious"
     generate(configured(model), ["one"], output, force=True)
     assert [line["index"] for line in lines_of(output)] == [0]
+
+
+@pytest.mark.parametrize("pattern", ["p.jsonl", "*.jsonl"])
+def test_prompts_are_never_overwritten_with_their_answers(tmp_path: Path, model: Path, pattern: str) -> None:
+    source = write_rows(tmp_path / "p.jsonl", {"prompt": "hi"})
+    (tmp_path / "link").symlink_to(source)
+    for output in (source, tmp_path / "link"):
+        prompts = {"source": {"type": "parquet", "path": str(tmp_path / pattern), "answer_column": None}}
+        with pytest.raises(UserError, match="holds the prompts; give another file"):
+            generate(configured(model, prompts=prompts), output=output, force=True)
+    assert lines_of(source) == [{"prompt": "hi"}]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_directory_is_no_output(tmp_path: Path, model: Path, force: bool) -> None:
+    with pytest.raises(UserError, match=rf"^--output {tmp_path} is a directory; give a file$"):
+        generate(configured(model), ["one"], tmp_path, force=force)
+
+
+def test_an_output_that_cannot_be_made_says_why(model: Path) -> None:
+    with pytest.raises(UserError, match=r"^--output /proc/nothing cannot be made: No such file or directory$"):
+        generate(configured(model), ["one"], Path("/proc/nothing"))
+
+
+def test_a_device_needs_no_force_and_stays(model: Path) -> None:
+    assert generate(configured(model), ["one"], Path("/dev/null")) == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_output_without_a_line_is_removed(tmp_path: Path) -> None:
+    with JsonLines(tmp_path / "out", force=False):
+        assert (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_wrong_input_leaves_a_file_that_was_to_be_replaced_alone(tmp_path: Path, model: Path) -> None:
@@ -238,6 +272,7 @@ def test_a_full_device_is_one_clear_line() -> None:
     ("content", "expected"),
     [
         ('{"prompt": "a"}\n{"prompt":\n', "line 2, is not a JSON object"),
+        ("What is 1 + 1?\n", 'line 1, is not a JSON object, such as {"prompt": "…"}: '),
         ('{"prompt": "a"}\n{"promt": "b"}\n', "p.jsonl:2 has no column 'prompt'"),
         ('{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl:2, column 'prompt': a prompt must be a string"),
         ("\n", "prompts.source has no prompts"),
@@ -331,6 +366,16 @@ def test_the_last_line_on_stderr_counts_what_is_on_stdout(tmp_path: Path, model:
     summary = done.stderr.splitlines()[-1]
     assert summary.startswith(f"12 samples · {tokens} tokens in ")
     assert summary.endswith("prefill 6 tokens computed, 0 shared · 0 preemptions")
+
+
+def test_prompts_come_from_standard_input_and_lines_go_to_standard_output(model: Path) -> None:
+    done = tailrace(
+        "--prompts", "-", "--output", "/dev/stdout", f"model.path={model}", "engine.type=fake",
+        stdin='\ufeff{"prompt": "hi", "level": 3}\n',
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert (line["prompt_id"], line["metadata"]) == ("stdin:1", {"level": 3})
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

