@@ -77,7 +77,7 @@ class NativeEngineConfig(Config):
     can be."""
     block_size: PositiveInt = 64
     """Tokens in a KV cache block."""
-    kv_cache_gib: PositiveFloat = 1.0
+    kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache on each rank, in GiB."""
     max_batch_size: PositiveInt = 128
     """Sequences that a copy of the model decodes together at the most."""
@@ -118,7 +118,7 @@ class VllmEngineConfig(Config):
     type: Literal["vllm"] = "vllm"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and the KV cache."""
-    kv_cache_gib: PositiveFloat = 1.0
+    kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache, in GiB."""
     max_batch_size: PositiveInt = 128
     """Sequences that decode together at the most."""
