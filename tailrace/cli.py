@@ -1,5 +1,6 @@
 """The command line. Heavy imports happen inside the commands, so that --help answers at once."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -136,6 +137,9 @@ def report(run: Annotated[Path, typer.Argument(help="Directory of a run, finishe
 
 def main() -> None:
     """Entry point: what goes wrong on purpose is one line on stderr; exit code 2 for bad input, 1 for the rest."""
+    log = logging.getLogger("tailrace")  # says on stderr what takes a while
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
     try:
         app()
     except UserError as error:

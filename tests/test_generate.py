@@ -378,6 +378,17 @@ def test_prompts_come_from_standard_input_and_lines_go_to_standard_output(model:
     assert (line["prompt_id"], line["metadata"]) == ("stdin:1", {"level": 3})
 
 
+def test_what_is_compiled_at_first_use_is_announced_on_stderr(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_CACHE", str(tmp_path))
+    settings = ["engine.tp=2", "engine.dtype=float32", "engine.kv_cache_gib=0.01", "sampling.max_new_tokens=3"]
+    done = tailrace("one", f"model.path={model}", *settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "compiling the shared_memory kernel (once) …"
+    assert json.loads(done.stdout)["tokens"] <= 3
+
+
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     done = tailrace("--prompts", str(tmp_path / "none.jsonl"))
     assert (done.returncode, done.stdout) == (2, "")

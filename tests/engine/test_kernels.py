@@ -60,6 +60,14 @@ def test_a_library_of_which_part_is_left_is_compiled_anew(sources: Path, kept: i
     assert [path.stat().st_size for path in libraries()] == [len(content)]
 
 
+def test_compiling_is_announced_and_loading_is_not(sources: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "tailrace")
+    for _ in range(2):
+        load.cache_clear()
+        load("answer")
+    assert caplog.messages == ["compiling the answer kernel (once) …"]
+
+
 def test_a_changed_source_or_header_is_compiled_anew(sources: Path) -> None:
     load("answer")
     for changed in ("answer.cpp", "some.h"):

@@ -8,6 +8,7 @@ a digest of themselves: one that a full disk or a power cut left in part could k
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -50,6 +51,7 @@ def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
     compiler = _compiler(name)
     library = cache_directory() / "kernels" / f"{name}-{_fingerprint(source, compiler)}.so"
     if not _is_whole(library):
+        logging.getLogger(__name__).info("compiling the %s kernel (once) …", name)
         _compile(source, compiler, library)
     try:
         return ctypes.CDLL(str(library))
