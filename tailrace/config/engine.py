@@ -66,7 +66,7 @@ class NativeEngineConfig(Config):
     """Copies of the model, which share the requests."""
     tp: PositiveInt = 1
     """Ranks that hold one copy together. DP × TP ranks are worker processes, unless there is one only."""
-    threads_per_rank: PositiveInt | None = None
+    threads_per_rank: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads of each worker process; by default the cores divided by the ranks."""
     collectives: Literal["auto", "shared_memory", "gloo", "nccl"] = "auto"
     """How TP ranks exchange tensors: by default nccl on CUDA, else shared memory, or gloo without a C++ compiler."""

@@ -92,6 +92,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("sampling.top_p=1.0e-46", "sampling.top_p is 1e-46: input should be greater than or equal to 0.000001"),
         (f"sampling.top_k={2**63}", "input should be less than 2147483648"),
         ("engine.step_timeout_s=1.0e8", "input should be less than or equal to 1000000"),
+        ("engine.threads_per_rank=1000000", "input should be less than or equal to 1024"),
         ("engine.kv_cache_gib=1.0e300", "input should be less than or equal to 1000000"),
         ("trainer.lr=.nan", "trainer.lr is nan: input should be a finite number"),
         ("algorithm.group_size=1", "algorithm.group_size is 1: GRPO compares the samples of a group"),
