@@ -157,5 +157,5 @@ def test_a_cache_without_room_for_a_block_is_refused(tiny_model: TinyModel) -> N
 
 
 def test_a_cache_larger_than_the_memory_is_refused(tiny_model: TinyModel) -> None:
-    with pytest.raises(ConfigError, match=r"cpu has no 100000000\.0 GiB for the KV cache; lower engine\.kv_cache_gib"):
-        make_core(tiny_model("llama"), kv_cache_gib=1e8)
+    with pytest.raises(ConfigError, match=r"cpu has no 1000000\.0 GiB for the KV cache; lower engine\.kv_cache_gib"):
+        make_core(tiny_model("llama"), kv_cache_gib=1e6)
