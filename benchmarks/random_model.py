@@ -3,7 +3,9 @@
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen2Config
 
 QWEN_0_5B = Qwen2Config(
     vocab_size=151_936,
@@ -31,9 +33,13 @@ SMALL = Qwen2Config(
 
 
 def write_model(config: Qwen2Config, directory: Path) -> Path:
-    """Write it to `directory` in bf16, unless it is there."""
-    if not (directory / "model.safetensors").exists():
+    """Write it to `directory` in bf16, with a tokenizer of numbers for words, unless it is there."""
+    if not (directory / "tokenizer.json").exists():
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         model.save_pretrained(directory)
+        words = {str(token): token for token in range(config.vocab_size)}
+        numbers = Tokenizer(WordLevel(words, unk_token="0"))
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=numbers)  # type: ignore[no-untyped-call]
+        tokenizer.save_pretrained(directory)
     return directory

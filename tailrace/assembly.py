@@ -25,7 +25,7 @@ from tailrace.metrics import TaskTimes
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
-from tailrace.preparation import check_cache, check_sampling, context_length, open_engine
+from tailrace.preparation import check_cache, check_engine, check_sampling, context_length, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
@@ -63,10 +63,11 @@ def load_inputs(config: RunConfig) -> Inputs:
     """Find the model and load the prompts.
 
     Raises:
-        UserError: the sampling, the model, the prompts or their lengths do not fit what was asked for.
+        UserError: the sampling, the engine, the model, the prompts or their lengths do not fit what was asked for.
     """
-    check_sampling(config.engine, config.sampling)
     model_dir = resolve_model(config.model)
+    check_sampling(config.engine, config.sampling, model_dir)
+    check_engine(config.engine, model_dir, device=config.device)
     tokenizer = load_tokenizer(model_dir)
     prompts = load_prompts(
         config.prompts, tokenizer, seed=config.seed, max_tokens=_max_prompt_tokens(config, model_dir)

@@ -1,5 +1,6 @@
 """The command line. Heavy imports happen inside the commands, so that --help answers at once."""
 
+import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -68,13 +69,16 @@ def generate(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Prompts, and changes to the configuration, such as sampling.temperature=0.",
+            help="Prompts, and changes to the configuration, such as sampling.temperature=0. "
+            "Whatever looks like KEY=VALUE without a space is a change.",
             metavar="[PROMPT]... [KEY=VALUE]...",
         ),
     ] = None,
     prompts: Annotated[
         Path | None,
-        typer.Option("--prompts", help="A .jsonl or .parquet file with a column prompt.", metavar="FILE"),
+        typer.Option(
+            "--prompts", help="A .jsonl or .parquet file with a column prompt; - reads .jsonl lines.", metavar="FILE"
+        ),
     ] = None,
     recipe: Annotated[
         Path | None, typer.Option("--recipe", help="A YAML file with model, engine, sampling, …", metavar="FILE")
@@ -159,6 +163,9 @@ def report(run: Annotated[Path, typer.Argument(help="Directory of a run, finishe
 
 def main() -> None:
     """Entry point: what goes wrong on purpose is one line on stderr; exit code 2 for bad input, 1 for the rest."""
+    log = logging.getLogger("tailrace")  # says on stderr what takes a while
+    log.addHandler(logging.StreamHandler())
+    log.setLevel(logging.INFO)
     try:
         app()
     except UserError as error:

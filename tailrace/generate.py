@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -23,14 +24,22 @@ import msgspec
 from rich.console import Console
 
 from tailrace.config.generate import GenerateConfig
-from tailrace.config.prompts import ColumnsConfig
+from tailrace.config.prompts import AnySource, ColumnsConfig
 from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.planning.order import first_in, longest_first
-from tailrace.preparation import check_cache, check_new_file, check_sampling, context_length, open_engine, prepare_torch
+from tailrace.preparation import (
+    check_cache,
+    check_engine,
+    check_new_file,
+    check_sampling,
+    context_length,
+    open_engine,
+    prepare_torch,
+)
 from tailrace.prompts.load import check_lengths, present
 from tailrace.prompts.order import sample_seed
 from tailrace.prompts.sources.base import table_rows
@@ -91,6 +100,8 @@ def generate(
         UserError: something about the input is wrong, and nothing was written; or the output cannot be written.
         EngineError: generation failed. What was finished before is written.
     """
+    if output is not None and config.prompts.source is not None:
+        _check_apart(config.prompts.source, output)
     lines = JsonLines(output, force=force)
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config, texts)
@@ -111,8 +122,9 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
         raise ConfigError("prompts are given as arguments and as prompts.source; give them in one way")
     if not texts and config.prompts.source is None:
         raise ConfigError("there are no prompts; give them as arguments, or a file with --prompts FILE")
-    check_sampling(config.engine, config.sampling)
     model_dir = resolve_model(config.model)
+    check_sampling(config.engine, config.sampling, model_dir)
+    check_engine(config.engine, model_dir, device=config.device)
     tokenizer = load_tokenizer(model_dir)
     if config.prompts.source is not None:
         rows = source_rows(config.prompts.source)
@@ -125,6 +137,18 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     context = context_length(config.engine, model_dir)
     check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
+
+
+def _check_apart(source: AnySource, output: Path) -> None:
+    """Whether the prompts are still there when the output has been written.
+
+    Raises:
+        UserError: they are not.
+    """
+    given = str(Path(getattr(source, "path", "")).expanduser())
+    files = [path for path in map(Path, (given, *glob(given, recursive=True))) if path.exists()]
+    if output.exists() and any(map(output.samefile, files)):
+        raise UserError(f"--output {output} holds the prompts; give another file")
 
 
 def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Request]:
@@ -180,10 +204,11 @@ async def _generate(config: GenerateConfig, inputs: Inputs, lines: "JsonLines") 
             async for sample in samples:
                 lines.write(_line(sample, config, inputs))
                 throughput.count(sample)
-        if interrupt.asked:
+        interrupted = throughput.samples < len(requests)
+        if interrupted:
             print(f"Interrupted: {throughput.samples} of {len(requests)} samples are written.", file=sys.stderr)
         print(throughput.summary(), file=sys.stderr)
-        return INTERRUPTED if interrupt.asked else 0
+        return INTERRUPTED if interrupted else 0
 
 
 async def _open_engine(config: GenerateConfig, inputs: Inputs, stack: AsyncExitStack) -> Engine:
@@ -241,20 +266,21 @@ def _line(sample: Sample, config: GenerateConfig, inputs: Inputs) -> Line:
 class JsonLines:
     """JSON lines in a new file, or on standard output. Each is written at once, so that a killed run leaves whole ones.
 
-    A context manager: the file is made on entering, once everything else is known to be right.
+    A context manager: the file is made on entering, once everything else is known to be right, and removed on leaving
+    where nothing was written.
     """
 
     def __init__(self, path: Path | None, *, force: bool) -> None:
         """`force`: replace the file at `path`.
 
         Raises:
-            UserError: the file exists and is not to be replaced, or has no directory to be in.
+            UserError: the file exists and is not to be replaced, is a directory, or has none to be in.
         """
-        self._path = path
-        self._force = force
+        self._path = path = None if path == Path("/dev/stdout") else path
         self._length = 0
         if path is not None:
-            check_new_file("--output", path, force=force)
+            self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
+            check_new_file("--output", path, force=self._replace)
 
     @property
     def on_terminal(self) -> bool:
@@ -266,15 +292,19 @@ class JsonLines:
             self._file = open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
             return self
         try:
-            self._file = self._path.open("wb" if self._force else "xb", buffering=0)
+            self._file = self._path.open("wb" if self._replace else "xb", buffering=0)
         except FileExistsError:  # another process was faster
             raise UserError(f"--output {self._path} was just made by another process; give another file") from None
+        except OSError as error:
+            raise UserError(f"--output {self._path} cannot be made: {error.strerror}") from None
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
+        if self._path is not None and self._path.is_file() and not self._length:
+            self._path.unlink()
 
     def write(self, line: Line) -> None:
         """Write one line, whole or not at all.

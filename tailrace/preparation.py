@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
 
+import psutil
 import torch
 
 from tailrace.allocator import keep_freed_memory
@@ -14,6 +15,7 @@ from tailrace.engine.base import Engine
 from tailrace.engine.factory import make_engine
 from tailrace.errors import ConfigError, UserError
 from tailrace.models.info import describe_model
+from tailrace.planning.estimate import GIB, engine_memory
 
 
 def prepare_torch(device: str, threads: int | None) -> None:
@@ -37,11 +39,40 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
 
     Raises:
         ModelError: the model cannot be read.
+        ConfigError: the configuration asks for more than the model has.
     """
     context = describe_model(model_dir).context_length
     if isinstance(engine, NativeEngineConfig | VllmEngineConfig) and engine.max_model_len is not None:
-        context = min(context, engine.max_model_len)
+        if engine.max_model_len > context:
+            raise ConfigError(
+                f"engine.max_model_len {engine.max_model_len} exceeds the model's context of {context}; lower it"
+            )
+        context = engine.max_model_len
     return context
+
+
+def check_engine(config: EngineConfig, model_dir: Path, *, device: str) -> None:
+    """Whether the device has what the engine is configured to use, and CPUs the memory: Linux would kill processes.
+
+    Raises:
+        ModelError: the model cannot be read.
+        ConfigError: it does not.
+    """
+    if torch.device(device).type != "cpu":
+        return
+    if isinstance(config, NativeEngineConfig):
+        if config.cuda_graphs:
+            raise ConfigError(f"engine.cuda_graphs is for CUDA devices, not for {device}; leave it out")
+        if config.collectives == "nccl":
+            raise ConfigError(f"engine.collectives=nccl is for CUDA devices, not for {device}; use auto")
+    memory = engine_memory(config, describe_model(model_dir).parameters)
+    needed, available = sum(memory.values()) / GIB, psutil.virtual_memory().available / GIB
+    if needed > available:
+        parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in memory.items())
+        raise ConfigError(
+            f"the engine needs {needed:.1f} GiB ({parts}), and {available:.1f} GiB are available; "
+            f"lower engine.kv_cache_gib, engine.dp or engine.tp"
+        )
 
 
 async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
@@ -64,22 +95,28 @@ def check_new_file(option: str, path: Path, *, force: bool) -> None:
     """Whether the file that `option` names can be made, or replaced with `force`.
 
     Raises:
-        UserError: it exists and is not to be replaced, or has no directory to be in.
+        UserError: it exists and is not to be replaced, or is a directory, or has none to be in.
     """
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a directory; give a file")
     if path.exists() and not force:
         raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
     if not path.parent.is_dir():
         raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")
 
 
-def check_sampling(config: EngineConfig, sampling: SamplingConfig) -> None:
-    """Whether the engine samples as it is told to.
+def check_sampling(config: EngineConfig, sampling: SamplingConfig, model_dir: Path) -> None:
+    """Whether the engine samples as it is told to, and the model has the tokens to stop at.
 
     Raises:
+        ModelError: the model cannot be read.
         ConfigError: it does not.
     """
     if isinstance(config, VllmEngineConfig) and (reason := unsupported(sampling)):
         raise ConfigError(f"sampling has {reason}")
+    last = describe_model(model_dir).vocab - 1
+    if unknown := [token for token in sampling.stop_token_ids if token > last]:
+        raise ConfigError(f"sampling.stop_token_ids has {unknown[0]}, and the model's tokens are 0 … {last}")
 
 
 def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, max_new_tokens: int) -> None:

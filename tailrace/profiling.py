@@ -29,7 +29,7 @@ from tailrace.engine.profile import PARTS, Profiler, StepProfile
 from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
-from tailrace.preparation import check_new_file, context_length, prepare_torch
+from tailrace.preparation import check_engine, check_new_file, context_length, prepare_torch
 from tailrace.report.run_data import write_file
 from tailrace.report.text import number, percent
 from tailrace.types import Request, Sample
@@ -84,6 +84,7 @@ def profile_engine(config: ProfileConfig, json: Path | None, *, force: bool = Fa
         check_new_file("--json", json, force=force)
     prepare_torch(config.device, config.threads)
     model_dir = resolve_model(config.model)
+    check_engine(engine, model_dir, device=config.device)
     _check_context(config, context_length(engine, model_dir))
     with closing(EngineCore(engine, model_dir, device=torch.device(config.device))) as core:
         _check_cache(config, engine, core.stats().total_blocks)

@@ -1,11 +1,12 @@
 """Prompts in, JSON lines out: whole, in time, and never over somebody's file."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -66,9 +67,10 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines()]  # of text, it would split at other marks, too
 
 
-def tailrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+def tailrace(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tailrace", "generate", *arguments],
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=120,
@@ -150,6 +152,39 @@ def test_an_existing_output_is_refused_and_left_alone(tmp_path: Path, model: Pat
     assert [line["index"] for line in lines_of(output)] == [0]
 
 
+@pytest.mark.parametrize("pattern", ["p.jsonl", "*.jsonl"])
+def test_prompts_are_never_overwritten_with_their_answers(tmp_path: Path, model: Path, pattern: str) -> None:
+    source = write_rows(tmp_path / "p.jsonl", {"prompt": "hi"})
+    (tmp_path / "link").symlink_to(source)
+    for output in (source, tmp_path / "link"):
+        prompts = {"source": {"type": "parquet", "path": str(tmp_path / pattern), "answer_column": None}}
+        with pytest.raises(UserError, match="holds the prompts; give another file"):
+            generate(configured(model, prompts=prompts), output=output, force=True)
+    assert lines_of(source) == [{"prompt": "hi"}]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_directory_is_no_output(tmp_path: Path, model: Path, force: bool) -> None:
+    with pytest.raises(UserError, match=rf"^--output {tmp_path} is a directory; give a file$"):
+        generate(configured(model), ["one"], tmp_path, force=force)
+
+
+def test_an_output_that_cannot_be_made_says_why(model: Path) -> None:
+    with pytest.raises(UserError, match=r"^--output /proc/nothing cannot be made: No such file or directory$"):
+        generate(configured(model), ["one"], Path("/proc/nothing"))
+
+
+def test_a_device_needs_no_force_and_stays(model: Path) -> None:
+    assert generate(configured(model), ["one"], Path("/dev/null")) == 0
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_output_without_a_line_is_removed(tmp_path: Path) -> None:
+    with JsonLines(tmp_path / "out", force=False):
+        assert (tmp_path / "out").exists()
+    assert not (tmp_path / "out").exists()
+
+
 def test_wrong_input_leaves_a_file_that_was_to_be_replaced_alone(tmp_path: Path, model: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("precious")
@@ -175,6 +210,28 @@ def test_what_only_the_engine_refuses_leaves_that_file_alone_and_is_bad_input(tm
     ):
         generate(configured(model), ["one"], output, force=True)
     assert output.read_text() == "precious"
+
+
+def test_an_interrupt_after_which_everything_finishes_is_none(
+    tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Finishing(FakeEngine):
+        def submit(self, requests: Sequence[Request]) -> SampleStream:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().submit(requests)
+
+        async def abort(self, request_ids: Iterable[int]) -> None:
+            """All of them have finished."""
+
+    def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        return Finishing(executor=executor, playwright=RandomPlaywright(9))
+
+    with patch("tailrace.preparation.make_engine", make):
+        assert generate(configured(model, samples=3), ["one"], tmp_path / "out") == 0
+    shown = capsys.readouterr().err
+    assert "Stopping" in shown
+    assert "Interrupted" not in shown
+    assert len(lines_of(tmp_path / "out")) == 3
 
 
 def test_sampling_that_vllm_would_change_is_refused_before_it_starts(tmp_path: Path, model: Path) -> None:
@@ -215,6 +272,7 @@ def test_a_full_device_is_one_clear_line() -> None:
     ("content", "expected"),
     [
         ('{"prompt": "a"}\n{"prompt":\n', "line 2, is not a JSON object"),
+        ("What is 1 + 1?\n", 'line 1, is not a JSON object, such as {"prompt": "…"}: '),
         ('{"prompt": "a"}\n{"promt": "b"}\n', "p.jsonl:2 has no column 'prompt'"),
         ('{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl:2, column 'prompt': a prompt must be a string"),
         ("\n", "prompts.source has no prompts"),
@@ -246,9 +304,15 @@ def test_a_cache_too_small_for_the_longest_sequence_is_named(tmp_path: Path, mod
     assert not (tmp_path / "out").exists()
 
 
-def test_arguments_with_a_known_key_or_a_misspelt_one_are_overrides_and_the_rest_are_prompts() -> None:
-    prompts = ["What is 1 + 1?", "f(x) = 3", "a b=c", "y=2x+1, what is y at x=3?", "x.y=1", "samples..n=4", "E=mc²"]
-    changes = ["engine.tp=2", "samples=4", "sampling.top_k=", "modle.path=x", "sample=3"]
+def test_arguments_that_look_like_a_key_are_overrides_and_the_rest_are_prompts() -> None:
+    prompts = [
+        "What is 1 + 1?", "What is 3=3?", "f(x) = 3", "f(x)=3", "a b=c", "3=3", "x=3, what is x+1?", "n=3 or 4",
+        "y=2x+1, what is y at x=3?",
+    ]  # fmt: skip
+    changes = [
+        "engine.tp=2", "samples=4", "sampling.top_k=", "modle.path=x", "sample=3", "temperature=0", "n=3", "x.y=1",
+        "samples..n=4", "model.path=my models/one", "prompts.system_prompt=Be brief. Be right.",
+    ]  # fmt: skip
     assert split_arguments([*prompts, *changes], GenerateConfig.model_fields) == (prompts, changes)
 
 
@@ -266,9 +330,12 @@ def test_the_prompts_option_stands_for_a_key_and_keys_of_the_arguments_win() -> 
     ("override", "expected"),
     [
         ("sampling.temprature=0", "unknown key sampling.temprature; did you mean sampling.temperature?"),
+        ("temperature=0", "unknown key temperature; did you mean sampling.temperature?"),
+        ("n=3", "unknown key n; expected one of device, engine"),
         ("trainer.lr=1", "unknown key trainer; expected one of device, engine, model"),
         ("order=shortest", "order is 'shortest': input should be 'first_in' or 'longest_first'"),
         ("engine.link={}", "engine with link needs tp of 2 or more, since one rank exchanges nothing"),
+        ("engine.backend=vllm", "unknown key engine.backend; did you mean engine.type=vllm?"),
         ("samples=0", "samples is 0: input should be greater than 0"),
         ("prompts.source={type: jsonl}", "prompts.source.path is required and missing"),
         ("prompts.source={type: csv}", "prompts.source.type is 'csv'; expected one of"),
@@ -299,6 +366,27 @@ def test_the_last_line_on_stderr_counts_what_is_on_stdout(tmp_path: Path, model:
     summary = done.stderr.splitlines()[-1]
     assert summary.startswith(f"12 samples · {tokens} tokens in ")
     assert summary.endswith("prefill 6 tokens computed, 0 shared · 0 preemptions")
+
+
+def test_prompts_come_from_standard_input_and_lines_go_to_standard_output(model: Path) -> None:
+    done = tailrace(
+        "--prompts", "-", "--output", "/dev/stdout", f"model.path={model}", "engine.type=fake",
+        stdin='\ufeff{"prompt": "hi", "level": 3}\n',
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, done.stdout.splitlines())
+    assert (line["prompt_id"], line["metadata"]) == ("stdin:1", {"level": 3})
+
+
+def test_what_is_compiled_at_first_use_is_announced_on_stderr(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_CACHE", str(tmp_path))
+    settings = ["engine.tp=2", "engine.dtype=float32", "engine.kv_cache_gib=0.01", "sampling.max_new_tokens=3"]
+    done = tailrace("one", f"model.path={model}", *settings)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == "compiling the shared_memory kernel (once) …"
+    assert json.loads(done.stdout)["tokens"] <= 3
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:

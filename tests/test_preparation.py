@@ -1,18 +1,69 @@
-"""Starting an engine can be broken off."""
+"""What cannot work is refused before an engine starts, and starting one can be broken off."""
 
 import asyncio
 import threading
 from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tailrace import preparation
-from tailrace.config.engine import FakeEngineConfig
+from tailrace import assembly, generate, preparation, profiling
+from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine
-from tailrace.errors import ModelError
-from tailrace.preparation import open_engine
+from tailrace.errors import ConfigError, ModelError
+from tailrace.preparation import check_engine, check_sampling, context_length, open_engine
+from tests.conftest import TinyModel
+from tests.runs import small_run, write_prompts
+
+
+@pytest.mark.parametrize("engine", [{"dp": 1000}, {"tp": 1000}, {"kv_cache_gib": 1e6}])
+def test_an_engine_larger_than_the_memory_is_refused_with_both_figures(
+    tiny_model: TinyModel, engine: dict[str, Any]
+) -> None:
+    figures = (
+        r"the engine needs [\d.]+ GiB \(engine weights .* and [\d.]+ GiB are available; lower engine\.kv_cache_gib"
+    )
+    with pytest.raises(ConfigError, match=figures):
+        check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cpu")
+    check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cuda")  # whose memory is another
+
+
+def test_every_command_refuses_such_an_engine(tmp_path: Path, tiny_model: TinyModel) -> None:
+    engine, model = NativeEngineConfig(tp=1000), {"path": str(tiny_model("llama"))}
+    run = small_run(tmp_path / "run", tiny_model("llama"), write_prompts(tmp_path / "p.jsonl"), engine=engine)
+    with pytest.raises(ConfigError, match="the engine needs"):
+        assembly.load_inputs(run)
+    with pytest.raises(ConfigError, match="the engine needs"):
+        generate.load_inputs(GenerateConfig.model_validate({"model": model, "engine": engine}), ["one"])
+    with pytest.raises(ConfigError, match="the engine needs"):
+        profiling.profile_engine(ProfileConfig.model_validate({"model": model, "engine": engine, "threads": 1}), None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "expected"),
+    [
+        ({"cuda_graphs": True}, r"engine\.cuda_graphs is for CUDA devices, not for cpu; leave it out"),
+        ({"collectives": "nccl"}, r"engine\.collectives=nccl is for CUDA devices, not for cpu; use auto"),
+    ],
+)
+def test_what_only_cuda_has_is_refused_elsewhere(tiny_model: TinyModel, engine: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cpu")
+
+
+def test_a_longer_context_than_the_models_is_refused(tiny_model: TinyModel) -> None:
+    assert context_length(NativeEngineConfig(max_model_len=100), tiny_model("llama")) == 100
+    with pytest.raises(ConfigError, match=r"engine\.max_model_len 513 exceeds the model's context of 512; lower it"):
+        context_length(NativeEngineConfig(max_model_len=513), tiny_model("llama"))
+
+
+def test_stop_tokens_that_the_model_does_not_have_are_refused(tiny_model: TinyModel) -> None:
+    check_sampling(HfEngineConfig(), SamplingConfig(stop_token_ids=(260,)), tiny_model("llama"))
+    with pytest.raises(ConfigError, match=r"stop_token_ids has 261, and the model's tokens are 0 … 260"):
+        check_sampling(HfEngineConfig(), SamplingConfig(stop_token_ids=(3, 261)), tiny_model("llama"))
 
 
 async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_is_closed(

@@ -3,6 +3,7 @@
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -20,18 +21,19 @@ class SamplingConfig(Config):
 
     max_new_tokens: PositiveInt = 256
     """Tokens of a response at the most."""
-    temperature: NonNegativeFloat = 1.0
+    temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Divides the logits; 0 is greedy."""
-    top_k: NonNegativeInt = 0
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Keep the k most likely tokens; 0 keeps all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_p: Annotated[float, Field(ge=1e-6, le=1)] = 1.0
     """Keep the smallest set of most likely tokens whose probability reaches this."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop tokens less likely than this times the most likely one."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()
     """Tokens that end a response, beside the model's end-of-sequence tokens."""
-    stop: tuple[str, ...] = ()
-    """Strings that end a response; the response keeps the token that completed one."""
+    stop: Annotated[tuple[str, ...], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = ()
+    """Strings that end a response, or a single one; the response keeps the token that completed one. For a line break,
+    a shell needs `sampling.stop='["\\n"]'`."""
     ignore_eos: bool = False
     """Neither end-of-sequence nor stops end a response: it has exactly max_new_tokens, or what the context has room
     for (workload replay)."""
@@ -40,7 +42,7 @@ class SamplingConfig(Config):
     @classmethod
     def _no_empty_stop(cls, stop: tuple[str, ...]) -> tuple[str, ...]:
         if "" in stop:
-            raise ValueError("an empty stop string would end every response at once; remove it")
+            raise ValueError("has an empty string, which would end every response at once; remove it")
         return stop
 
 
@@ -84,7 +86,7 @@ class NativeEngineConfig(Config):
     """Copies of the model, which share the requests."""
     tp: PositiveInt = 1
     """Ranks that hold one copy together. DP × TP ranks are worker processes, unless there is one only."""
-    threads_per_rank: PositiveInt | None = None
+    threads_per_rank: Annotated[int, Field(gt=0, le=1024)] | None = None
     """CPU threads of each worker process; by default the cores divided by the ranks."""
     adaptive_tp: AdaptiveTPConfig | None = None
     """Rearranges the dp · tp ranks while responses finish; dp and tp are what the engine starts with then."""
@@ -97,19 +99,19 @@ class NativeEngineConfig(Config):
     can be."""
     block_size: PositiveInt = 64
     """Tokens in a KV cache block."""
-    kv_cache_gib: PositiveFloat = 1.0
+    kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache on each rank, in GiB."""
     max_batch_size: PositiveInt = 128
     """Sequences that a copy of the model decodes together at the most."""
     prefill_tokens: PositiveInt = 4096
     """Tokens computed in one engine step at the most, decoding sequences not counted."""
     max_model_len: PositiveInt | None = None
-    """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
+    """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
     """What becomes of the cache of unfinished sequences when new weights come."""
     cuda_graphs: bool = False
     """Capture a CUDA graph for each size of a decode step when it first occurs. Has never run on a GPU."""
-    step_timeout_s: PositiveFloat = 600.0
+    step_timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0
     """A worker process that takes longer for a step is killed and replaced."""
 
     @property
@@ -151,12 +153,12 @@ class VllmEngineConfig(Config):
     type: Literal["vllm"] = "vllm"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and the KV cache."""
-    kv_cache_gib: PositiveFloat = 1.0
+    kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache, in GiB."""
     max_batch_size: PositiveInt = 128
     """Sequences that decode together at the most."""
     max_model_len: PositiveInt | None = None
-    """Prompt and response tokens of a sequence at the most; the model's context by default, which it cannot exceed."""
+    """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
 
 
 class HfEngineConfig(Config):

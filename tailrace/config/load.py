@@ -32,6 +32,11 @@ def load_as(schema: type[Schema], recipe: Path | None, overrides: Sequence[str] 
             names the nearest valid one), or a value is not valid.
     """
     merged = OmegaConf.create() if recipe is None else _read_recipe(recipe)
+    if foreign := sorted((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(merged)):
+        raise ConfigError(
+            f"{recipe} is a training recipe, with {', '.join(map(str, foreign))}; "
+            f"this command takes {', '.join(sorted(schema.model_fields))}"
+        )
     for override in sorted(overrides, key=_chooses_no_type):
         merged = _apply(merged, override)
     source = "command line" if recipe is None else str(recipe)
@@ -126,7 +131,7 @@ def _explain(root: type[BaseModel], problem: ErrorDetails) -> str:
     location, kind, message = problem["loc"], problem["type"], problem["msg"]
     key = ".".join(_config_keys(root, location))
     if kind == "extra_forbidden":
-        return f"unknown key {key}; {_nearest_key(root, location)}"
+        return f"unknown key {key}; {_nearest_key(root, location, problem['input'])}"
     if kind == "missing":
         return f"{key} is required and missing"
     if kind == "union_tag_not_found":
@@ -135,7 +140,7 @@ def _explain(root: type[BaseModel], problem: ErrorDetails) -> str:
     if kind == "union_tag_invalid":
         context = problem["ctx"]
         return f"{key}.type is {context['tag']!r}; expected one of {context['expected_tags']}"
-    message = message.removeprefix("Value error, ")
+    message = message.removeprefix("Value error, ").replace("tuple", "list").replace("Tuple", "List")
     if kind == "value_error":
         return f"{key} {message}" if key else message
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
@@ -179,17 +184,31 @@ def schemas_in(annotation: Any) -> list[type[BaseModel]]:
     return [schema for argument in typing.get_args(annotation) for schema in schemas_in(argument)]
 
 
-def _nearest_key(root: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """The valid key that was probably meant: in the same place, else anywhere."""
+def _nearest_key(root: type[BaseModel], location: tuple[int | str, ...], value: object) -> str:
+    """The valid key that was probably meant: in another variant or in the same place, else anywhere."""
     unknown = str(location[-1])
-    place = ".".join(_config_keys(root, location[:-1]))
+    place = ".".join((*_config_keys(root, location[:-1]), ""))
+    if ":" in unknown:
+        return f"YAML needs a space after the colon: {unknown.replace(':', ': ', 1)}"
+    variants = _variants_at(root, location[:-1])
+    if owners := [tag for tag, variant in variants.items() if unknown in variant.model_fields]:
+        return f"it belongs to {place}type {' or '.join(owners)}"
+    if isinstance(value, str) and value in variants:
+        return f"did you mean {place}type={value}?"
     siblings = sorted(_schema_at(root, location[:-1]).model_fields)
     if close := nearest(unknown, siblings):
-        return f"did you mean {place + '.' if place else ''}{close}?"
+        return f"did you mean {place}{close}?"
     everywhere = dict(_all_keys(root, ""))
     if close := nearest(unknown, everywhere, cutoff=0.8):
         return f"did you mean {everywhere[close]}?"
     return f"expected one of {', '.join(siblings)}"
+
+
+def _variants_at(root: type[BaseModel], location: tuple[int | str, ...]) -> dict[str, type[BaseModel]]:
+    """The variants by tag of the union whose tag ends the location; none where it ends with a key."""
+    if len(location) < 2:
+        return {}
+    return _descend(_schema_at(root, location[:-2]), str(location[-2]))[1]
 
 
 def _schema_at(root: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:

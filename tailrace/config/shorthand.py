@@ -7,23 +7,26 @@ from pathlib import Path
 
 from tailrace.errors import ConfigError, nearest
 
-_OVERRIDE = re.compile(r"([A-Za-z_]\w*)(\.[A-Za-z_]\w*)*=")
+_OVERRIDE = re.compile(r"([A-Za-z_]\w*)[\w.]*=(\S*\Z)?")
 
 
 def split_arguments(arguments: Iterable[str], keys: Collection[str]) -> tuple[list[str], list[str]]:
-    """Prompts, and `key=value` overrides, whose keys begin with one of `keys`, or with what must have meant one."""
+    """Prompts, and `key=value` overrides: without white space, or with a key that begins with what is like one of
+    `keys`."""
     texts: list[str] = []
     overrides: list[str] = []
     for argument in arguments:
         match = _OVERRIDE.match(argument)
-        (overrides if match and nearest(match[1], keys) else texts).append(argument)
+        is_override = match and (match[2] is not None or nearest(match[1], keys))
+        (overrides if is_override else texts).append(argument)
     return texts, overrides
 
 
 def source_override(prompts: Path) -> str:
-    """The override that `--prompts` stands for."""
+    """The override that `--prompts` stands for; `-` is standard input."""
     kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
-    return f"prompts.source={{type: {kind}, path: {json.dumps(str(prompts))}, answer_column: null}}"
+    path = "/dev/stdin" if prompts == Path("-") else str(prompts)
+    return f"prompts.source={{type: {kind}, path: {json.dumps(path)}, answer_column: null}}"
 
 
 def model_override(model: str, keys: Collection[str]) -> str:

@@ -15,6 +15,7 @@ from tailrace.engine.adaptive_tp.reshard import switch_bytes
 from tailrace.engine.adaptive_tp.transplant import Transplant, plan_transplant
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.blocks import BlockManager
+from tailrace.engine.collectives.factory import resolve_collectives
 from tailrace.engine.decoder.factory import local_sizes
 from tailrace.engine.dispatch import Dispatcher
 from tailrace.engine.lane import Lane
@@ -48,7 +49,7 @@ class Arrangement:
         self._architecture = architecture
         self._device = device
         self._crew = Crew()
-        self._executor = SwitchExecutor()
+        self._executor = SwitchExecutor(resolve_collectives(config, device) if config.adaptive_tp else config)
         self._failures = 0
         self.least_blocks = min(_blocks(config, architecture, tp) for tp in _degrees(config, architecture))
         """Of a replica's cache, in any arrangement that may come."""

@@ -65,9 +65,10 @@ class Engine(ABC):
         Closing the stream aborts what it has not yielded.
 
         Raises:
-            RequestError: here, before any is accepted: a prompt is empty or leaves no room for one new token, its
-                blocks can never fit the cache, it has stop strings and the model no tokenizer, or its id is in
-                flight already.
+            RequestError: here, before any is accepted: a prompt is no array of tokens of the vocabulary, is empty or
+                leaves no room for one new token, its blocks can never fit the cache, it has stop strings and the model
+                no tokenizer, or its id is in flight already. From the stream: the backend refused this one request
+                after all; further samples come.
             EngineError: from the stream: the engine failed or was closed; no further sample will come.
         """
 

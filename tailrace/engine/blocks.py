@@ -9,7 +9,7 @@ holds all blocks before it, and lets go of the last one first. So a node has no 
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -70,22 +70,22 @@ class BlockManager:
     """References to each block, and the tree of those that can be found."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
+        self.total = blocks
         self.block_size = block_size
         self.root = Node(-1, (), None)
-        self._references = [0] * blocks
-        self._nodes: list[Node | None] = [None] * blocks
-        self._empty = list(reversed(range(blocks)))
+        self._references: Counter[int] = Counter()
+        self._nodes: dict[int, Node] = {}
+        self._taken = 0
+        """Blocks that were ever taken, the first ones: what is kept of blocks grows with their use."""
+        self._empty: list[int] = []
+        """Of these, without a holder and in no tree."""
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Without a holder, but in the tree; the least recently held first."""
 
     @property
-    def total(self) -> int:
-        return len(self._references)
-
-    @property
     def free(self) -> int:
         """Blocks without a holder."""
-        return len(self._empty) + len(self._idle)
+        return self.total - self._taken + len(self._empty) + len(self._idle)
 
     @property
     def used(self) -> int:
@@ -123,10 +123,10 @@ class BlockManager:
             assert self._references[block] > 0, f"block {block} has no holder to release it"
             self._references[block] -= 1
             if self._references[block] == 0:
-                if self._nodes[block] is None:
-                    self._empty.append(block)
-                else:
+                if block in self._nodes:
                     self._idle[block] = None
+                else:
+                    self._empty.append(block)
 
     def match(self, tokens: Sequence[int], limit: int) -> Match:
         """What the cache has of the first `limit` of these tokens."""
@@ -150,7 +150,7 @@ class BlockManager:
             The node of these tokens. After a full block it is the parent of the next one, and its block the caller's.
         """
         key = tuple(tokens)
-        own, (twin, common) = self._nodes[block], parent.nearest(key)
+        own, (twin, common) = self._nodes.get(block), parent.nearest(key)
         if twin is not None and common == len(key):
             if twin is not own and len(key) == self.block_size:
                 self.share([twin.block])
@@ -165,13 +165,16 @@ class BlockManager:
     def forget(self) -> None:
         """Let nothing be found any more. Nodes handed out before are void; holders keep their blocks."""
         self.root = Node(-1, (), None)
-        self._nodes = [None] * self.total
+        self._nodes.clear()
         self._empty += self._idle
         self._idle.clear()
 
     def _take(self) -> int:
         if self._empty:
             block = self._empty.pop()
+        elif self._taken < self.total:
+            block = self._taken
+            self._taken += 1
         else:
             block, _ = self._idle.popitem(last=False)
             self._drop(block)
@@ -179,10 +182,9 @@ class BlockManager:
         return block
 
     def _drop(self, block: int) -> None:
-        node = self._nodes[block]
+        node = self._nodes.pop(block, None)
         if node is not None:
             node.detach()
-            self._nodes[block] = None
 
 
 def _common(one: TokenKey, other: TokenKey) -> int:

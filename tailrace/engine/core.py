@@ -20,7 +20,7 @@ from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineStats
 from tailrace.engine.decoder.factory import longest_sequence
-from tailrace.engine.driver import check_length
+from tailrace.engine.driver import check_prompt
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import stage
@@ -40,7 +40,7 @@ class EngineCore:
         Raises:
             ModelError: the directory holds no model that the engine runs.
             ConfigError: the model or the device does not take this DP, TP or way to exchange tensors.
-            EngineError: the cache cannot hold a block, or the device cannot hold the cache.
+            ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
         """
         self.version: WeightVersion = 0
         self._config = config
@@ -103,7 +103,7 @@ class EngineCore:
         Raises:
             RequestError: it can never be.
         """
-        check_length(request, self.max_model_len)
+        check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
         prompt = len(request.prompt_ids)
         response = min(request.sampling.max_new_tokens, self.max_model_len - prompt)
         needed = self.lanes[0].scheduler.blocks_needed(prompt, response)
@@ -113,9 +113,6 @@ class EngineCore:
                 f"request {request.request_id} needs up to {needed} blocks of {self._config.block_size} tokens, and "
                 f"the cache has {blocks}; raise kv_cache_gib or lower max_new_tokens"
             )
-        last = self._architecture.vocab_size - 1
-        if int(request.prompt_ids.max()) > last or int(request.prompt_ids.min()) < 0:
-            raise RequestError(f"request {request.request_id} has a prompt token outside the vocabulary, 0 … {last}")
         self._stop_rules.rule(request)
 
     def add(self, request: Request) -> None:

@@ -12,14 +12,19 @@ there too, under the lock.
 """
 
 import asyncio
+import math
+import numbers
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
+
 from tailrace.engine.base import Engine, EngineStats, SampleStream
-from tailrace.errors import EngineError, RequestError
+from tailrace.errors import EngineError, RequestError, one_line
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -84,6 +89,7 @@ class DrivenEngine(Engine):
 
     def submit(self, requests: Sequence[Request]) -> SampleStream:
         """See `Engine`."""
+        requests = [_plain(request) for request in requests]
         seen = set(self._streams)
         for request in requests:
             if request.request_id in seen:
@@ -101,9 +107,13 @@ class DrivenEngine(Engine):
 
     async def abort(self, request_ids: Iterable[int]) -> None:
         """See `Engine`."""
-        self._to_abort |= self._streams.keys() & set(request_ids)  # kept, should the caller be cancelled meanwhile
-        async with self._turn:
-            self._empty_inbox()
+        self._to_abort |= self._streams.keys() & set(request_ids)
+        try:
+            async with self._turn:
+                self._empty_inbox()
+        except asyncio.CancelledError:
+            self._wake()
+            raise
 
     async def pause_generation(self) -> None:
         """See `Engine`."""
@@ -136,7 +146,7 @@ class DrivenEngine(Engine):
         self._core.interrupt()
         async with self._turn:  # free once the step under way has ended
             await _ended(self._start(self._core.close))
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.done():  # it has, where it was of another asyncio.run
             await asyncio.wait([self._loop])
 
     def _wake(self) -> None:
@@ -147,10 +157,10 @@ class DrivenEngine(Engine):
     async def _generate(self) -> None:
         while True:
             async with self._turn:
-                if self._paused or self._failure is not None:
+                if self._failure is not None:
                     return
                 self._empty_inbox()
-                if not self._core.has_work:
+                if self._paused or not self._core.has_work:
                     return
                 if not self._core.weights_are_whole:
                     raise EngineError("loading the last weights failed halfway, so there are none to generate with")
@@ -193,17 +203,25 @@ class DrivenEngine(Engine):
     def _empty_inbox(self) -> None:
         """Hand the core what was asked for since its last step; `_turn` must be held."""
         for request in self._inbox:
-            self._core.add(request)
+            try:
+                self._core.add(request)
+            except Exception as error:  # whatever a library says of this one; the others are none of its business
+                refusal = RequestError(f"request {request.request_id} was refused: {one_line(error)}")
+                refusal.__cause__ = error
+                self._answer(request.request_id, refusal)
         self._inbox.clear()
         if self._to_abort:
             self._deliver(self._core.abort(self._to_abort.copy()))
 
     def _deliver(self, samples: Iterable[Sample]) -> None:
         for sample in samples:
-            self._to_abort.discard(sample.request_id)
-            stream = self._streams.pop(sample.request_id, None)
-            if stream is not None:  # none: the engine was closed during the step
-                stream.put(sample)
+            self._answer(sample.request_id, sample)
+
+    def _answer(self, request_id: int, answer: Sample | RequestError) -> None:
+        self._to_abort.discard(request_id)
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:  # none: the engine was closed during the step
+            stream.put(request_id, answer)
 
 
 class _Stream(SampleStream):
@@ -211,32 +229,41 @@ class _Stream(SampleStream):
 
     def __init__(self, engine: DrivenEngine, request_ids: set[int]) -> None:
         self.pending = request_ids
-        """Requests without a sample yet."""
+        """Requests without an answer yet."""
         self._engine = engine
-        self._ready: asyncio.Queue[Sample | EngineError] = asyncio.Queue()
+        self._ready: deque[Sample | RequestError] = deque()
+        self._failure: EngineError | None = None
         self._closed = False
+        self._news = asyncio.Event()
 
-    def put(self, sample: Sample) -> None:
-        self.pending.discard(sample.request_id)
-        self._ready.put_nowait(sample)
+    def put(self, request_id: int, answer: Sample | RequestError) -> None:
+        self.pending.discard(request_id)
+        self._ready.append(answer)
+        self._news.set()
 
     def fail(self, failure: EngineError) -> None:
-        self._ready.put_nowait(failure)
+        self._failure = failure
+        self._news.set()
 
     async def __anext__(self) -> Sample:
-        if self._closed or (not self.pending and self._ready.empty()):
-            raise StopAsyncIteration
-        item = await self._ready.get()
-        if isinstance(item, EngineError):
-            self._ready.put_nowait(item)  # for whoever asks again
-            raise EngineError(str(item)) from item
-        if self._closed:
-            raise StopAsyncIteration
-        return item
+        while not self._closed:
+            if self._ready:
+                answer = self._ready.popleft()
+                if isinstance(answer, RequestError):
+                    raise answer
+                return answer
+            if self._failure is not None:
+                raise EngineError(str(self._failure)) from self._failure
+            if not self.pending:
+                break
+            self._news.clear()
+            await self._news.wait()  # wakes all who wait, so that the end reaches each of them
+        raise StopAsyncIteration
 
     async def aclose(self) -> None:
         if not self._closed:
             self._closed = True
+            self._news.set()
             await self._engine.abort(self.pending)
 
 
@@ -256,16 +283,39 @@ def _generation_failed(error: BaseException) -> EngineError:
     return failure
 
 
-def check_length(request: Request, max_model_len: int) -> None:
-    """Whether the prompt has tokens and leaves room for one more.
+def _plain(request: Request) -> Request:
+    """The same in plain numbers, with a prompt of its own: what the caller changes from now on changes nothing.
+
+    Raises:
+        RequestError: a field is of another type.
+    """
+    prompt = request.prompt_ids
+    if not isinstance(prompt, np.ndarray) or prompt.ndim != 1 or not np.issubdtype(prompt.dtype, np.integer):
+        raise RequestError(f"request {request.request_id} has prompt_ids that are no one-dimensional array of integers")
+    if not isinstance(request.seed, numbers.Integral):
+        raise RequestError(f"request {request.request_id} has the seed {request.seed!r}; it is an integer")
+    if not isinstance(request.priority, numbers.Real) or not math.isfinite(request.priority):
+        raise RequestError(f"request {request.request_id} has the priority {request.priority!r}; it is a finite number")
+    return replace(
+        request, prompt_ids=prompt.astype(np.int64), seed=int(request.seed), priority=float(request.priority)
+    )
+
+
+def check_prompt(request: Request, *, max_model_len: int, vocab_size: int | None = None) -> None:
+    """Whether the prompt has tokens, all of the vocabulary (None: any), and leaves room for one more.
 
     Raises:
         RequestError: it does not.
     """
-    if not len(request.prompt_ids):
+    prompt = request.prompt_ids
+    if not len(prompt):
         raise RequestError(f"request {request.request_id} has an empty prompt; it needs one token at least")
-    if len(request.prompt_ids) >= max_model_len:
+    if len(prompt) >= max_model_len:
         raise RequestError(
-            f"request {request.request_id} has a prompt of {len(request.prompt_ids)} tokens; the context of "
+            f"request {request.request_id} has a prompt of {len(prompt)} tokens; the context of "
             f"{max_model_len} leaves room for {max_model_len - 1}"
+        )
+    if vocab_size is not None and not 0 <= int(prompt.min()) <= int(prompt.max()) < vocab_size:
+        raise RequestError(
+            f"request {request.request_id} has a prompt token outside the vocabulary, 0 … {vocab_size - 1}"
         )

@@ -16,7 +16,7 @@ def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor:
 
     Raises:
         ModelError: the model cannot be read or run.
-        EngineError: the cache cannot hold a block, or the device cannot hold the cache.
+        ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
     """
     match config:
         case NativeEngineConfig():

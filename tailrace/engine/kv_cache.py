@@ -6,7 +6,7 @@ from typing import Self
 import torch
 
 from tailrace.engine.architecture import Architecture
-from tailrace.errors import EngineError
+from tailrace.errors import ConfigError
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -37,14 +37,14 @@ class KVCache:
             region_bytes: How many of a region's bytes count; it may be longer, so that the next one is aligned.
 
         Raises:
-            EngineError: a region cannot hold a block.
+            ConfigError: a region cannot hold a block.
         """
         a = architecture
         blocks = region_bytes // region_block_bytes(a, block_size, regions.dtype)
         if blocks < 1:
-            raise EngineError(
+            raise ConfigError(
                 f"the KV cache has no room for a block of {block_size} tokens with {a.kv_heads} KV heads; "
-                "raise kv_cache_gib"
+                "raise engine.kv_cache_gib"
             )
         shape = (2, blocks, a.kv_heads, block_size * a.head_dim)
         self.data = regions[:, : math.prod(shape)].view(-1, *shape)
@@ -59,14 +59,14 @@ class KVCache:
         """Allocate the memory, too.
 
         Raises:
-            EngineError: a region cannot hold a block, or the device has no room for all.
+            ConfigError: a region cannot hold a block, or the device has no room for all.
         """
         layers, aligned = architecture.layers, -(-region_bytes // _ALIGNMENT) * _ALIGNMENT
         try:
             regions = torch.zeros(layers, aligned // dtype.itemsize, dtype=dtype, device=device)
         except RuntimeError as error:  # CUDA's OutOfMemoryError is one, too
             gib = layers * aligned / GIB
-            raise EngineError(f"{device} has no {gib:.1f} GiB for the KV cache; lower kv_cache_gib") from error
+            raise ConfigError(f"{device} has no {gib:.1f} GiB for the KV cache; lower engine.kv_cache_gib") from error
         return cls(architecture, regions, region_bytes=region_bytes, block_size=block_size)
 
     @property
@@ -77,7 +77,7 @@ class KVCache:
         """A cache for another shard of the model in the same memory: layer by layer, each overwrites the other.
 
         Raises:
-            EngineError: a region cannot hold a block of it.
+            ConfigError: a region cannot hold a block of it.
         """
         return KVCache(architecture, self._regions, region_bytes=self._region_bytes, block_size=self.block_size)
 
@@ -92,14 +92,14 @@ def blocks_that_fit(architecture: Architecture, *, gib: float, block_size: int, 
     """Blocks in `gib` GiB. `architecture`: the rank's own.
 
     Raises:
-        EngineError: not even one fits.
+        ConfigError: not even one fits.
     """
     block_bytes = region_block_bytes(architecture, block_size, dtype)
     blocks = bytes_per_region(architecture, gib) // block_bytes
     if blocks < 1:
-        raise EngineError(
-            f"kv_cache_gib {gib} holds no block of {block_size} tokens; "
-            f"raise it to {architecture.layers * block_bytes / GIB:.6f} or more"
+        least = math.ceil(architecture.layers * block_bytes / GIB * 1e6) / 1e6
+        raise ConfigError(
+            f"engine.kv_cache_gib {gib} holds no block of {block_size} tokens; raise it to {least:.6f} or more"
         )
     return blocks
 

@@ -85,7 +85,7 @@ def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bo
     Where the head is `tied`, one that comes along is left out.
 
     Raises:
-        EngineError: a weight is missing, unknown, there twice, of another shape or of integers; it names the first.
+        EngineError: a weight is missing, unknown, there twice, of another shape or kind; it names the first.
     """
     whole: dict[str, torch.Tensor] = {}
     assemblies: dict[str, _Assembly] = {}
@@ -101,7 +101,9 @@ def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bo
         elif name in assemblies:
             raise EngineError(f"{name} comes twice, whole and as shards; send each element once")
         else:
-            _check_tensor(name, item, expected[name])
+            _check_tensor(name, item)
+            if tuple(item.shape) != expected[name]:
+                raise EngineError(f"{name} has shape {tuple(item.shape)}; the model has {expected[name]}")
             whole[name] = item
     whole |= {name: assembly.whole() for name, assembly in assemblies.items()}
     if missing := expected.keys() - whole.keys():
@@ -109,13 +111,11 @@ def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bo
     return whole
 
 
-def _check_tensor(name: str, tensor: torch.Tensor, shape: Shape) -> None:
-    if tuple(tensor.shape) != shape:
-        raise EngineError(f"{name} has shape {tuple(tensor.shape)}; the model has {shape}")
-    _check_dtype(name, tensor)
-
-
-def _check_dtype(name: str, tensor: torch.Tensor) -> None:
+def _check_tensor(name: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise EngineError(f"{name} is a {type(tensor).__name__}; weights are torch tensors or shards of them")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise EngineError(f"{name} is a {tensor.layout} tensor on {tensor.device}; weights are dense and have data")
     if not tensor.is_floating_point():
         raise EngineError(f"{name} has dtype {tensor.dtype}; weights are floating-point numbers")
 
@@ -135,7 +135,7 @@ class _Assembly:
         Raises:
             EngineError: it lies outside, overlaps another one, or is of another dtype.
         """
-        _check_dtype(self._name, shard.tensor)
+        _check_tensor(self._name, shard.tensor)
         box = self._box(shard)
         if self._tensor is None:
             self._tensor = torch.empty(self._shape, dtype=shard.tensor.dtype, device=shard.tensor.device)

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+from tailrace.config.engine import EngineConfig
 from tailrace.config.run import RunConfig
 
 GIB = 2**30
 BYTES = {"bfloat16": 2, "float32": 4}
+PROCESS_BYTES = 350 * 2**20
+"""Of a worker process without weights and cache: Python with torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +74,8 @@ def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: M
 def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed) -> float:
     samples = config.trainer.train_batch_size
     together = min(samples, _batch_size(config))
-    reads = _copies(config) if config.device == "cpu" else 1  # copies on CPUs read through the same memory
-    read = reads * _engine_bytes(config) * model.parameters / speed.bytes_per_s
+    reads = _copies(config.engine) if config.device == "cpu" else 1  # copies on CPUs read through the same memory
+    read = reads * _weight_bytes(config.engine) * model.parameters / speed.bytes_per_s
     compute = 2 * model.parameters * together / speed.flops
     return samples / together * config.sampling.max_new_tokens * (read + compute)
 
@@ -88,9 +91,21 @@ def _batch_size(config: RunConfig) -> int:
             return 1
 
 
-def _copies(config: RunConfig) -> int:
+def _copies(config: EngineConfig) -> int:
     """Of the weights that the engine holds; TP ranks share one."""
-    return config.engine.dp if config.engine.type == "native" else 1
+    return config.dp if config.type == "native" else 1
+
+
+def engine_memory(config: EngineConfig, parameters: int) -> dict[str, float]:
+    """Bytes by purpose that an engine holds all the time, on all of its ranks."""
+    memory = {"engine weights": float(_copies(config) * _weight_bytes(config) * parameters)}
+    if config.type == "native":
+        memory["KV cache"] = config.ranks * config.kv_cache_gib * GIB
+        if config.ranks > 1:
+            memory["worker processes"] = float(config.ranks * PROCESS_BYTES)
+    elif config.type == "vllm":
+        memory["KV cache"] = config.kv_cache_gib * GIB
+    return memory
 
 
 def _memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
@@ -100,14 +115,11 @@ def _memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
         "gradients": 4.0 * model.parameters,
         "AdamW moments": 8.0 * model.parameters,
         "activations of a micro-batch": _activation_bytes(config, model),
-        "engine weights": float(_copies(config) * _engine_bytes(config) * model.parameters),
+        **engine_memory(config.engine, model.parameters),
     }
-    if config.engine.type == "native":
-        memory["KV cache"] = config.engine.ranks * config.engine.kv_cache_gib * GIB
-        if config.engine.ranks > 1:  # full and fp32, for the worker processes; during an update the old ones, too
-            memory["staged weights"] = 2 * 4.0 * model.parameters
-    elif config.engine.type == "vllm":
-        memory["KV cache"] = config.engine.kv_cache_gib * GIB
+    if config.engine.type == "native" and config.engine.ranks > 1:
+        # Full and fp32, for the worker processes; during an update the old ones, too.
+        memory["staged weights"] = 2 * 4.0 * model.parameters
     if config.algorithm.kl.coefficient > 0:
         memory["reference weights"] = float(_trainer_bytes(config) * model.parameters)
     return memory
@@ -121,8 +133,8 @@ def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
     return config.trainer.micro_batch_tokens * _trainer_bytes(config) * (kept_layers * per_layer + inputs)
 
 
-def _engine_bytes(config: RunConfig) -> int:
-    return 0 if config.engine.type == "fake" else BYTES[config.engine.dtype]
+def _weight_bytes(config: EngineConfig) -> int:
+    return 0 if config.type == "fake" else BYTES[config.dtype]
 
 
 def _trainer_bytes(config: RunConfig) -> int:

@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.config.load import load_config, parse_config
+from tailrace.config.generate import GenerateConfig
+from tailrace.config.load import load_as, load_config, parse_config
 from tailrace.config.prompts import JsonlSource
 from tailrace.errors import ConfigError
 
@@ -87,6 +88,12 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("zzz=1", "unknown key zzz; expected one of algorithm, checkpoint"),
         ("trainer.steps=abc", "trainer.steps is 'abc': input should be a valid integer"),
         ("trainer.steps=0", "trainer.steps is 0: input should be greater than 0"),
+        ("sampling.temperature=1.0e46", "sampling.temperature is 1e+46: input should be less than or equal to 1000000"),
+        ("sampling.top_p=1.0e-46", "sampling.top_p is 1e-46: input should be greater than or equal to 0.000001"),
+        (f"sampling.top_k={2**63}", "input should be less than 2147483648"),
+        ("engine.step_timeout_s=1.0e8", "input should be less than or equal to 1000000"),
+        ("engine.threads_per_rank=1000000", "input should be less than or equal to 1024"),
+        ("engine.kv_cache_gib=1.0e300", "input should be less than or equal to 1000000"),
         ("trainer.lr=.nan", "trainer.lr is nan: input should be a finite number"),
         ("algorithm.group_size=1", "algorithm.group_size is 1: GRPO compares the samples of a group"),
         ("trainer.train_batch_size=30", "does not divide into groups of algorithm.group_size 8; use 24 or 32"),
@@ -95,7 +102,16 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("sampling.temperature=0", "sampling.temperature is 0: the greedy samples of a group are all equal"),
         ("pipeline.in_order=true", "pipeline.in_order needs pipeline.streaming: true"),
         ("rewards.grader.pattern='('", "rewards.grader.pattern is not a regular expression"),
-        ("sampling.stop=['']", "an empty stop string would end every response at once"),
+        ("sampling.stop=['']", "sampling.stop has an empty string, which would end every response at once"),
+        ("sampling.stop=5", "sampling.stop is 5: input should be a valid list"),
+        ("sampling.stop_token_ids=5", "sampling.stop_token_ids is 5: input should be a valid list"),
+        ("engine.grammar=vllm", "unknown key engine.grammar; did you mean engine.type=vllm?"),
+        ("engine.grammar={a: 1}", "unknown key engine.grammar; expected one of block_size"),
+        ("engine.link={latency_us:1}", "YAML needs a space after the colon: latency_us: 1"),
+        (
+            "prompts.source.split=x",
+            "unknown key prompts.source.split; it belongs to prompts.source.type dataset or hub",
+        ),
         ("prompts.source.type=jsonl", "prompts.source.path is required and missing"),
         ("output_dir=${nope}", "Interpolation key 'nope' not found"),
         ("foo", "'foo' is not of the form key=value"),
@@ -105,6 +121,22 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
 )
 def test_a_mistake_is_one_line_that_names_it(override: str, expected: str) -> None:
     assert expected in message(override)
+
+
+def test_a_key_of_another_variant_names_that_variant() -> None:
+    assert message("engine.type=hf", "engine.tp=2").endswith("unknown key engine.tp; it belongs to engine.type native")
+
+
+@pytest.mark.parametrize(("given", "stop"), [("x", ("x",)), ('["\\n"]', ("\n",)), ("[]", ())])
+def test_a_stop_string_needs_no_list(given: str, stop: tuple[str, ...]) -> None:
+    assert load_config(QUICKSTART, [f"sampling.stop={given}"]).sampling.stop == stop
+
+
+def test_another_command_says_what_a_training_recipe_is() -> None:
+    with pytest.raises(
+        ConfigError, match=r"quickstart\.yaml is a training recipe, with .*trainer; this command takes device"
+    ):
+        load_as(GenerateConfig, QUICKSTART)
 
 
 def test_every_grader_checks_its_pattern_before_anything_starts() -> None:

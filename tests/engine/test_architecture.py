@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tailrace.engine.architecture import Rope, read_architecture
 from tailrace.engine.weights import expected_shapes, read_weights
-from tailrace.errors import EngineError, ModelError
+from tailrace.errors import ConfigError, ModelError
 from tests.engine.helpers import TinyModel, make_core, make_request, run_core, same_tokens
 from tests.tiny import FAMILIES
 
@@ -152,10 +152,10 @@ def test_biases_of_llama_attention_are_used(tmp_path: Path) -> None:
 
 
 def test_a_cache_without_room_for_a_block_is_refused(tiny_model: TinyModel) -> None:
-    with pytest.raises(EngineError, match="kv_cache_gib 1e-06 holds no block of 4 tokens; raise it"):
+    with pytest.raises(ConfigError, match="kv_cache_gib 1e-06 holds no block of 4 tokens; raise it"):
         make_core(tiny_model("llama"), kv_cache_gib=1e-6)
 
 
 def test_a_cache_larger_than_the_memory_is_refused(tiny_model: TinyModel) -> None:
-    with pytest.raises(EngineError, match=r"cpu has no 100000000\.0 GiB for the KV cache; lower kv_cache_gib"):
-        make_core(tiny_model("llama"), kv_cache_gib=1e8)
+    with pytest.raises(ConfigError, match=r"cpu has no 1000000\.0 GiB for the KV cache; lower engine\.kv_cache_gib"):
+        make_core(tiny_model("llama"), kv_cache_gib=1e6)

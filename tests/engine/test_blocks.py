@@ -257,3 +257,12 @@ def test_what_followed_a_block_that_was_handed_out_is_not_found_after_another() 
     assert manager.match([1, 1, 1, 1, 5, 6, 7, 8], 8).blocks == [table[0]]
     manager.allocate(1)
     assert manager.match([1, 1, 1, 1, 5, 6, 7, 8], 8).blocks == []
+
+
+def test_what_is_kept_of_blocks_grows_with_their_use() -> None:
+    manager = BlockManager(2**40, 4)
+    held = manager.allocate(3)
+    manager.release(held[2:])
+    assert (manager.total, manager.used, manager.free) == (2**40, 2, 2**40 - 2)
+    manager.forget()
+    assert manager.free == 2**40 - 2

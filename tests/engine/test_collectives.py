@@ -1,6 +1,7 @@
 """The ranks of a replica exchange tensors, and no rank waits for ever for another."""
 
 import ctypes
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -14,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.config.engine import LinkConfig, NativeEngineConfig
+from tailrace.engine import memory
 from tailrace.engine.collectives import factory
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.collectives.emulated import EmulatedLink
-from tailrace.engine.collectives.factory import make_collective, resolve_collectives
+from tailrace.engine.collectives.factory import make_collective, meeting_bytes, resolve_collectives
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
 from tailrace.engine.collectives.shared_memory import SLOT_BYTES, SharedMemoryCollective
 from tailrace.engine.kernels.build import KernelUnavailable
@@ -163,6 +165,17 @@ def test_other_threads_run_while_a_rank_waits() -> None:
 def test_memory_that_cannot_be_shared_is_an_error_that_names_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=r"No such file.*engine\.collectives=gloo"):
         SharedMemoryCollective(0, 2, tmp_path / "missing" / "memory", 1.0)
+
+
+def test_ranks_meet_where_there_is_room_for_what_they_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MEMORY_BACKED", tmp_path)
+    room = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    for size, inside in ((0, True), (2 * room, False)):
+        with rendezvous(size) as place:
+            assert (Path(place.directory).parent == tmp_path) == inside
+    config = NativeEngineConfig(tp=2, collectives="shared_memory")
+    assert meeting_bytes(config, 2) > 2 * SLOT_BYTES
+    assert meeting_bytes(config.model_copy(update={"collectives": "gloo"}), 2) == 0
 
 
 class Recorder(Alone):

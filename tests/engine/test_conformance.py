@@ -10,6 +10,7 @@ import importlib.util
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,19 @@ async def test_the_seed_decides_the_tokens(engine: Engine) -> None:
     assert same_tokens(first, again)
 
 
+@pytest.mark.parametrize(
+    "sampling", [{"top_k": 2**31 - 1}, {"top_p": 1e-6}, {"min_p": 1 - 1e-16}, {"temperature": 1e6}]
+)
+async def test_the_ends_of_what_sampling_takes_are_served(
+    config: EngineConfig, engine: Engine, sampling: dict[str, Any]
+) -> None:
+    if isinstance(config, VllmEngineConfig) and "temperature" in sampling:
+        sampling = {"temperature": 2.0}
+    async with asyncio.timeout(LIMIT_S):
+        samples = await collect(engine.submit([make_request(0, ignore_eos=True, **sampling)]))
+    assert len(samples[0].response_ids) == 8
+
+
 async def test_the_samples_of_a_group_differ(engine: Engine) -> None:
     requests = [make_request(i, group_id=0, max_new_tokens=10, ignore_eos=True) for i in range(8)]
     async with asyncio.timeout(LIMIT_S):
@@ -364,6 +378,44 @@ async def test_bad_prompts_are_refused_before_any_is_accepted(engine: Engine, to
     with pytest.raises(RequestError, match="request 1 has"):
         engine.submit([make_request(0), make_request(1, prompt=tokens)])
     assert engine.stats().waiting == 0
+
+
+@pytest.mark.parametrize("token", [-1, 2**40])
+async def test_prompts_outside_of_the_vocabulary_are_refused(config: EngineConfig, engine: Engine, token: int) -> None:
+    needs_model(config)
+    with pytest.raises(RequestError, match="outside the vocabulary"):
+        engine.submit([replace(make_request(0), prompt_ids=np.array([7, token]))])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt_ids", np.array([5.0, 6.0])),
+        ("prompt_ids", np.array([True, False])),
+        ("prompt_ids", np.array([[5, 6]])),
+        ("prompt_ids", [5, 6]),
+        ("prompt_ids", torch.tensor([5, 6])),
+        ("priority", None),
+        ("priority", float("nan")),
+        ("seed", 0.5),
+        ("seed", None),
+    ],
+    ids=str,
+)
+async def test_fields_of_another_type_are_refused(engine: Engine, field: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=f"request 1 has .*{field.removesuffix('_ids')}"):
+        engine.submit([make_request(0), replace(make_request(1), **{field: value})])
+    assert engine.stats().waiting == 0
+
+
+async def test_numbers_of_numpy_do_as_well_and_belong_to_the_caller(engine: Engine) -> None:
+    request = make_request(0, ignore_eos=True)
+    expected = await collect(engine.submit([request]))
+    numbers: dict[str, Any] = {"seed": np.int64(request.seed), "priority": np.float32(0.5)}
+    numbers["prompt_ids"] = prompt = request.prompt_ids.astype(np.int32)
+    stream = engine.submit([replace(request, **numbers)])
+    prompt[:] = 5
+    assert same_tokens(await collect(stream), expected)
 
 
 async def test_tokens_carry_the_version_of_their_weights(engine: Engine, model: PreTrainedModel) -> None:

@@ -244,11 +244,14 @@ def test_what_it_cannot_compute_is_said(
     assert reason in said
 
 
-def test_a_machine_without_a_compiler_is_said(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("module", "kernel"), [("decoder.cpu", "decoder"), ("kernels.sampling", "sampling")])
+def test_a_kernel_that_cannot_be_had_is_said(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, module: str, kernel: str
+) -> None:
     def fail(name: str, *, needs: tuple[str, ...]) -> None:
         raise KernelUnavailable(f"no compiler for {name}")
 
-    monkeypatch.setattr("tailrace.engine.decoder.cpu.load", fail)
+    monkeypatch.setattr(f"tailrace.engine.{module}.load", fail)
     local = local_architecture(read_architecture(models["llama"]), 1)
     said = unsupported(local, block_size=16, dtype=torch.bfloat16, device=torch.device("cpu"))
-    assert said == "no compiler for decoder"
+    assert said == f"no compiler for {kernel}"

@@ -14,7 +14,7 @@ from tailrace.engine.backends.fake import FakeCore, FakeEngine, RandomPlaywright
 from tailrace.engine.base import SampleStream
 from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.weights import Weights
-from tailrace.errors import EngineError
+from tailrace.errors import EngineError, RequestError
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 from tests.engine.helpers import collect, make_request
 
@@ -153,6 +153,77 @@ async def test_an_abort_that_is_cancelled_while_it_waits_still_happens(executor:
         0: (0, FinishReason.ABORT),
         1: (9, FinishReason.LENGTH),
     }
+
+
+async def test_an_abort_that_is_cancelled_gives_the_samples_of_a_paused_engine(executor: ThreadPoolExecutor) -> None:
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
+    release, asked = asyncio.Event(), asyncio.Event()
+    async with asyncio.timeout(LIMIT_S):
+        await engine.pause_generation()
+        stream = engine.submit([make_request(0)])
+        update = asyncio.create_task(engine.update_weights(1, tensors_after(release, asked)))
+        await asked.wait()
+        abort = asyncio.create_task(engine.abort([0]))
+        await asyncio.sleep(0)
+        abort.cancel()
+        await turns_of_the_event_loop()
+        release.set()
+        await update
+        assert (await anext(stream)).finish_reason == FinishReason.ABORT
+        assert engine.stats().steps == 0
+
+
+class ChoosyCore(FakeCore):
+    """Refuses odd requests, which its check has let pass."""
+
+    def add(self, request: Request) -> None:
+        if request.request_id % 2:
+            raise OverflowError("Python int too large")
+        super().add(request)
+
+
+async def test_a_request_that_the_core_does_not_take_fails_alone(executor: ThreadPoolExecutor) -> None:
+    engine = DrivenEngine(ChoosyCore(RandomPlaywright(256)), executor)
+    async with asyncio.timeout(LIMIT_S):
+        stream, other = engine.submit([make_request(i) for i in range(3)]), engine.submit([make_request(4)])
+        with pytest.raises(RequestError, match="request 1 was refused: Python int too large"):
+            await anext(stream)
+        assert sorted(await collect(stream)) == [0, 2]
+        assert list(await collect(other)) == [4]
+        assert sorted(await collect(engine.submit([make_request(6)]))) == [6]
+
+
+async def test_aborting_does_not_meet_the_error_of_a_request_that_was_refused(executor: ThreadPoolExecutor) -> None:
+    engine = DrivenEngine(ChoosyCore(RandomPlaywright(256)), executor)
+    async with asyncio.timeout(LIMIT_S):
+        stream = engine.submit([make_request(0), make_request(1)])
+        await engine.abort([0, 1])
+        with pytest.raises(RequestError, match="request 1 was refused"):
+            await anext(stream)
+        assert (await collect(stream))[0].finish_reason == FinishReason.ABORT
+
+
+@pytest.mark.parametrize("closing", [False, True])
+async def test_the_end_of_a_stream_reaches_all_who_wait(executor: ThreadPoolExecutor, closing: bool) -> None:
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
+    async with asyncio.timeout(LIMIT_S):
+        await engine.pause_generation()
+        stream = engine.submit([make_request(0)])
+        consumers = [asyncio.create_task(collect(stream)) for _ in range(3)]
+        await turns_of_the_event_loop()
+        await (stream.aclose() if closing else engine.resume_generation())
+        assert sorted(len(samples) for samples in await asyncio.gather(*consumers)) == [0, 0, 0 if closing else 1]
+
+
+def test_an_engine_can_be_closed_in_another_event_loop(executor: ThreadPoolExecutor) -> None:
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(256))
+
+    async def generate() -> None:
+        await collect(engine.submit([make_request(0)]))
+
+    asyncio.run(generate())
+    asyncio.run(engine.close())
+    asyncio.run(engine.close())
 
 
 async def test_a_consumer_that_leaves_early_frees_the_engine(executor: ThreadPoolExecutor) -> None:

@@ -1,10 +1,12 @@
 """The cache's memory."""
 
+import re
+
 import pytest
 import torch
 
 from tailrace.engine.kv_cache import KVCache, blocks_that_fit, bytes_per_region
-from tailrace.errors import EngineError
+from tailrace.errors import ConfigError
 from tests.engine.architectures import small_architecture
 from tests.engine.caches import cache_of
 
@@ -52,10 +54,15 @@ def test_a_cache_of_another_shape_has_the_blocks_that_fit_and_lies_in_the_same_r
 
 def test_a_shape_of_which_no_block_fits_is_refused() -> None:
     cache = cache_of(small_architecture(kv_heads=1), blocks=1, block_size=4)
-    with pytest.raises(EngineError, match=r"no room for a block of 4 tokens with 2 KV heads; raise kv_cache_gib"):
+    with pytest.raises(ConfigError, match=r"no room for a block of 4 tokens with 2 KV heads; raise engine"):
         cache.reshaped(small_architecture(kv_heads=2))
 
 
-def test_memory_for_less_than_a_block_is_refused() -> None:
-    with pytest.raises(EngineError, match=r"kv_cache_gib 1e-07 holds no block of 4 tokens; raise it to 0\.0000\d+ or"):
-        blocks_that_fit(small_architecture(), gib=1e-7, block_size=4, dtype=torch.bfloat16)
+@pytest.mark.parametrize("block_size", [4, 16, 64, 1000])
+def test_memory_for_less_than_a_block_is_refused_and_what_is_told_instead_is_enough(block_size: int) -> None:
+    few = r"engine\.kv_cache_gib 1e-07 holds no block of \d+ tokens; raise it to (0\.0\d+) or more"
+    with pytest.raises(ConfigError, match=few) as caught:
+        blocks_that_fit(small_architecture(), gib=1e-7, block_size=block_size, dtype=torch.bfloat16)
+    told = re.search(few, str(caught.value))
+    assert told is not None
+    assert blocks_that_fit(small_architecture(), gib=float(told[1]), block_size=block_size, dtype=torch.bfloat16) >= 1

@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,24 @@ def ended(pid: int) -> bool:
         return bool(select.select([handle], [], [], END_LIMIT_S)[0])
     finally:
         os.close(handle)
+
+
+@contextmanager
+def driver(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs `script`, with its `arguments`; it is killed if it goes on."""
+    prelude = "import os, sys\nfrom tests.engine.test_process_replica import *\n"
+    command = (sys.executable, "-c", prelude + textwrap.dedent(script), *map(str, arguments))
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def numbers(process: subprocess.Popen[str]) -> list[int]:
+    """What it prints on its next line."""
+    assert process.stdout is not None
+    return list(map(int, process.stdout.readline().split()))
 
 
 @pytest.fixture(scope="module")
@@ -245,10 +264,7 @@ def test_a_replica_that_is_forgotten_takes_its_processes_along(architecture: Arc
 
 def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
     """Rank 0 waits in a collective for rank 1, which is stopped."""
-    driver = textwrap.dedent("""
-        import os, signal, sys
-        from tests.engine.test_process_replica import *
-
+    script = """
         directory = Path(sys.argv[1])
         replica = ProcessReplica(settings(2), read_architecture(directory), 0, device=CPU)
         replica.load(dict(read_weights(directory)))
@@ -257,21 +273,88 @@ def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
         replica.start(STEP)
         print(*replica.pids, flush=True)
         sys.stdin.read()
-    """)
-    command = (sys.executable, "-c", driver, str(model_dir))
-    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        first, second = map(int, process.stdout.readline().split())
+    """
+    with driver(script, model_dir) as process:
+        first, second = numbers(process)
         process.kill()
     assert ended(first)
     os.kill(second, signal.SIGCONT)
     assert ended(second)
 
 
+def test_a_forked_process_that_ends_leaves_the_ranks_alone(model_dir: Path) -> None:
+    script = """
+        directory = Path(sys.argv[1])
+        replica = ProcessReplica(settings(1), read_architecture(directory), 0, device=CPU)
+        child = os.fork()
+        if not child:
+            sys.exit()
+        os.waitpid(child, 0)
+        replica.load(dict(read_weights(directory)))
+        replica.start(STEP)
+        print(len(replica.finish().tokens), flush=True)
+    """
+    with driver(script, model_dir) as process:
+        assert numbers(process) == [1]
+
+
+def test_a_forked_process_that_lives_on_does_not_keep_the_ranks_of_a_driver_that_is_killed(model_dir: Path) -> None:
+    script = """
+        replica = ProcessReplica(settings(1), read_architecture(Path(sys.argv[1])), 0, device=CPU)
+        replica.settle()
+        child = os.fork()
+        if child:
+            print(*replica.pids, child, flush=True)
+        sys.stdin.read()
+    """
+    with driver(script, model_dir) as process:
+        rank, child = numbers(process)
+        process.kill()
+        assert ended(rank)
+        os.kill(child, 0)  # it is there still
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_driver_that_is_killed_while_ranks_start_leaves_no_directory_behind(model_dir: Path, tmp_path: Path) -> None:
+    """Rank 0 waits for rank 1, which is stopped."""
+    script = """
+        memory_module.MEMORY_BACKED = Path(sys.argv[2])
+        replica = ProcessReplica(settings(2), read_architecture(Path(sys.argv[1])), 0, device=CPU)
+        os.kill(replica.pids[1], signal.SIGSTOP)
+        print(*replica.pids, flush=True)
+        sys.stdin.read()
+    """
+    with driver(script, model_dir, tmp_path) as process:
+        first, second = numbers(process)
+        assert len(list(tmp_path.iterdir())) == 1
+        process.kill()
+    assert ended(first)
+    os.kill(second, signal.SIGCONT)
+    assert ended(second)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_alone_needs_no_directory(architecture: Architecture, memory: Path) -> None:
+    replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
+    assert list(memory.iterdir()) == []
+    replica.close()
+
+
+def test_where_no_thread_can_be_started_there_is_no_rank(
+    architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_more_threads(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+    with pytest.raises(EngineError, match=r"^no thread can be started for rank 0: can't start new thread$"):
+        ProcessReplica(settings(1), architecture, 0, device=CPU)
+
+
 def test_a_rank_that_cannot_be_made_says_why_and_ends(architecture: Architecture, memory: Path) -> None:
     replica = ProcessReplica(settings(1, kv_cache_gib=1e-9), architecture, 0, device=CPU)
     (pid,) = replica.pids
-    with pytest.raises(EngineError, match=r"kv_cache_gib 1e-09 holds no block"):
+    with pytest.raises(ConfigError, match=r"kv_cache_gib 1e-09 holds no block"):
         replica.settle()
     assert ended(pid)
 
@@ -403,6 +486,15 @@ def test_weights_without_room_say_where_to_make_it(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(memory_module, "MEMORY_BACKED", tmp_path / "none")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     with pytest.raises(EngineError, match=r"cannot be written to .*/nowhere: No such file .* set TMPDIR$"):
+        StagedWeights.write({"a": torch.zeros(4)})
+
+
+def test_weights_without_a_descriptor_do_not_ask_for_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_more_files(**_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", no_more_files)
+    with pytest.raises(EngineError, match=r"cannot be written to .*: Too many open files$"):
         StagedWeights.write({"a": torch.zeros(4)})
 
 

@@ -1,7 +1,10 @@
 """What `update_weights` takes: full tensors, or shards that cover them."""
 
 import itertools
+import re
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -79,6 +82,23 @@ def test_shards_that_do_not_make_the_parameter_are_refused(shards: list[TensorSh
     with pytest.raises(EngineError, match=message) as caught:
         check_weights(ARCHITECTURE, with_shards(*shards))
     assert EMBEDDING in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (torch.zeros(10, 8, device="meta"), r"is a torch\.strided tensor on meta; weights are dense and have data"),
+        (torch.zeros(10, 8).to_sparse(), r"is a torch\.sparse_coo tensor on cpu; weights are dense"),
+        (np.zeros((10, 8), np.float32), r"is a ndarray; weights are torch tensors"),
+        (None, r"is a NoneType; weights are torch tensors"),
+    ],
+    ids=["meta", "sparse", "numpy", "none"],
+)
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_no_tensor_with_data_is_refused(other: Any, message: str, whole: bool) -> None:
+    item = other if whole else TensorShard(other, (0, 0))
+    with pytest.raises(EngineError, match=rf"{re.escape(EMBEDDING)} {message}"):
+        check_weights(ARCHITECTURE, [(EMBEDDING, item)])
 
 
 def test_full_tensors_that_are_not_the_models_are_refused() -> None:

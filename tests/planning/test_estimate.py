@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tailrace.config.run import RunConfig
-from tailrace.planning.estimate import MachineSpeed, ModelSize, estimate
+from tailrace.planning.estimate import PROCESS_BYTES, MachineSpeed, ModelSize, estimate
 from tests.runs import small_run
 
 SIZE = ModelSize(parameters=1_000_000, layers=4, hidden=64, intermediate=256)
@@ -52,10 +52,11 @@ def test_a_shared_prompt_is_trained_on_once_a_group() -> None:
     assert large.actor_s - small.actor_s == pytest.approx(6 * SIZE.parameters * groups * 100 / SPEED.flops)
 
 
-def test_worker_processes_add_staged_weights_old_and_new() -> None:
+def test_worker_processes_add_themselves_and_staged_weights_old_and_new() -> None:
     memory = estimate(config(engine={"type": "native", "tp": 2}), SIZE, 10, SPEED).memory
     assert memory["staged weights"] == 2 * 4 * SIZE.parameters
-    assert "staged weights" not in estimate(config(), SIZE, 10, SPEED).memory
+    assert memory["worker processes"] == 2 * PROCESS_BYTES
+    assert not {"staged weights", "worker processes"} & estimate(config(), SIZE, 10, SPEED).memory.keys()
 
 
 def test_copies_of_the_model_on_a_cpu_share_its_memory_bandwidth() -> None:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from math import lcm
 from multiprocessing.connection import wait
 
+from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.reshard import Migration
+from tailrace.engine.collectives.factory import meeting_bytes
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.kv_cache import GIB
 from tailrace.engine.ranks.process import ProcessReplica
@@ -46,7 +48,9 @@ class SwitchReport:
 class SwitchExecutor:
     """Remembers which groups the workers have. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: NativeEngineConfig) -> None:
+        """`config`: with its collectives resolved."""
+        self._config = config
         self._groups: dict[tuple[int, int], tuple[int, ...]] = {}
         """By degree and number of the group, the processes that made it."""
 
@@ -106,7 +110,7 @@ class SwitchExecutor:
         places: list[dict[int, str]] = [{} for _ in pids]
         with ExitStack() as meetings:
             for degree, number in missing:
-                directory = meetings.enter_context(rendezvous()).directory
+                directory = meetings.enter_context(rendezvous(meeting_bytes(self._config, degree))).directory
                 for rank in range(number * degree, (number + 1) * degree):
                     places[rank][degree] = directory
             _tell(replicas, [Meet(place) for place in places], "making communication groups")

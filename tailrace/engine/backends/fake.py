@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tailrace.engine.base import EngineStats
-from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.engine.driver import DrivenEngine, check_prompt
 from tailrace.types import FinishReason, FloatArray, IntArray, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class FakeCore:
         Raises:
             RequestError: it can never be.
         """
-        check_length(request, self.max_model_len)
+        check_prompt(request, max_model_len=self.max_model_len)
 
     def add(self, request: Request) -> None:
         """Write the request's script. A prompt that is being answered already is not counted again."""

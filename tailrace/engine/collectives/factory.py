@@ -7,7 +7,7 @@ from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.collectives.emulated import EmulatedLink
 from tailrace.engine.collectives.process_group import ProcessGroupCollective
 from tailrace.engine.collectives.rendezvous import Rendezvous
-from tailrace.engine.collectives.shared_memory import SharedMemoryCollective, load_kernel
+from tailrace.engine.collectives.shared_memory import SharedMemoryCollective, exchange_bytes, load_kernel
 from tailrace.engine.kernels.build import KernelUnavailable
 from tailrace.engine.ranks.layout import Shard
 from tailrace.errors import ConfigError
@@ -27,6 +27,11 @@ def resolve_collectives(config: NativeEngineConfig, device: torch.device) -> Nat
     if not on_cuda and config.collectives == "nccl":
         raise ConfigError(f"engine.collectives=nccl is for ranks on CUDA devices, not on {device}; use auto")
     return config
+
+
+def meeting_bytes(config: NativeEngineConfig, degree: int) -> int:
+    """Of memory that `degree` ranks share; `collectives` is resolved."""
+    return exchange_bytes(degree) if config.collectives == "shared_memory" else 0
 
 
 def make_collective(

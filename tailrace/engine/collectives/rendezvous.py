@@ -27,11 +27,11 @@ class Rendezvous:
 
 
 @contextmanager
-def rendezvous() -> Iterator[Rendezvous]:
-    """A rendezvous for one set of ranks; its directory goes when the context ends.
+def rendezvous(size: int = 0) -> Iterator[Rendezvous]:
+    """A rendezvous for one set of ranks, which share `size` bytes; its directory goes when the context ends.
 
-    The driver opens it before it starts the ranks and leaves it as soon as each of them has its collective, so that a
-    driver which is killed later leaves nothing behind. Ranks that are started anew need a new rendezvous.
+    The driver opens it before it starts the ranks and leaves it as soon as each of them has its collective. Should it
+    be killed before, the ranks remove it. Ranks that are started anew need a new rendezvous.
     """
-    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=memory_backed()) as directory:
+    with tempfile.TemporaryDirectory(prefix="tailrace-", dir=memory_backed(size)) as directory:
         yield Rendezvous(directory)

@@ -39,7 +39,7 @@ class SharedMemoryCollective(Collective):
         self.rank, self.size = rank, size
         self._timeout_s = timeout_s
         self._kernel = kernel = load_kernel()
-        self._memory = _map(path, kernel.exchange_bytes(size, SLOT_BYTES))
+        self._memory = _map(path, exchange_bytes(size))
         self._start = ctypes.c_char.from_buffer(self._memory)
         self._exchange: int = kernel.exchange_open(
             ctypes.addressof(self._start), rank, size, SLOT_BYTES, self._timeout_s
@@ -83,6 +83,16 @@ class SharedMemoryCollective(Collective):
                 f"rank {missing} of {self.size} did not take part in an exchange through shared memory within "
                 f"{self._timeout_s:g} s: it died or is too slow"
             )
+
+
+def exchange_bytes(size: int) -> int:
+    """Of the memory that `size` ranks share.
+
+    Raises:
+        KernelUnavailable: the kernel cannot be compiled.
+    """
+    count: int = load_kernel().exchange_bytes(size, SLOT_BYTES)
+    return count
 
 
 @functools.cache

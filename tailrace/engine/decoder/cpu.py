@@ -20,7 +20,7 @@ from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.packing import Format, Group, Packing
 from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, load
-from tailrace.engine.kernels.sampling import CpuDrawing
+from tailrace.engine.kernels.sampling import CpuDrawing, load_kernel
 from tailrace.engine.kv_cache import KVCache
 
 LANES = 16
@@ -75,6 +75,7 @@ def unsupported(architecture: Architecture, *, block_size: int, dtype: torch.dty
         return f"the C++ decoder computes heads of up to {MOST_HEAD_DIM}, not {a.head_dim}"
     try:
         _library()
+        load_kernel()
     except KernelUnavailable as error:
         return str(error)
     return None

@@ -26,7 +26,7 @@ def local_sizes(config: NativeEngineConfig, architecture: Architecture, tp: int)
 
     Raises:
         ModelError: the model cannot be split in so many shards.
-        EngineError: the cache cannot hold a block.
+        ConfigError: the cache cannot hold a block.
     """
     check_tp(architecture, tp)
     local = local_architecture(architecture, tp)
@@ -47,7 +47,7 @@ def make_decoder(
     Raises:
         ModelError: the model cannot be split in so many shards.
         ConfigError: `kernels` is cpu, and they cannot compute this here.
-        EngineError: the cache cannot hold a block, or the device has no room for it.
+        ConfigError: the cache cannot hold a block, or the device has no room for it.
     """
     local, _ = local_sizes(config, architecture, shard.degree)
     dtype, positions = DTYPES[config.dtype], longest_sequence(config, architecture)

@@ -1,12 +1,14 @@
 """Compiles a C++ source of this package for this machine at first use, and loads it.
 
 Sources have a plain C interface and include no torch headers, so a compiler is all that is needed, and a library serves
-every torch. Libraries are kept in the cache directory under a hash of all that decides what they contain.
+every torch. Libraries are kept in the cache directory under a hash of all that decides what they contain, and end with
+a digest of themselves: one that a full disk or a power cut left in part could kill the process that loads it.
 """
 
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -25,6 +27,7 @@ SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 COMPILE_TIMEOUT_S = 300.0
+_DIGEST_BYTES = hashlib.sha256().digest_size
 AVX512_BF16 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16")
 """CPU flags that the kernels of `simd.h` need."""
 
@@ -47,12 +50,13 @@ def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
     source = SOURCES / f"{name}.cpp"
     compiler = _compiler(name)
     library = cache_directory() / "kernels" / f"{name}-{_fingerprint(source, compiler)}.so"
-    if not library.exists():
+    if not _is_whole(library):
+        logging.getLogger(__name__).info("compiling the %s kernel (once) …", name)
         _compile(source, compiler, library)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:
-        raise KernelUnavailable(f"{library} cannot be loaded; remove it: {one_line(error)}") from None
+        raise KernelUnavailable(f"{library} cannot be loaded: {one_line(error)}") from None
 
 
 @functools.cache
@@ -87,17 +91,27 @@ def _fingerprint(source: Path, compiler: tuple[str, ...]) -> str:
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 
+def _is_whole(library: Path) -> bool:
+    """Whether it is there, as it was compiled."""
+    try:
+        content = library.read_bytes()
+    except OSError:
+        return False
+    return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
+
+
 def _compile(source: Path, compiler: tuple[str, ...], library: Path) -> None:
     """Compile beside the final name and rename: whoever sees the library sees all of it."""
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(dir=library.parent)
+        with tempfile.TemporaryDirectory(dir=library.parent) as directory:
+            made = Path(directory) / library.name
+            _run((*compiler, *FLAGS, str(source), "-o", str(made)), source.stem)
+            with made.open("ab") as file:
+                file.write(hashlib.sha256(made.read_bytes()).digest())
+            os.replace(made, library)
     except OSError as error:
         raise KernelUnavailable(f"compiled kernels cannot be kept in {library.parent}: {one_line(error)}") from None
-    with scratch as directory:
-        made = Path(directory) / library.name
-        _run((*compiler, *FLAGS, str(source), "-o", str(made)), source.stem)
-        os.replace(made, library)
 
 
 def _run(command: tuple[str, ...], name: str) -> bytes:

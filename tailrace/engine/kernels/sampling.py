@@ -21,7 +21,7 @@ class CpuDrawing:
         Raises:
             KernelUnavailable: the kernels cannot be had.
         """
-        self._library = _library()
+        self._library = load_kernel()
         self._threads = torch.get_num_threads()
         self._collective = collective
         native = collective.native
@@ -59,7 +59,12 @@ class CpuDrawing:
         return drawn
 
 
-def _library() -> ctypes.CDLL:
+def load_kernel() -> ctypes.CDLL:
+    """Drawing in C++.
+
+    Raises:
+        KernelUnavailable: the kernels cannot be had.
+    """
     library = load("sampling", needs=AVX512_BF16)
     pointer, number = c_void_p, c_int64
     library.sampling_draw.argtypes = [pointer, *[number] * 5, *[pointer] * 3, *[number] * 2, *[pointer] * 5]

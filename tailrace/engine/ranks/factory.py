@@ -7,6 +7,7 @@ import torch
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Alone
+from tailrace.engine.decoder.factory import why_torch
 from tailrace.engine.ranks.base import Replica
 from tailrace.engine.ranks.layout import WHOLE
 from tailrace.engine.ranks.local import LocalReplica
@@ -24,10 +25,11 @@ def make_replicas(
     Raises:
         ModelError: the model cannot be split so.
         ConfigError: the collectives, the kernels or the number of ranks do not suit the device.
-        EngineError: the cache cannot hold a block, or the device cannot hold the cache.
+        ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
     """
     if config.ranks == 1:
         return [LocalReplica(Rank(config, architecture, WHOLE, device=device, collective=Alone()))]
+    why_torch(config, architecture, config.tp, device=device)  # compiles the kernels once, before every rank would
     replicas: list[Replica] = []
     try:
         for index in range(config.dp):

@@ -23,7 +23,7 @@ import torch
 from tailrace import errors
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.architecture import Architecture
-from tailrace.engine.collectives.factory import resolve_collectives
+from tailrace.engine.collectives.factory import meeting_bytes, resolve_collectives
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.layout import Layout
@@ -207,14 +207,16 @@ class ProcessReplica(Replica):
         return workers
 
     def _spawn(self) -> None:
-        place = self._meeting.enter_context(rendezvous())
+        directory = ""
+        if self._layout.tp > 1:
+            directory = self._meeting.enter_context(rendezvous(meeting_bytes(self._config, self._layout.tp))).directory
         try:
             for rank in self._layout.members(self._replica):
                 self._workers.append(self._crew.hire(rank))
         except BaseException:  # also when interrupted: no process may stay behind
             self.close()
             raise
-        self._give([self._start_order(worker, place.directory) for worker in self._workers], "starting", START_LIMIT_S)
+        self._give([self._start_order(worker, directory) for worker in self._workers], "starting", START_LIMIT_S)
 
     def _start_order(self, worker: WorkerProcess, rendezvous: str) -> Start:
         return Start(

@@ -36,7 +36,7 @@ class Rank:
         Raises:
             ModelError: the model cannot be split so.
             ConfigError: the kernels that were asked for cannot be had.
-            EngineError: the cache cannot hold a block, or the device cannot hold the cache.
+            ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
         """
         self._config = config
         self._shard = shard

@@ -5,6 +5,7 @@ be opened by nobody else, and is gone with the last process that holds it, howev
 with the order to load, and the driver keeps it open, because ranks that are made anew need the weights again.
 """
 
+import errno
 import mmap
 import os
 import tempfile
@@ -62,10 +63,10 @@ class StagedWeights(Mapping[str, torch.Tensor]):
                 file.flush()
                 return cls(os.dup(file.fileno()), places)
         except OSError as error:
+            hint = f"; make room there or in {MEMORY_BACKED}, or set TMPDIR" if error.errno != errno.EMFILE else ""
             raise EngineError(
                 f"the weights for the engine's ranks, {size / GIB:.2f} GiB, cannot be written to "
-                f"{directory or tempfile.gettempdir()}: {error.strerror}; make room there or in {MEMORY_BACKED}, or "
-                "set TMPDIR"
+                f"{directory or tempfile.gettempdir()}: {error.strerror}{hint}"
             ) from None
 
     def __getitem__(self, name: str) -> torch.Tensor:

@@ -33,7 +33,7 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     device: str
     threads: int
     rendezvous: str
-    """The directory of a `Rendezvous`."""
+    """The directory of a `Rendezvous`; empty for a rank alone."""
     timeout_s: float
     """The longest that a rank may wait for another."""
 

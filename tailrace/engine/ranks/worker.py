@@ -1,12 +1,14 @@
-"""The process of one rank: `python -m tailrace.engine.ranks.worker DESCRIPTOR`, started by `ProcessReplica`.
+"""The process of one rank: `python -m tailrace.engine.ranks.worker DRIVER DESCRIPTOR`, started by `ProcessReplica`.
 
 It takes orders from the socket DESCRIPTOR, one at a time, and answers each. A driver that ends, however it does, leaves
-no worker behind, whatever the worker is doing: a thread waits for the other end of the socket to close, then kills the
-process group. (Kernels and collectives give up the interpreter's lock while they compute and wait.)
+no worker behind, whatever the worker is doing: a thread waits for the other end of the socket to close, or for the
+driver to be gone while a process that it forked holds that end, then kills the process group. (Kernels and collectives
+give up the interpreter's lock while they compute and wait.) A process that is stopped ends when it is continued.
 """
 
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -27,15 +29,17 @@ from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Answer, Channel, Failure, Load, Measure, Meet, Order, Start, Step, Switch
 from tailrace.errors import EngineError, UserError
 
+_WATCH_MS = 1000
+
 
 def main() -> None:
     """Serve until the driver hangs up. An error that is none of Tailrace's own ends the process, with a traceback."""
-    descriptor = int(sys.argv[1])
-    threading.Thread(target=_kill_group_on_hangup, args=(descriptor,), daemon=True).start()
+    driver, descriptor = map(int, sys.argv[1:])
     keep_freed_memory()
     channel = Channel(socket.socket(fileno=descriptor))
     start, _ = channel.receive_order()
     assert isinstance(start, Start), "the first order makes the rank"
+    threading.Thread(target=_end_with, args=(driver, descriptor, start.rendezvous), daemon=True).start()
     try:
         worker = Worker(start)
     except (EngineError, UserError) as error:
@@ -51,10 +55,12 @@ def main() -> None:
         channel.send(answer)
 
 
-def _kill_group_on_hangup(descriptor: int) -> None:
+def _end_with(driver: int, descriptor: int, rendezvous: str) -> None:
     poll = select.poll()
     poll.register(descriptor, 0)  # reports a hang-up and nothing else: the orders are the main thread's
-    poll.poll()
+    while os.getppid() == driver and not poll.poll(_WATCH_MS):
+        pass
+    shutil.rmtree(rendezvous, ignore_errors=True)  # still there if the ranks have not met
     os.killpg(0, signal.SIGKILL)  # with a compiler that it may have started
 
 

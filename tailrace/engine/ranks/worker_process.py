@@ -28,9 +28,10 @@ class WorkerProcess:
         """Start it.
 
         Raises:
-            EngineError: the machine has no room for another process.
+            EngineError: the machine has no room for another process or thread.
         """
         self.rank = rank
+        self._driver = os.getpid()
         self._killed = False
         self._killing = threading.Lock()
         self._tail = bytearray()
@@ -41,13 +42,20 @@ class WorkerProcess:
         self.channel = Channel(ours)
         assert self._process.stdout is not None
         self._reader = threading.Thread(target=_keep_tail, args=(self._process.stdout, self._tail), daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except RuntimeError as error:
+            self.channel.close()
+            with self._process:  # waits for its end
+                self.kill()
+            raise EngineError(f"no thread can be started for rank {rank}: {error}") from None
 
     def _start(self) -> socket.socket:
         """Our end of its channel."""
         ours, theirs = socket.socketpair()
         # -P: a file of the working directory named like a module of Python must not take its place.
-        command = (sys.executable, "-P", "-m", "tailrace.engine.ranks.worker", str(theirs.fileno()))
+        module = ("-P", "-m", "tailrace.engine.ranks.worker")
+        command = (sys.executable, *module, str(self._driver), str(theirs.fileno()))
         with theirs:
             try:
                 # A session of its own: Ctrl-C is the driver's, and what the worker starts can be killed with it.
@@ -87,7 +95,12 @@ class WorkerProcess:
         return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
 
     def kill(self) -> None:
-        """Kill it with all that it has started. From any thread; killing twice is harmless."""
+        """Kill it with all that it has started. From any thread; killing twice is harmless.
+
+        A process that the driver has forked leaves it alone: what that one inherits is the driver's.
+        """
+        if os.getpid() != self._driver:
+            return
         with self._killing:  # nobody reaps it meanwhile
             if not self._killed:  # later on, the group's number may be another's
                 self._killed = True

@@ -1,5 +1,6 @@
 """One JSON object a line."""
 
+import codecs
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, 1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)  # some editors begin a file with it
                 if line.strip():
                     yield f"{path.name}:{number}", _record(line, f"{path}, line {number}")
     except OSError as error:
@@ -34,4 +37,5 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise PromptError(f"{where}, is not a JSON object: {one_line(error)}") from None
+        example = '{"prompt": "…"}'
+        raise PromptError(f"{where}, is not a JSON object, such as {example}: {one_line(error)}") from None
