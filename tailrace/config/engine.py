@@ -72,6 +72,8 @@ class AdaptiveTPConfig(Config):
     requests ask for the very lengths that nobody could know."""
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """The part of the remaining time that a switch must save."""
+    look_ahead: bool = True
+    """Also weigh switching later. Without, TP changes as soon as that is predicted to be better than never (PAT)."""
     steps_between: PositiveInt = 64
     """Steps after which the question is asked again, if the batch has not become smaller by an eighth before."""
 

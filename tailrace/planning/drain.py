@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from tailrace.planning.latency import StepTimes, rms
 
@@ -18,7 +19,28 @@ Work = tuple[int, int]
 def drain_s(
     predictor: StepTimes, tp: int, replicas: Sequence[Sequence[Work]], waiting: Sequence[Work], *, slots: int
 ) -> float:
-    """Seconds until all sequences have ended.
+    """Seconds until all sequences have ended; see `drain`."""
+    return drain(predictor, tp, replicas, waiting, slots=slots).seconds
+
+
+class Drained(NamedTuple):
+    """An engine after some time."""
+
+    seconds: float
+    replicas: list[list[Work]]
+    waiting: list[Work]
+
+
+def drain(
+    predictor: StepTimes,
+    tp: int,
+    replicas: Sequence[Sequence[Work]],
+    waiting: Sequence[Work],
+    *,
+    slots: int,
+    until: int = 0,
+) -> Drained:
+    """Let sequences end until there are no more than `until`.
 
     Replicas run beside each other, and slow each other down while they do. A sequence that ends leaves its place to the
     next that waits, whose tokens are prefilled while the replica's others stand still. The cache is taken to have room.
@@ -37,7 +59,7 @@ def drain_s(
     for replica in active:
         replica.begin(len(active))
     now = 0.0
-    while active:
+    while active and sum(replica.size for replica in active) + len(queue) > until:
         replica = min(active, key=_ends_at)
         now = replica.ends_at
         replica.end_first()
@@ -49,7 +71,9 @@ def drain_s(
         for other in active:
             other.advance(now)
             other.begin(len(active))
-    return now
+    for replica in active:
+        replica.advance(now)
+    return Drained(now, [replica.works() for replica in simulated], list(queue))
 
 
 class _Replica:
@@ -99,6 +123,11 @@ class _Replica:
             self._clock = now
             self._step += steps
             self._tokens += steps * len(self._ends)
+
+    def works(self) -> list[Work]:
+        """What it still has, between two steps."""
+        left = ((tokens, max(1, math.ceil(end - self._step))) for end, tokens in self._ends)
+        return [(tokens - remaining, remaining) for tokens, remaining in left]
 
     def end_first(self) -> None:
         """Go to the next end, and let go of all that end with that step."""

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tailrace.errors import ConfigError
-from tailrace.planning.drain import Work, drain_s
+from tailrace.planning.drain import Work, drain, drain_s
 from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
 from tailrace.planning.remaining import RemainingEstimate, Unfinished
 from tailrace.planning.tp_profile import TPProfile
@@ -45,6 +45,9 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
         return sum(map(len, self.replicas)) + len(self.waiting)
 
 
+LATER = (3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8, 1 / 16)
+"""Shares of what is unfinished now, at which a later switch is tried on paper."""
+
 State = Literal["move", "recompute", "none"]
 """How what is cached gets to the new arrangement; `none` where nothing is cached, or nothing changes."""
 
@@ -57,6 +60,12 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """Running sequences of each replica, once merged."""
     remaining_s: float
     """Until all are done, under this degree."""
+    plan_s: float
+    """The same where the degree may change once more on the way, if that is looked for: at most `remaining_s`."""
+    later_tp: int | None = None
+    """The degree that it changes to then; None where it had better not."""
+    later_unfinished: int = 0
+    """Sequences that are unfinished at that time."""
     groups_s: float = 0.0
     """To make communication groups; 0 where they exist."""
     reshard_s: float = 0.0
@@ -74,7 +83,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     switch_s: float = 0.0
     """Groups, reshard, rest, capture and state."""
     total_s: float
-    """Remaining and switch."""
+    """Plan and switch."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +118,7 @@ class SwitchController:
         max_batch_size: int,
         least_gain: float = 0.02,
         steps_between: int = 128,
+        look_ahead: bool = False,
     ) -> None:
         """Measure nothing and decide nothing yet.
 
@@ -116,6 +126,8 @@ class SwitchController:
             max_batch_size: sequences that a replica decodes together at the most, whatever the degree.
             least_gain: share of the remaining time that a switch has to save, so that noise causes none.
             steps_between: `due` after this many steps even if the batch stays as it is; contexts grow.
+            look_ahead: weigh every degree with one more switch at a later time, too. Algorithm 1 does not: it switches
+                as soon as that is better than never, though later may be better still.
         """
         self.predictor = CorrectedPredictor(LatencyPredictor(profile))
         self._profile = profile
@@ -124,6 +136,7 @@ class SwitchController:
         self._max_batch_size = max_batch_size
         self._least_gain = least_gain
         self._steps_between = steps_between
+        self._look_ahead = look_ahead
         self._decided_for: int | None = None
         """Sequences that were unfinished at the last decision."""
         self._steps = 0
@@ -162,10 +175,10 @@ class SwitchController:
         )
         current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
         best = min(candidates, key=lambda candidate: (candidate.total_s, candidate.tp != snapshot.tp))
-        switch = best.total_s < current.total_s * (1 - self._least_gain)
+        switch = best.tp != snapshot.tp and best.total_s < current.remaining_s * (1 - self._least_gain)
         return Decision(
             tp=snapshot.tp,
-            current_s=current.total_s,
+            current_s=current.remaining_s,
             candidates=candidates,
             ruled_out=ruled_out,
             chosen=best.tp if switch else snapshot.tp,
@@ -208,29 +221,57 @@ class SwitchController:
         merged = merge(running, snapshot.tp, tp, tokens=_context)
         sizes = tuple(map(len, merged))
         remaining_s = drain_s(self.predictor, tp, merged, waiting, slots=self._max_batch_size)
-        if tp == snapshot.tp:
-            return Candidate(tp=tp, batch_sizes=sizes, remaining_s=remaining_s, total_s=remaining_s)
-        cost = self._costs[snapshot.tp, tp]
-        groups_s = self._groups_s(snapshot, tp)
-        capture_s = self._profile.capture_s.get(tp, 0.0)
-        move_s = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
-        recompute_s = max(self._prefill_s(tp, works) for works in merged)
-        state: State = "none" if not any(sizes) else "move" if move_s <= recompute_s else "recompute"
-        switch_s = groups_s + cost.reshard_s + cost.rest_s + capture_s + min(move_s, recompute_s)
+        later = self._later(snapshot, tp, merged, waiting) if self._look_ahead else None
+        plan_s, later_tp, later_unfinished = later or (math.inf, None, 0)
+        if plan_s >= remaining_s:
+            plan_s, later_tp, later_unfinished = remaining_s, None, 0
+        cost = _Cost() if tp == snapshot.tp else self._cost(snapshot, tp, running, merged)
         return Candidate(
             tp=tp,
             batch_sizes=sizes,
             remaining_s=remaining_s,
-            groups_s=groups_s,
+            plan_s=plan_s,
+            later_tp=later_tp,
+            later_unfinished=later_unfinished,
+            **msgspec.structs.asdict(cost),
+            switch_s=cost.switch_s,
+            total_s=plan_s + cost.switch_s,
+        )
+
+    def _cost(
+        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
+    ) -> "_Cost":
+        """Of a switch from the snapshot's degree, whatever else the snapshot says, to `tp`."""
+        cost = self._costs[snapshot.tp, tp]
+        move_s = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
+        recompute_s = max(self._prefill_s(tp, works) for works in merged)
+        return _Cost(
+            groups_s=self._groups_s(snapshot, tp),
             reshard_s=cost.reshard_s,
             rest_s=cost.rest_s,
-            capture_s=capture_s,
+            capture_s=self._profile.capture_s.get(tp, 0.0),
             move_s=move_s,
             recompute_s=recompute_s,
-            state=state,
-            switch_s=switch_s,
-            total_s=remaining_s + switch_s,
+            state="none" if not any(merged) else "move" if move_s <= recompute_s else "recompute",
         )
+
+    def _later(
+        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
+    ) -> tuple[float, int, int] | None:
+        """The best of some times at which to leave `tp`: seconds in all, the degree then, and what is unfinished."""
+        others = {*snapshot.degrees, snapshot.tp} - self._ruled_out(snapshot).keys() - {tp}
+        plans = []
+        for until in sorted({round(share * snapshot.unfinished) for share in LATER}):
+            if not others or not 0 < until < snapshot.unfinished:
+                continue
+            then = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, until=until)
+            at = msgspec.structs.replace(snapshot, tp=tp)
+            for other in others:
+                merged = merge(then.replicas, tp, other, tokens=_context)
+                rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
+                switch_s = self._cost(at, other, then.replicas, merged).switch_s
+                plans.append((then.seconds + switch_s + rest_s, other, until))
+        return min(plans, default=None)
 
     def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
         """Of the new degree, and of the one in which state is exchanged; a rank alone needs none."""
@@ -261,6 +302,22 @@ class SwitchController:
         if nearest.total_s < current.total_s:
             return f"{_seconds(nearest)} saves less than {self._least_gain:.0%} of {_seconds(current)}"
         return f"{_seconds(current)}; the next best, {_seconds(nearest)}, saves nothing"
+
+
+class _Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a switch; see `Candidate`."""
+
+    groups_s: float = 0.0
+    reshard_s: float = 0.0
+    rest_s: float = 0.0
+    capture_s: float = 0.0
+    move_s: float = 0.0
+    recompute_s: float = 0.0
+    state: State = "none"
+
+    @property
+    def switch_s(self) -> float:
+        return self.groups_s + self.reshard_s + self.rest_s + self.capture_s + min(self.move_s, self.recompute_s)
 
 
 def merge(
@@ -312,7 +369,10 @@ def _context(work: Work) -> int:
 
 
 def _seconds(candidate: Candidate) -> str:
-    return f"TP {candidate.tp} in {candidate.total_s:.3g} s"
+    if candidate.later_tp is None:
+        return f"TP {candidate.tp} in {candidate.total_s:.3g} s"
+    later = f"TP {candidate.later_tp} from {candidate.later_unfinished} unfinished on"
+    return f"TP {candidate.tp}, then {later}, in {candidate.total_s:.3g} s"
 
 
 def _listed(degrees: Sequence[int]) -> str:

@@ -87,6 +87,58 @@ def test_a_gain_below_the_least_one_is_left() -> None:
     assert decision.reason == "TP 2 in 1.07 s saves less than 3% of TP 1 in 1.1 s"
 
 
+def draining(tp: int, unfinished: Sequence[int]) -> Snapshot:
+    """What is unfinished on 2 ranks, by its remaining tokens; nothing is in the cache, nothing else takes time."""
+    rows = [tuple(one(1, most) for most in unfinished[start :: 2 // tp]) for start in range(2 // tp)]
+    return Snapshot(tp=tp, degrees=(1, 2), replicas=tuple(rows), kv_bytes_per_token=0)
+
+
+def crossing(**changes: Any) -> SwitchController:
+    """TP 1 takes 10 ms a step; TP 2 takes 5 ms, and 2 ms more for each sequence. A switch takes 0.05 s."""
+    free = [
+        SwitchCost(source_tp=a, target_tp=b, reshard_s=0.05, rest_s=0, kv_bytes_per_s=1e9) for a, b in ((1, 2), (2, 1))
+    ]
+
+    def step(tp: int, sequences: int, _: int, __: int) -> float:
+        return 0.010 if tp == 1 else 0.005 + 0.002 * sequences
+
+    profile = made_profile(step, switches=tuple(free), group_s={2: 0.0})
+    return SwitchController(profile, Bound(), max_batch_size=8, **changes)
+
+
+SHRINKING = [100, 100, 100, 100, 100, 100, 100, 1000]
+"""TP 1 all along: 1000 · 10 ms = 10 s. TP 2 all along: 100 · 21 ms + 900 · 7 ms = 8.4 s. TP 1 until one is left, then
+TP 2: 100 · 10 ms + 0.05 s + 900 · 7 ms = 7.35 s."""
+
+
+def test_without_looking_ahead_it_switches_as_soon_as_that_is_better_than_never() -> None:
+    decision = crossing().decide(draining(1, SHRINKING))
+    assert decision.switch
+    assert of(decision, 2).total_s == pytest.approx(8.45, rel=0.01)
+
+
+def test_looking_ahead_it_waits_for_the_best_time() -> None:
+    asked = crossing(look_ahead=True)
+    early = asked.decide(draining(1, SHRINKING))
+    assert not early.switch
+    stay = of(early, 1)
+    assert (early.current_s, stay.remaining_s) == (pytest.approx(10.0), pytest.approx(10.0))
+    assert stay.plan_s == stay.total_s == pytest.approx(7.35, rel=0.01)
+    assert stay.later_tp == 2
+    assert "TP 1, then TP 2 from" in early.reason
+    late = asked.decide(draining(1, SHRINKING[-1:]))
+    assert late.switch
+    assert late.chosen == 2
+
+
+def test_looking_ahead_a_stage_begins_with_what_is_best_first() -> None:
+    waiting = draining(2, [])
+    waiting = msgspec.structs.replace(waiting, waiting=tuple(one(1, most) for most in SHRINKING))
+    decision = crossing(look_ahead=True).decide(waiting)
+    assert (decision.chosen, of(decision, 1).later_tp) == (1, 2)
+    assert not crossing().decide(waiting).switch
+
+
 def test_over_a_slow_link_the_cache_is_computed_again() -> None:
     slow = tuple(
         SwitchCost(source_tp=source, target_tp=3 - source, reshard_s=0.1, rest_s=0.02, kv_bytes_per_s=1e8)

@@ -75,6 +75,7 @@ class AdaptiveTP:
             max_batch_size=arrangement.config.max_batch_size,
             least_gain=config.least_gain,
             steps_between=config.steps_between,
+            look_ahead=config.look_ahead,
         )
         a = architecture
         self._kv_bytes_per_token = 2 * a.layers * a.kv_heads * a.head_dim * DTYPES[arrangement.config.dtype].itemsize
