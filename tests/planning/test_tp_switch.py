@@ -122,7 +122,7 @@ def test_looking_ahead_it_waits_for_the_best_time() -> None:
     early = asked.decide(draining(1, SHRINKING))
     assert not early.switch
     stay = of(early, 1)
-    assert (early.current_s, stay.remaining_s) == (pytest.approx(10.0), pytest.approx(10.0))
+    assert early.current_s == stay.remaining_s == pytest.approx(10.0)
     assert stay.plan_s == stay.total_s == pytest.approx(7.35, rel=0.01)
     assert stay.later_tp == 2
     assert "TP 1, then TP 2 from" in early.reason
