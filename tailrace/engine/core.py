@@ -140,7 +140,7 @@ class EngineCore:
     def _rearrange(self, adaptive_tp: AdaptiveTP, decision: Decision) -> list[Sample]:
         """End what is under way, and carry out the decision, unless something failed; the samples that finished."""
         samples = self._complete(self.lanes)
-        if self._failure is None:
+        if self._failure is None and any(lane.has_work for lane in self.lanes):
             try:
                 adaptive_tp.switch(decision)
             except EngineError as error:

@@ -30,6 +30,11 @@ class Drained(NamedTuple):
     replicas: list[list[Work]]
     waiting: list[Work]
 
+    @property
+    def unfinished(self) -> int:
+        """Sequences."""
+        return sum(map(len, self.replicas)) + len(self.waiting)
+
 
 def drain(
     predictor: StepTimes,

@@ -141,6 +141,10 @@ class SwitchController:
         """Sequences that were unfinished at the last decision."""
         self._steps = 0
 
+    def begin(self) -> None:
+        """Another batch comes: the next question is its first."""
+        self._decided_for = None
+
     def due(self, unfinished: int) -> bool:
         """Whether to decide again; asked once a step.
 
@@ -265,12 +269,13 @@ class SwitchController:
             if not others or not 0 < until < snapshot.unfinished:
                 continue
             then = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, until=until)
-            at = msgspec.structs.replace(snapshot, tp=tp)
+            made = snapshot.groups | {tp, math.lcm(snapshot.tp, tp)}  # by the switch to `tp`
+            at = msgspec.structs.replace(snapshot, tp=tp, groups=made)
             for other in others:
                 merged = merge(then.replicas, tp, other, tokens=_context)
                 rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
                 switch_s = self._cost(at, other, then.replicas, merged).switch_s
-                plans.append((then.seconds + switch_s + rest_s, other, until))
+                plans.append((then.seconds + switch_s + rest_s, other, then.unfinished))
         return min(plans, default=None)
 
     def _groups_s(self, snapshot: Snapshot, tp: int) -> float:

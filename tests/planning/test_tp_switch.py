@@ -90,7 +90,8 @@ def test_a_gain_below_the_least_one_is_left() -> None:
 def draining(tp: int, unfinished: Sequence[int]) -> Snapshot:
     """What is unfinished on 2 ranks, by its remaining tokens; nothing is in the cache, nothing else takes time."""
     rows = [tuple(one(1, most) for most in unfinished[start :: 2 // tp]) for start in range(2 // tp)]
-    return Snapshot(tp=tp, degrees=(1, 2), replicas=tuple(rows), kv_bytes_per_token=0)
+    there = frozenset({2})
+    return Snapshot(tp=tp, degrees=(1, 2), replicas=tuple(rows), kv_bytes_per_token=0, groups=there)
 
 
 def crossing(**changes: Any) -> SwitchController:
@@ -102,7 +103,7 @@ def crossing(**changes: Any) -> SwitchController:
     def step(tp: int, sequences: int, _: int, __: int) -> float:
         return 0.010 if tp == 1 else 0.005 + 0.002 * sequences
 
-    profile = made_profile(step, switches=tuple(free), group_s={2: 0.0})
+    profile = made_profile(step, switches=tuple(free), group_s={2: 0.2})
     return SwitchController(profile, Bound(), max_batch_size=8, **changes)
 
 
@@ -137,6 +138,23 @@ def test_looking_ahead_a_stage_begins_with_what_is_best_first() -> None:
     decision = crossing(look_ahead=True).decide(waiting)
     assert (decision.chosen, of(decision, 1).later_tp) == (1, 2)
     assert not crossing().decide(waiting).switch
+
+
+def test_groups_that_a_first_switch_makes_are_there_for_a_later_one() -> None:
+    asked = crossing(look_ahead=True)
+    missing, there = (
+        of(asked.decide(msgspec.structs.replace(draining(1, SHRINKING), groups=groups)), 2)
+        for groups in (frozenset[int](), frozenset({2}))
+    )
+    assert missing.plan_s == there.plan_s
+
+
+def test_each_batch_begins_with_a_question() -> None:
+    asked = controller()
+    asked.decide(example(200, 100))
+    assert not asked.due(2)
+    asked.begin()
+    assert asked.due(2)
 
 
 def test_over_a_slow_link_the_cache_is_computed_again() -> None:

@@ -134,6 +134,7 @@ class AdaptiveTP:
         if first_tp not in {self._arrangement.config.tp, *self._stage.ruled_out} and self._arrangement.can_switch:
             self._switch(first_tp, None, move=False)
         self._stage = None
+        self._controller.begin()
 
     def _switch(self, target: int, decision: Decision | None, *, move: bool) -> None:
         began, source, report, failure = time.perf_counter(), self._arrangement.config.tp, None, ""
@@ -187,9 +188,9 @@ class AdaptiveTP:
         )
 
     def _unfinished(self, response: Response) -> Unfinished:
-        generated, sampling = len(response.log_probs), response.request.sampling
+        generated = len(response.log_probs)
         context = response.prompt_length + generated
-        longest = self._config.max_response_tokens or sampling.max_new_tokens
+        longest = self._config.max_response_tokens or response.stop.max_tokens
         return Unfinished(
             context=context,
             generated=generated,
