@@ -32,11 +32,11 @@ from tailrace.config.generate import TPProfileConfig
 from tailrace.engine.adaptive_tp.measure import Bench, SwitchSeconds
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
-from tailrace.engine.architecture import Architecture, read_architecture
+from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.ranks.factory import stage
-from tailrace.engine.weights import check_weights, read_weights
-from tailrace.errors import EngineError, ModelError, UserError
+from tailrace.engine.weights import checkpoint_weights
+from tailrace.errors import UserError
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile
 from tailrace.preparation import check_new_file, prepare_torch
@@ -131,7 +131,7 @@ def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
         raise UserError(f"{path} exists; measure again with --force, or give another file as output")
     plan = make_plan(config, architecture)
     with closing(Arrangement(_engine(config, plan), architecture, device=device)) as arrangement:
-        _load(arrangement, architecture, model_dir)
+        arrangement.load(stage(checkpoint_weights(architecture, model_dir), arrangement.config), recompute=False)
         profile = measure(Bench(arrangement, architecture, seed=config.seed), plan, key, Console(stderr=True))
     profile.write(path)
     show(profile, Console(highlight=False))
@@ -202,14 +202,6 @@ def _engine(config: TPProfileConfig, plan: Plan) -> NativeEngineConfig:
     adaptive_tp = AdaptiveTPConfig(degrees=plan.degrees)
     first = plan.degrees[0]
     return config.engine.model_copy(update={"dp": plan.ranks // first, "tp": first, "adaptive_tp": adaptive_tp})
-
-
-def _load(arrangement: Arrangement, architecture: Architecture, model_dir: Path) -> None:
-    try:
-        named = check_weights(architecture, read_weights(model_dir))
-    except EngineError as error:
-        raise ModelError(f"{model_dir}: the weights do not fit config.json: {error}") from error
-    arrangement.load(stage(named, arrangement.config), recompute=False)
 
 
 class _Steps:

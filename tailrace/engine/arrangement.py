@@ -62,6 +62,11 @@ class Arrangement:
         return self._failures < MAX_FAILURES
 
     @property
+    def unfinished(self) -> int:
+        """Sequences that run or wait."""
+        return sum(lane.scheduler.running + lane.scheduler.waiting for lane in self.lanes)
+
+    @property
     def groups(self) -> frozenset[int]:
         """Degrees whose communication groups exist."""
         return self._executor.groups(self._replicas(), self.config.tp)

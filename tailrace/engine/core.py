@@ -25,8 +25,8 @@ from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import stage
 from tailrace.engine.stopping import StopRules
-from tailrace.engine.weights import Weights, check_weights, read_weights
-from tailrace.errors import EngineError, ModelError, RequestError
+from tailrace.engine.weights import Weights, check_weights, checkpoint_weights
+from tailrace.errors import EngineError, RequestError
 from tailrace.planning.tp_switch import Decision
 from tailrace.types import Request, Sample, WeightVersion
 
@@ -61,11 +61,7 @@ class EngineCore:
             raise
 
     def _load_initial_weights(self, model_dir: Path) -> None:
-        try:
-            named = check_weights(self._architecture, read_weights(model_dir))
-        except EngineError as error:
-            raise ModelError(f"{model_dir}: the weights do not fit config.json: {error}") from error
-        self._replace_weights(stage(named, self._config))
+        self._replace_weights(stage(checkpoint_weights(self._architecture, model_dir), self._config))
 
     def _replace_weights(self, named: Mapping[str, torch.Tensor]) -> None:
         self.weights_are_whole = False  # and stay torn if a copy fails, for want of memory
@@ -80,12 +76,12 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return any(lane.has_work for lane in self.lanes) or self._is_away
+        return any(lane.has_work for lane in self.lanes) or self._in_stage
 
     @property
-    def _is_away(self) -> bool:
-        """Whether the ranks are still arranged for a stage that is over."""
-        return self.adaptive_tp is not None and self.adaptive_tp.is_away
+    def _in_stage(self) -> bool:
+        """Whether there is a stage to close once nothing is unfinished."""
+        return self.adaptive_tp is not None and self.adaptive_tp.in_stage
 
     @property
     def profiler(self) -> Profiler | None:
@@ -149,7 +145,7 @@ class EngineCore:
 
     def _begin(self) -> None:
         """Start all lanes that are at rest and have work."""
-        if self._is_away and not any(lane.has_work for lane in self.lanes):
+        if self._in_stage and not any(lane.has_work for lane in self.lanes):
             assert self.adaptive_tp is not None
             self.adaptive_tp.close_stage()
         self.arrangement.dispatcher.balance()

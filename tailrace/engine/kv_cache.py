@@ -112,3 +112,8 @@ def bytes_per_region(architecture: Architecture, gib: float) -> int:
 def region_block_bytes(architecture: Architecture, block_size: int, dtype: torch.dtype) -> int:
     """What a block takes in the region of one layer. `architecture`: the rank's own."""
     return 2 * architecture.kv_heads * block_size * architecture.head_dim * dtype.itemsize
+
+
+def token_bytes(architecture: Architecture, dtype: torch.dtype) -> int:
+    """Keys and values of a token in all layers."""
+    return architecture.layers * region_block_bytes(architecture, 1, dtype)

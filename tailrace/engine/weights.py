@@ -177,6 +177,18 @@ def _place(box: tuple[range, ...]) -> str:
     return "[" + ", ".join(f"{side.start}:{side.stop}" for side in box) + "]"
 
 
+def checkpoint_weights(architecture: Architecture, directory: Path) -> Mapping[str, torch.Tensor]:
+    """The checked weights of a model's directory.
+
+    Raises:
+        ModelError: a file is missing or broken, or the weights are not those of `architecture`.
+    """
+    try:
+        return check_weights(architecture, read_weights(directory))
+    except EngineError as error:
+        raise ModelError(f"{directory}: the weights do not fit config.json: {error}") from error
+
+
 def read_weights(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of model.safetensors, or of the files that its index lists; memory-mapped, on the CPU.
 

@@ -3,8 +3,9 @@
     Snapshot ──estimate──▶ remaining tokens ──for each degree: merge, drain, cost──▶ Candidate ──least total──▶ Decision
     measured steps ──observe──▶ CorrectedPredictor ──────────────┘
 
-The engine asks whenever `due` says so, between two steps, and waits for the answer: a few milliseconds. The same
-decision made before anything runs chooses the first arrangement of a stage; there is no state to move then.
+The engine asks whenever `due` says so, between two steps, and waits for the answer: some milliseconds, tens of them
+where a thousand sequences wait. The same decision made before anything runs chooses the first arrangement of a stage;
+there is no state to move then.
 """
 
 import math
@@ -52,20 +53,9 @@ State = Literal["move", "recompute", "none"]
 """How what is cached gets to the new arrangement; `none` where nothing is cached, or nothing changes."""
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """What one degree would take, in seconds. The present one's switch takes none."""
+class SwitchTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What a switch takes, in seconds; nothing where there is none."""
 
-    tp: int
-    batch_sizes: tuple[int, ...]
-    """Running sequences of each replica, once merged."""
-    remaining_s: float
-    """Until all are done, under this degree."""
-    plan_s: float
-    """The same where the degree may change once more on the way, if that is looked for: at most `remaining_s`."""
-    later_tp: int | None = None
-    """The degree that it changes to then; None where it had better not."""
-    later_unfinished: int = 0
-    """Sequences that are unfinished at that time."""
     groups_s: float = 0.0
     """To make communication groups; 0 where they exist."""
     reshard_s: float = 0.0
@@ -80,6 +70,26 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """To compute them again (PAT, eq. 3 and 4)."""
     state: State = "none"
     """Which of the two is less, and counts."""
+
+    def sum_s(self) -> float:
+        """Groups, reshard, rest, capture and state."""
+        return self.groups_s + self.reshard_s + self.rest_s + self.capture_s + min(self.move_s, self.recompute_s)
+
+
+class Candidate(SwitchTerms, frozen=True, kw_only=True):
+    """What one degree would take, in seconds. The present one's switch takes none."""
+
+    tp: int
+    batch_sizes: tuple[int, ...]
+    """Running sequences of each replica, once merged."""
+    remaining_s: float
+    """Until all are done, under this degree."""
+    plan_s: float
+    """The same where the degree may change once more on the way, if that is looked for: at most `remaining_s`."""
+    later_tp: int | None = None
+    """The degree that it changes to then; None where it had better not."""
+    later_unfinished: int = 0
+    """Sequences that are unfinished at that time."""
     switch_s: float = 0.0
     """Groups, reshard, rest, capture and state."""
     total_s: float
@@ -229,7 +239,7 @@ class SwitchController:
         plan_s, later_tp, later_unfinished = later or (math.inf, None, 0)
         if plan_s >= remaining_s:
             plan_s, later_tp, later_unfinished = remaining_s, None, 0
-        cost = _Cost() if tp == snapshot.tp else self._cost(snapshot, tp, running, merged)
+        cost = SwitchTerms() if tp == snapshot.tp else self._cost(snapshot, tp, running, merged)
         return Candidate(
             tp=tp,
             batch_sizes=sizes,
@@ -238,18 +248,18 @@ class SwitchController:
             later_tp=later_tp,
             later_unfinished=later_unfinished,
             **msgspec.structs.asdict(cost),
-            switch_s=cost.switch_s,
-            total_s=plan_s + cost.switch_s,
+            switch_s=cost.sum_s(),
+            total_s=plan_s + cost.sum_s(),
         )
 
     def _cost(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
-    ) -> "_Cost":
+    ) -> SwitchTerms:
         """Of a switch from the snapshot's degree, whatever else the snapshot says, to `tp`."""
         cost = self._costs[snapshot.tp, tp]
         move_s = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
         recompute_s = max(self._prefill_s(tp, works) for works in merged)
-        return _Cost(
+        return SwitchTerms(
             groups_s=self._groups_s(snapshot, tp),
             reshard_s=cost.reshard_s,
             rest_s=cost.rest_s,
@@ -274,7 +284,7 @@ class SwitchController:
             for other in others:
                 merged = merge(then.replicas, tp, other, tokens=_context)
                 rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
-                switch_s = self._cost(at, other, then.replicas, merged).switch_s
+                switch_s = self._cost(at, other, then.replicas, merged).sum_s()
                 plans.append((then.seconds + switch_s + rest_s, other, then.unfinished))
         return min(plans, default=None)
 
@@ -307,22 +317,6 @@ class SwitchController:
         if nearest.total_s < current.total_s:
             return f"{_seconds(nearest)} saves less than {self._least_gain:.0%} of {_seconds(current)}"
         return f"{_seconds(current)}; the next best, {_seconds(nearest)}, saves nothing"
-
-
-class _Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a switch; see `Candidate`."""
-
-    groups_s: float = 0.0
-    reshard_s: float = 0.0
-    rest_s: float = 0.0
-    capture_s: float = 0.0
-    move_s: float = 0.0
-    recompute_s: float = 0.0
-    state: State = "none"
-
-    @property
-    def switch_s(self) -> float:
-        return self.groups_s + self.reshard_s + self.rest_s + self.capture_s + min(self.move_s, self.recompute_s)
 
 
 def merge(

@@ -102,7 +102,7 @@ def changes(core: EngineCore) -> list[tuple[int, int]]:
 def test_tp_rises_as_the_batch_drains_and_returns_at_the_end_of_the_stage(core: EngineCore, model: Path) -> None:
     assert core.adaptive_tp is not None
     samples = run_core(core, skewed())
-    assert not core.adaptive_tp.is_away
+    assert not core.adaptive_tp.in_stage
     assert core.arrangement.config.tp == 1
     verdicts = core.adaptive_tp.take()
     first, *_, last = verdicts
@@ -196,7 +196,7 @@ async def test_the_asynchronous_engine_pauses_updates_and_closes_the_stage(core:
             later = await collect(engine.submit(skewed(first=50)))
             while core.has_work:
                 await asyncio.sleep(0)
-    assert not core.adaptive_tp.is_away
+    assert not core.adaptive_tp.in_stage
     assert Counter(changes(core)) == {(1, 2): 2, (2, 1): 2}
     alone = run_core(make_core(model), skewed())
     assert same_tokens(samples, alone)

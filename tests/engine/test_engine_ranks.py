@@ -19,6 +19,7 @@ from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import EngineError, ModelError
 from tailrace.types import Request, Sample
 from tests.engine.helpers import TinyModel, collect, make_core, make_request, run_core, same_tokens
+from tests.engine.switching import is_alive, pids
 from tests.tiny import write_tiny_model
 
 LAYOUTS = {"tp2": {"tp": 2}, "dp2": {"dp": 2}, "dp2 x tp2": {"dp": 2, "tp": 2}}
@@ -60,18 +61,6 @@ def assert_equal(one: dict[int, Sample], other: dict[int, Sample]) -> None:
     assert same_tokens(one, other)
     for request_id, sample in one.items():
         np.testing.assert_allclose(sample.rollout_log_probs, other[request_id].rollout_log_probs, atol=1e-5)
-
-
-def pids(core: EngineCore) -> list[int]:
-    return [pid for lane in core.lanes for pid in lane.replica.pids]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -21,7 +21,7 @@ from tailrace.engine.adaptive_tp.executor import SwitchRefused, SwitchReport
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.arrangement import Arrangement, SwitchFailed
-from tailrace.engine.kv_cache import DTYPES
+from tailrace.engine.kv_cache import DTYPES, token_bytes
 from tailrace.engine.lane import Lane
 from tailrace.engine.sequence import Sequence as Response
 from tailrace.errors import ConfigError, TailraceWarning
@@ -77,8 +77,7 @@ class AdaptiveTP:
             steps_between=config.steps_between,
             look_ahead=config.look_ahead,
         )
-        a = architecture
-        self._kv_bytes_per_token = 2 * a.layers * a.kv_heads * a.head_dim * DTYPES[arrangement.config.dtype].itemsize
+        self._kv_bytes_per_token = token_bytes(architecture, DTYPES[arrangement.config.dtype])
         self._stage: _Stage | None = None
 
     def take(self) -> list[Verdict]:
@@ -87,8 +86,8 @@ class AdaptiveTP:
         return verdicts
 
     @property
-    def is_away(self) -> bool:
-        """Whether a stage has not been closed yet, which `close_stage` does once nothing is unfinished."""
+    def in_stage(self) -> bool:
+        """Whether a stage has begun that `close_stage` has not closed, as it does once nothing is unfinished."""
         return self._stage is not None
 
     def observe(self, lanes: Iterable[Lane], samples: Iterable[Sample], *, beside: int) -> None:
@@ -106,7 +105,7 @@ class AdaptiveTP:
 
     def wanted(self) -> Decision | None:
         """A switch that pays, if there is one now."""
-        unfinished = sum(len(lane.scheduler.sequences) for lane in self._arrangement.lanes)
+        unfinished = self._arrangement.unfinished
         if not self._arrangement.can_switch or not self._controller.due(unfinished):
             return None
         began = time.perf_counter()
@@ -115,7 +114,7 @@ class AdaptiveTP:
             self._stage = _Stage(decision.chosen)
         if decision.switch:
             return decision
-        self._note(decision, began, unfinished, tp=decision.tp)
+        self._note(decision, began, unfinished, source=decision.tp, target=decision.tp)
         return None
 
     def decide(self) -> Decision:
@@ -138,7 +137,7 @@ class AdaptiveTP:
 
     def _switch(self, target: int, decision: Decision | None, *, move: bool) -> None:
         began, source, report, failure = time.perf_counter(), self._arrangement.config.tp, None, ""
-        unfinished = sum(len(lane.scheduler.sequences) for lane in self._arrangement.lanes)
+        unfinished = self._arrangement.unfinished
         try:
             report = self._arrangement.switch(target, cache="move" if move else "recompute")
         except (SwitchRefused, SwitchFailed) as error:
@@ -146,6 +145,19 @@ class AdaptiveTP:
             warnings.warn(f"TP stays {source}: {failure}", TailraceWarning, stacklevel=2)
             if self._stage is not None:
                 self._stage.ruled_out[target] = failure
+        self._note(decision, began, unfinished, source=source, target=target, report=report, failure=failure)
+
+    def _note(
+        self,
+        decision: Decision | None,
+        began: float,
+        unfinished: int,
+        *,
+        source: int,
+        target: int,
+        report: SwitchReport | None = None,
+        failure: str = "",
+    ) -> None:
         self.verdicts.append(
             Verdict(
                 began_at=began,
@@ -156,19 +168,6 @@ class AdaptiveTP:
                 target_tp=target,
                 report=report,
                 failure=failure,
-            )
-        )
-
-    def _note(self, decision: Decision, began: float, unfinished: int, *, tp: int) -> None:
-        self.verdicts.append(
-            Verdict(
-                began_at=began,
-                ended_at=time.perf_counter(),
-                unfinished=unfinished,
-                decision=decision,
-                source_tp=tp,
-                target_tp=tp,
-                report=None,
             )
         )
 

@@ -15,7 +15,7 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.decoder.factory import longest_sequence
-from tailrace.engine.kv_cache import DTYPES
+from tailrace.engine.kv_cache import DTYPES, token_bytes
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.sequence import Sequence
@@ -69,7 +69,7 @@ class Bench:
         a = architecture
         self._arrangement = arrangement
         self._vocab_size = a.vocab_size
-        self._kv_bytes_per_token = 2 * a.layers * a.kv_heads * a.head_dim * DTYPES[arrangement.config.dtype].itemsize
+        self._kv_bytes_per_token = token_bytes(a, DTYPES[arrangement.config.dtype])
         self._longest = longest_sequence(arrangement.config, a)
         self._random = np.random.default_rng(seed)
         self._requests = 0
