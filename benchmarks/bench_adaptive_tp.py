@@ -3,8 +3,9 @@
 Two ranks of one thread each, a model of 113M random weights in bf16. The engines that are compared live at the same
 time, each in a process of its own that is blocked while another works, and take turns. The last line is JSON.
 
-- Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP. The static
-  runs also show how far the profile's predictions are from what their steps took.
+- Natural: the machine as it is. Profile, then rounds of one batch each under DP 2, TP 2 and adaptive TP, which takes
+  what is left from the survival curve or, "bound", takes all responses for the longest. The static runs also show how
+  far the profile's predictions are from what their steps took.
 - Switch: a switch in the middle of such a batch, and the same change of TP by a restart.
 - Emulated link: a link between the ranks that makes TP 2 cost 26 % more than DP 2 at the full batch and 37 % less than
   TP 1 at batch 1, which are the figures of PAT, section 3.2. Profile and rounds as before.
@@ -30,6 +31,7 @@ import typer
 from gate import Contestant
 from random_model import SMALL, write_model
 
+from tailrace.planning.drain import drain, drain_s
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import TPProfile
 
@@ -92,9 +94,14 @@ def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, af
         "predictor_error_pct": natural.errors_pct,
         "predictor_error_pct_corrected": natural.corrected_errors_pct,
         **switch,
-        "natural": natural.ratios(),
-        "emulated_link": {**linked.ratios(), "link": link, "tp2_cost": link_cost(linked_profile)},
-        "uniform_overhead": round(level.adaptive_s / level.best_static_s, 3),
+        "natural": {**natural.ratios(), "foreseen": foreseen(profile, batches[1:])},
+        "emulated_link": {
+            **linked.ratios(),
+            "foreseen": foreseen(linked_profile, batches[1:]),
+            "link": link,
+            "tp2_cost": link_cost(linked_profile),
+        },
+        "uniform_overhead": level.vs_best_static,
         "uniform_switches": level.switches,
         "seconds": {
             name: those.seconds for name, those in (("natural", natural), ("link", linked), ("uniform", level))
@@ -105,9 +112,9 @@ def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, af
 
 
 class Comparison(NamedTuple):
-    """Median seconds of a batch by contestant, and what was seen on the way."""
+    """Seconds of each round's batch by contestant, and what was seen on the way."""
 
-    seconds: dict[str, float]
+    rounds: dict[str, list[float]]
     errors_pct: dict[str, float]
     corrected_errors_pct: dict[str, float]
     switches: list[int]
@@ -116,20 +123,24 @@ class Comparison(NamedTuple):
     """Of the last round."""
 
     @property
-    def adaptive_s(self) -> float:
-        return self.seconds["adaptive"]
+    def seconds(self) -> dict[str, float]:
+        """The median batch's, by contestant."""
+        return {key: round(statistics.median(seconds), 3) for key, seconds in self.rounds.items()}
+
+    def ratio(self, other: str) -> float:
+        """The median ratio of adaptive TP's time to that of `other` for the same batch."""
+        pairs = zip(self.rounds["adaptive"], self.rounds[other], strict=True)
+        return round(statistics.median(adaptive / others for adaptive, others in pairs), 3)
 
     @property
-    def best_static_s(self) -> float:
-        return min(self.seconds["dp2"], self.seconds["tp2"])
+    def vs_best_static(self) -> float:
+        """The ratio to the one that does not change and takes less time in all."""
+        return self.ratio(min(("dp2", "tp2"), key=lambda key: sum(self.rounds[key])))
 
     def ratios(self) -> dict[str, object]:
         """Adaptive TP's time over others'."""
-        return {
-            "vs_best_static": round(self.adaptive_s / self.best_static_s, 3),
-            "vs_dp": round(self.adaptive_s / self.seconds["dp2"], 3),
-            "switches": self.switches,
-        }
+        vs_others = {f"vs_{name}": self.ratio(key) for name, key in (("dp", "dp2"), ("tp", "tp2"), ("bound", "bound"))}
+        return {"vs_best_static": self.vs_best_static, **vs_others, "switches": self.switches}
 
 
 def compare(
@@ -143,6 +154,7 @@ def compare(
         "dp2": {"dp": 2},
         "tp2": {"tp": 2, **linked},
         "adaptive": {"dp": 2, "adaptive_tp": adaptive, **linked},
+        "bound": {"dp": 2, "adaptive_tp": {**adaptive, "estimate": "bound"}, **linked},
     }
     seen: dict[str, list[dict[str, Any]]] = {key: [] for key in configurations}
     with ExitStack() as stack:
@@ -157,7 +169,7 @@ def compare(
                 if number:
                     seen[key].append(figures)
     return Comparison(
-        seconds={key: round(statistics.median(f["seconds"] for f in those), 3) for key, those in seen.items()},
+        rounds={key: [figures["seconds"] for figures in those] for key, those in seen.items()},
         errors_pct=mean_errors(seen, "errors"),
         corrected_errors_pct=mean_errors(seen, "corrected_errors"),
         switches=[len(figures["switches"]) for figures in seen["adaptive"]],
@@ -231,6 +243,29 @@ def link_cost(path: Path) -> dict[str, float]:
     tp2 = steps.step_s(2, sequences, sequences * context, 1)
     single = [steps.step_s(tp, 1, LONGEST / 2, 1) for tp in (1, 2)]
     return {"full_batch_over_dp2": round(tp2 / dp2, 3), "batch1_over_tp1": round(single[1] / single[0], 3)}
+
+
+def foreseen(path: Path, batches: Sequence[Batch]) -> dict[str, float]:
+    """The least that a switch at the best time could reach on this machine, if all lengths were known beforehand and
+    steps took what was profiled: median ratios to the better of DP 2 and TP 2, and to DP 2."""
+    profile = TPProfile.read(path)
+    steps = LatencyPredictor(profile)
+    (cost,) = (cost for cost in profile.switches if (cost.source_tp, cost.target_tp) == (1, 2))
+    slots = GROUPS * GROUP_SIZE
+    vs_best, vs_dp = [], []
+    for batch in batches:
+        works = [(PROMPT_TOKENS, length) for length in batch.lengths]
+        halves = [[w for i, w in enumerate(works) if i // GROUP_SIZE % 2 == replica] for replica in (0, 1)]
+        *states, end = drain(steps, 1, halves, [], slots=slots, stops=range(1, slots))
+        tp2_s = drain_s(steps, 2, [works], [], slots=slots)
+        switched_s = [
+            then.seconds + cost.reshard_s + cost.rest_s + drain_s(steps, 2, [sum(then.replicas, [])], [], slots=slots)
+            for then in states
+        ]
+        least_s = min(end.seconds, tp2_s, *switched_s)
+        vs_best.append(least_s / min(end.seconds, tp2_s))
+        vs_dp.append(least_s / end.seconds)
+    return {"vs_best_static": round(statistics.median(vs_best), 3), "vs_dp": round(statistics.median(vs_dp), 3)}
 
 
 def make_profile(model: Path, name: str, link: dict[str, float] | None) -> Path:

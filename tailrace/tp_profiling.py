@@ -6,8 +6,7 @@ under all degrees before the next. So a machine that slows down for a while does
 
     each batch size ──each degree──▶ decode steps ────────────────────────┐
     prefills        ──each degree──▶ seconds ─────────────────────────────┼──medians over rounds──▶ TPProfile
-    round trip      ──each pair of degrees──▶ weights, rest, groups ──────┤
-    round trip with sequences ──each pair──▶ rate of keys and values ─────┘
+    round trip      ──each pair of degrees──▶ weights, keys and values ───┘
 
 After PAT, section 4.2 (Offline Profiler). Nothing is written before all is measured.
 """
@@ -29,7 +28,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 import tailrace
 from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
-from tailrace.engine.adaptive_tp.measure import Bench, SwitchSeconds
+from tailrace.engine.adaptive_tp.executor import SwitchReport
+from tailrace.engine.adaptive_tp.measure import Bench
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
 from tailrace.engine.architecture import read_architecture
@@ -44,6 +44,8 @@ from tailrace.report.text import counted, duration
 from tailrace.tp_tables import decode_table, prefill_table, switch_table, title
 
 LOG_PERIOD_S = 10.0
+ALL_REDUCES = 100
+"""In a round."""
 
 
 @dataclass(slots=True)
@@ -54,10 +56,12 @@ class Figures:
     """By (TP, replicas, B, L)."""
     prefill: defaultdict[tuple[int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By (TP, B, L)."""
-    switches: defaultdict[tuple[int, int], list[SwitchSeconds]] = field(default_factory=lambda: defaultdict(list))
-    """By (source, target), without sequences."""
-    migrations: defaultdict[tuple[int, int], list[SwitchSeconds]] = field(default_factory=lambda: defaultdict(list))
-    """The same with sequences."""
+    switches: defaultdict[tuple[int, int], list[SwitchReport]] = field(default_factory=lambda: defaultdict(list))
+    """By (source, target)."""
+    kv_bytes_per_s: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """The same, where sequences moved."""
+    all_reduces: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By TP, in bytes a second."""
 
     @property
     def degrees(self) -> set[int]:
@@ -91,13 +95,12 @@ class Figures:
                     target_tp=target,
                     reshard_s=statistics.median(switch.weights_s for switch in switches),
                     rest_s=statistics.median(switch.rest_s for switch in switches),
-                    kv_bytes_per_s=statistics.median(
-                        migration.sent_bytes / migration.kv_s for migration in self.migrations[source, target]
-                    ),
+                    kv_bytes_per_s=statistics.median(self.kv_bytes_per_s[source, target]),
                 )
                 for (source, target), switches in sorted(self.switches.items())
             ),
             group_s=self._group_s(plan),
+            collective_bytes_per_s={tp: statistics.median(rates) for tp, rates in sorted(self.all_reduces.items())},
         )
 
     def _group_s(self, plan: Plan) -> dict[int, float]:
@@ -157,16 +160,16 @@ def _measure_round(bench: Bench, plan: Plan, figures: Figures, done: "_Steps") -
         back = bench.tp != plan.degrees[0]
         for tp in reversed(plan.degrees) if back else plan.degrees:
             if tp != bench.tp:
-                figures.switches[bench.tp, tp].append(bench.switch(tp))
+                figures.switches[bench.tp, tp].append(bench.switch(tp).report)
             _measure_points(bench, plan, decode, prefill, figures, done)
     walk = round_trip([bench.tp, *(tp for tp in plan.degrees if tp != bench.tp)])
-    for source, target in pairwise(walk):
-        figures.switches[source, target].append(bench.switch(target))
-        done.count(f"TP {source} to {target}")
     bench.hold(*plan.held)
     for source, target in pairwise(walk):
-        figures.migrations[source, target].append(bench.switch(target))
-        done.count(f"TP {source} to {target} with sequences")
+        bench.step()  # as it is in the middle of a batch, where little of what moves is in the processor's caches
+        report, sent_bytes = bench.switch(target)
+        figures.switches[source, target].append(report)
+        figures.kv_bytes_per_s[source, target].append(sent_bytes / report.kv_s)
+        done.count(f"TP {source} to {target}")
     bench.clear()
 
 
@@ -183,6 +186,8 @@ def _measure_points(
             seconds = bench.decode_s(replicas, size, length, steps=plan.steps)
             figures.decode[tp, replicas, size, length].append(seconds)
             done.count(f"TP {tp}, decoding {size} × {length}")
+    if prefill and tp > 1:
+        figures.all_reduces[tp].append(bench.all_reduce_bytes_per_s(plan.decode[-1][0], times=ALL_REDUCES))
     for size, length in prefill:
         figures.prefill[tp, size, length].append(bench.prefill_s(size, length))
         done.count(f"TP {tp}, prefilling {size} × {length}")

@@ -40,9 +40,10 @@ def prefill_table(profile: TPProfile) -> Table:
 def switch_table(profile: TPProfile) -> Table:
     """A row for each pair of degrees."""
     shown = _table("ms to switch", "from", "to")
-    for name in ("weights", "rest", "groups, once", "cache, MiB/s of a rank"):
+    for name in ("weights", "rest", "groups, once", "cache, MiB/s", "all-reduce, MiB/s"):
         shown.add_column(name, justify="right")
     for cost in profile.switches:
+        rate = profile.collective_bytes_per_s.get(cost.target_tp)
         shown.add_row(
             f"TP {cost.source_tp}",
             f"TP {cost.target_tp}",
@@ -50,6 +51,7 @@ def switch_table(profile: TPProfile) -> Table:
             _ms(cost.rest_s),
             _ms(profile.group_s.get(cost.target_tp)),
             number(cost.kv_bytes_per_s / 2**20),
+            "" if rate is None else number(rate / 2**20),
         )
     return shown
 

@@ -17,7 +17,8 @@ import torch
 
 from tailrace.config.generate import TPProfileConfig
 from tailrace.config.load import parse_as
-from tailrace.engine.adaptive_tp.measure import DROPPED, Bench, SwitchSeconds
+from tailrace.engine.adaptive_tp.executor import SwitchReport
+from tailrace.engine.adaptive_tp.measure import DROPPED, Bench
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, make_plan
 from tailrace.engine.architecture import read_architecture
@@ -102,7 +103,8 @@ def test_all_pairs_of_four_ranks_are_measured_and_a_link_shows_in_the_key(
     profile = TPProfile.read(path)
     assert {(cost.source_tp, cost.target_tp) for cost in profile.switches} == set(permutations((1, 2, 4), 2))
     assert {(point.tp, point.replicas) for point in profile.decode} == {(1, 1), (1, 4), (2, 1), (2, 2), (4, 1)}
-    assert set(profile.group_s) == {2, 4}
+    assert set(profile.group_s) == set(profile.collective_bytes_per_s) == {2, 4}
+    assert min(profile.collective_bytes_per_s.values()) > 0
     assert profile.key.link == "1 us + bytes / 50 GiB/s"
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("link of 1 us", "TP 1 × 4", "TP 2 × 2", "ms to prefill", "TP 4"))
@@ -146,7 +148,7 @@ def test_sequences_move_with_each_switch_and_their_bytes_count_for_one_rank(tiny
         bench.hold(3, 10)
         bytes_per_token = 2 * 2 * 2 * 16 * 4
         away, home = bench.switch(2), bench.switch(1)
-        assert (away.made_groups, home.made_groups) == ((2,), ())
+        assert (away.report.made_groups, home.report.made_groups) == ((2,), ())
         assert away.sent_bytes == home.sent_bytes == 3 * 10 * bytes_per_token
         assert [len(lane.scheduler.sequences) for lane in arrangement.lanes] == [3, 3]
         bench.clear()
@@ -164,18 +166,19 @@ def test_sequences_without_a_place_after_a_switch_do_not_count(tiny_model: TinyM
 def test_a_profile_has_the_medians_and_groups_that_came_with_the_ranks_cost_as_much_as_others() -> None:
     figures = Figures()
     for seconds in (1.0, 9.0, 2.0):
-        switch = SwitchSeconds(
-            groups_s=seconds, made_groups=(4,), weights_s=seconds, kv_s=seconds, rest_s=10 * seconds, sent_bytes=18.0
+        switch = SwitchReport(
+            groups_s=seconds, made_groups=(4,), weights_s=seconds, kv_s=seconds, total_s=13 * seconds, kv_bytes=9
         )
         for tp, other in ((2, 4), (4, 2)):
             figures.decode[tp, 1, 3, 5].append(seconds)
             figures.prefill[tp, 1, 8].append(seconds)
             figures.switches[tp, other].append(switch)
-            figures.migrations[tp, other].append(switch)
+            figures.kv_bytes_per_s[tp, other].append(18.0 / seconds)
+            figures.all_reduces[tp].append(seconds)
     profile = figures.profile(KEY, PLAN)
     assert {(point.context_tokens, point.seconds) for point in profile.decode} == {(15, 2.0)}
     assert [(cost.reshard_s, cost.rest_s, cost.kv_bytes_per_s) for cost in profile.switches] == [(2.0, 20.0, 9.0)] * 2
-    assert profile.group_s == {2: 2.0, 4: 2.0}
+    assert profile.group_s == profile.collective_bytes_per_s == {2: 2.0, 4: 2.0}
 
 
 @pytest.mark.parametrize(

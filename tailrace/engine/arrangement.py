@@ -4,7 +4,9 @@ A switch moves weights, caches and sequences between the ranks that there are (`
 all ranks are made anew as they were arranged before, and the sequences, whose tokens are kept here, are computed again.
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -54,7 +56,10 @@ class Arrangement:
         self.least_blocks = min(_blocks(config, architecture, tp) for tp in _degrees(config, architecture))
         """Of a replica's cache, in any arrangement that may come."""
         replicas = make_replicas(config, architecture, device=device, crew=self._crew)
-        self._arrange(list(map(Lane, self._schedulers(config), replicas)))
+        schedulers = self._schedulers(config)
+        self.lanes = list(map(Lane, schedulers, replicas))
+        """One for each replica that there is now."""
+        self.dispatcher = Dispatcher(schedulers)
 
     @property
     def can_switch(self) -> bool:
@@ -95,6 +100,7 @@ class Arrangement:
             EngineError: the ranks could not be made anew either.
         """
         assert not any(lane.busy for lane in self.lanes), "ranks are rearranged between two steps"
+        began = time.perf_counter()
         source, target = self.config, self.config.model_copy(update={"dp": self.config.ranks // tp, "tp": tp})
         old, new = [lane.scheduler for lane in self.lanes], self._schedulers(target)
         plan = plan_transplant(old, new, source_tp=source.tp, target_tp=tp, move=cache == "move")
@@ -107,9 +113,10 @@ class Arrangement:
             self._start_over(RankDied(str(error)))
             raise SwitchFailed(f"the switch from TP {source.tp} to TP {tp} failed: {error}") from error
         self._failures = 0
-        self._adopt(target, new)
-        plan.commit(old, self.dispatcher.choose)
-        return report
+        dispatcher = Dispatcher(new)
+        plan.commit(old, dispatcher.choose)  # before the lanes change, so that none is ever seen without its sequences
+        self._adopt(target, new, dispatcher)
+        return replace(report, total_s=time.perf_counter() - began)
 
     def interrupt(self) -> None:
         """From any thread: end worker processes, and with them the wait for what is under way. Only `close` follows."""
@@ -119,6 +126,7 @@ class Arrangement:
         """End the ranks. Closing twice is harmless."""
         for lane in self.lanes:
             lane.replica.close()
+        self._crew.close()  # those between two arrangements, too
 
     def _move(self, plan: Transplant, target: NativeEngineConfig) -> SwitchReport:
         source, replicas = self.config, self._replicas()
@@ -127,35 +135,29 @@ class Arrangement:
         self._executor.check(replicas, extra)
         return self._executor.move(replicas, plan.migrations, tp=source.tp, target_tp=target.tp)
 
-    def _adopt(self, target: NativeEngineConfig, schedulers: Sequence[Scheduler]) -> None:
+    def _adopt(self, target: NativeEngineConfig, schedulers: Sequence[Scheduler], dispatcher: Dispatcher) -> None:
         """Make the target's replicas of the processes that there are."""
         weights = self._replicas()[0].weights
         workers = [worker for replica in self._replicas() for worker in replica.release()]
         self.config = target
-        profiler = self.lanes[0].profiler
-        self._arrange(
-            [
-                Lane(
-                    scheduler,
-                    ProcessReplica(
-                        target,
-                        self._architecture,
-                        index,
-                        device=self._device,
-                        crew=self._crew,
-                        workers=workers[index * target.tp : (index + 1) * target.tp],
-                        weights=weights,
-                    ),
-                )
-                for index, scheduler in enumerate(schedulers)
-            ]
-        )
-        for lane in self.lanes:
-            lane.profiler = profiler
-
-    def _arrange(self, lanes: list[Lane]) -> None:
-        self.lanes = lanes
-        self.dispatcher = Dispatcher([lane.scheduler for lane in lanes])
+        lanes = [
+            Lane(
+                scheduler,
+                ProcessReplica(
+                    target,
+                    self._architecture,
+                    index,
+                    device=self._device,
+                    crew=self._crew,
+                    workers=workers[index * target.tp : (index + 1) * target.tp],
+                    weights=weights,
+                ),
+            )
+            for index, scheduler in enumerate(schedulers)
+        ]
+        for lane in lanes:
+            lane.profiler = self.lanes[0].profiler
+        self.lanes, self.dispatcher = lanes, dispatcher
 
     def _start_over(self, cause: RankDied) -> None:
         """New processes in the arrangement that there is."""

@@ -6,7 +6,7 @@ between are counted at once, with the latency in their middle.
 
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ def drain_s(
     predictor: StepTimes, tp: int, replicas: Sequence[Sequence[Work]], waiting: Sequence[Work], *, slots: int
 ) -> float:
     """Seconds until all sequences have ended; see `drain`."""
-    return drain(predictor, tp, replicas, waiting, slots=slots).seconds
+    return drain(predictor, tp, replicas, waiting, slots=slots)[-1].seconds
 
 
 class Drained(NamedTuple):
@@ -43,9 +43,9 @@ def drain(
     waiting: Sequence[Work],
     *,
     slots: int,
-    until: int = 0,
-) -> Drained:
-    """Let sequences end until there are no more than `until`.
+    stops: Collection[int] = (),
+) -> list[Drained]:
+    """Let all sequences end.
 
     Replicas run beside each other, and slow each other down while they do. A sequence that ends leaves its place to the
     next that waits, whose tokens are prefilled while the replica's others stand still. The cache is taken to have room.
@@ -55,6 +55,10 @@ def drain(
         waiting: in the order in which they start, on whichever replica has a place.
         slots: sequences that a replica decodes together at the most. What a replica has beyond that waits before all
             others, and is prefilled again.
+        stops: numbers of unfinished sequences, below that of now.
+
+    Returns:
+        The engine whenever it has come down to one of `stops` or several, and at last when all have ended.
     """
     queue = deque(work for running in replicas for work in running[slots:])
     queue.extend(waiting)
@@ -63,11 +67,17 @@ def drain(
     active = [replica for replica in simulated if replica.size]
     for replica in active:
         replica.begin(len(active))
+    unfinished = sum(replica.size for replica in active) + len(queue)
+    ahead = sorted(stops)
+    seen: list[Drained] = []
     now = 0.0
-    while active and sum(replica.size for replica in active) + len(queue) > until:
+    while active:
         replica = min(active, key=_ends_at)
         now = replica.ends_at
-        replica.end_first()
+        unfinished -= replica.end_first()
+        if ahead and 0 < unfinished <= ahead[-1]:
+            seen.append(_state(simulated, queue, now))
+            ahead = [stop for stop in ahead if stop < unfinished]
         replica.start([queue.popleft() for _ in range(min(slots - replica.size, len(queue)))])
         if replica.size:
             replica.begin(len(active))
@@ -76,9 +86,14 @@ def drain(
         for other in active:
             other.advance(now)
             other.begin(len(active))
-    for replica in active:
-        replica.advance(now)
-    return Drained(now, [replica.works() for replica in simulated], list(queue))
+    return [*seen, _state(simulated, queue, now)]
+
+
+def _state(replicas: Sequence["_Replica"], queue: Collection[Work], now: float) -> Drained:
+    for replica in replicas:
+        if replica.size:
+            replica.advance(now)
+    return Drained(now, [replica.works() for replica in replicas], list(queue))
 
 
 class _Replica:
@@ -134,13 +149,15 @@ class _Replica:
         left = ((tokens, max(1, math.ceil(end - self._step))) for end, tokens in self._ends)
         return [(tokens - remaining, remaining) for tokens, remaining in left]
 
-    def end_first(self) -> None:
-        """Go to the next end, and let go of all that end with that step."""
+    def end_first(self) -> int:
+        """Go to the next end, and let go of all that end with that step; how many these are."""
         end = self._ends[0][0]
         self._tokens += (end - self._step) * len(self._ends)
         self._step, self._clock = end, self.ends_at
+        before = len(self._ends)
         while self._ends and self._ends[0][0] <= end:
             self._tokens -= heappop(self._ends)[1]
+        return before - len(self._ends)
 
 
 def _fill(replicas: Sequence[_Replica], queue: deque[Work], slots: int) -> None:

@@ -123,7 +123,8 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     capture_s: dict[int, float] = {}
     """Seconds to capture the CUDA graphs of the small batches that follow a switch to a degree; 0 where left out."""
     collective_bytes_per_s: dict[int, float] = {}
-    """Rate of an all-reduce among the ranks of a degree; for people."""
+    """Rate of the all-reduce in the largest decode step, among the ranks of a degree; for people, since steps are
+    measured as a whole."""
 
     def __post_init__(self) -> None:
         _check_points(self)

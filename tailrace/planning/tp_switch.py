@@ -3,14 +3,14 @@
     Snapshot ──estimate──▶ remaining tokens ──for each degree: merge, drain, cost──▶ Candidate ──least total──▶ Decision
     measured steps ──observe──▶ CorrectedPredictor ──────────────┘
 
-The engine asks whenever `due` says so, between two steps, and waits for the answer: some milliseconds, tens of them
-where a thousand sequences wait. The same decision made before anything runs chooses the first arrangement of a stage;
-there is no state to move then.
+The engine asks whenever `due` says so, between two steps, and waits for the answer: some milliseconds for hundreds of
+sequences, tens where a thousand more wait. The same decision made when a stage begins chooses the arrangement for its
+full batch, to which the engine returns at the end of the stage.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,6 +39,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Degrees whose communication groups exist."""
     ruled_out: Mapping[int, str] = {}
     """Degrees that are out of the question just now, and why."""
+    home_tp: int | None = None
+    """The degree that the engine returns to when all is done; None where it stays as it is."""
 
     @property
     def unfinished(self) -> int:
@@ -92,8 +94,10 @@ class Candidate(SwitchTerms, frozen=True, kw_only=True):
     """Sequences that are unfinished at that time."""
     switch_s: float = 0.0
     """Groups, reshard, rest, capture and state."""
+    return_s: float = 0.0
+    """To return to the degree of the full batch when all is done."""
     total_s: float
-    """Plan and switch."""
+    """Plan, switch and return."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +106,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     tp: int
     """Before."""
     current_s: float
-    """Until all are done if nothing changes."""
+    """Until all are done, and the engine has returned, if nothing changes before."""
     candidates: tuple[Candidate, ...]
     """The degrees that are possible, the present one among them."""
     ruled_out: dict[int, str]
@@ -117,6 +121,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """In words."""
 
 
+class _Plan(NamedTuple):
+    """A way to the end."""
+
+    seconds: float
+    return_s: float
+    later_tp: int | None = None
+    unfinished: int = 0
+    """When it changes to that."""
+
+
 class SwitchController:
     """Decides for one engine. Keeps the correction of the predictor, and when it was last asked."""
 
@@ -126,16 +140,17 @@ class SwitchController:
         estimate: RemainingEstimate,
         *,
         max_batch_size: int,
-        least_gain: float = 0.02,
-        steps_between: int = 128,
-        look_ahead: bool = False,
+        least_gain: float,
+        steps_between: int,
+        look_ahead: bool,
     ) -> None:
         """Measure nothing and decide nothing yet.
 
         Args:
             max_batch_size: sequences that a replica decodes together at the most, whatever the degree.
-            least_gain: share of the remaining time that a switch has to save, so that noise causes none.
-            steps_between: `due` after this many steps even if the batch stays as it is; contexts grow.
+            least_gain: share of the time without any switch that one has to save, so that noise causes none.
+            steps_between: `due` when asked so often since the last decision, even if the batch stays as it is; contexts
+                grow.
             look_ahead: weigh every degree with one more switch at a later time, too. Algorithm 1 does not: it switches
                 as soon as that is better than never, though later may be better still.
         """
@@ -149,20 +164,23 @@ class SwitchController:
         self._look_ahead = look_ahead
         self._decided_for: int | None = None
         """Sequences that were unfinished at the last decision."""
+        self._asked_for = 0
+        """Sequences that were unfinished when `due` was asked last."""
         self._steps = 0
 
     def begin(self) -> None:
         """Another batch comes: the next question is its first."""
-        self._decided_for = None
+        self._decided_for, self._asked_for = None, 0
 
     def due(self, unfinished: int) -> bool:
-        """Whether to decide again; asked once a step.
+        """Whether to decide again; asked whenever the engine could change.
 
         True at first, when the number of unfinished sequences has changed by an eighth since the last decision, and
-        every `steps_between` steps.
+        every `steps_between` times. But not while it grows: a batch that comes in parts would be taken for a small one.
         """
+        grows, self._asked_for = unfinished > self._asked_for, unfinished
         self._steps += 1
-        if unfinished == 0:
+        if unfinished == 0 or grows:
             return False
         if self._decided_for is None or self._steps >= self._steps_between:
             return True
@@ -189,10 +207,11 @@ class SwitchController:
         )
         current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
         best = min(candidates, key=lambda candidate: (candidate.total_s, candidate.tp != snapshot.tp))
-        switch = best.tp != snapshot.tp and best.total_s < current.remaining_s * (1 - self._least_gain)
+        current_s = current.remaining_s + self._return_s(snapshot, snapshot.tp)
+        switch = best.tp != snapshot.tp and best.total_s < current_s * (1 - self._least_gain)
         return Decision(
             tp=snapshot.tp,
-            current_s=current.remaining_s,
+            current_s=current_s,
             candidates=candidates,
             ruled_out=ruled_out,
             chosen=best.tp if switch else snapshot.tp,
@@ -233,23 +252,21 @@ class SwitchController:
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
     ) -> Candidate:
         merged = merge(running, snapshot.tp, tp, tokens=_context)
-        sizes = tuple(map(len, merged))
-        remaining_s = drain_s(self.predictor, tp, merged, waiting, slots=self._max_batch_size)
-        later = self._later(snapshot, tp, merged, waiting) if self._look_ahead else None
-        plan_s, later_tp, later_unfinished = later or (math.inf, None, 0)
-        if plan_s >= remaining_s:
-            plan_s, later_tp, later_unfinished = remaining_s, None, 0
+        plans = self._plans(snapshot, tp, merged, waiting)
+        remaining_s = plans[0].seconds
+        plan = min(plans, key=lambda plan: plan.seconds + plan.return_s)
         cost = SwitchTerms() if tp == snapshot.tp else self._cost(snapshot, tp, running, merged)
         return Candidate(
             tp=tp,
-            batch_sizes=sizes,
+            batch_sizes=tuple(map(len, merged)),
             remaining_s=remaining_s,
-            plan_s=plan_s,
-            later_tp=later_tp,
-            later_unfinished=later_unfinished,
+            plan_s=plan.seconds,
+            later_tp=plan.later_tp,
+            later_unfinished=plan.unfinished,
             **msgspec.structs.asdict(cost),
             switch_s=cost.sum_s(),
-            total_s=plan_s + cost.sum_s(),
+            return_s=plan.return_s,
+            total_s=plan.seconds + cost.sum_s() + plan.return_s,
         )
 
     def _cost(
@@ -269,24 +286,31 @@ class SwitchController:
             state="none" if not any(merged) else "move" if move_s <= recompute_s else "recompute",
         )
 
-    def _later(
+    def _plans(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
-    ) -> tuple[float, int, int] | None:
-        """The best of some times at which to leave `tp`: seconds in all, the degree then, and what is unfinished."""
+    ) -> "list[_Plan]":
+        """To stay with `tp` to the end; then, if that is looked for, to leave it at one of some times."""
         others = {*snapshot.degrees, snapshot.tp} - self._ruled_out(snapshot).keys() - {tp}
-        plans = []
-        for until in sorted({round(share * snapshot.unfinished) for share in LATER}):
-            if not others or not 0 < until < snapshot.unfinished:
-                continue
-            then = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, until=until)
-            made = snapshot.groups | {tp, math.lcm(snapshot.tp, tp)}  # by the switch to `tp`
-            at = msgspec.structs.replace(snapshot, tp=tp, groups=made)
+        stops = {round(share * snapshot.unfinished) for share in LATER if self._look_ahead and others}
+        stops -= {0, snapshot.unfinished}
+        *states, end = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, stops=stops)
+        plans = [_Plan(end.seconds, self._return_s(snapshot, tp))]
+        made = snapshot.groups | {tp, math.lcm(snapshot.tp, tp)}  # by the switch to `tp`
+        at = msgspec.structs.replace(snapshot, tp=tp, groups=made)
+        for then in states:
             for other in others:
                 merged = merge(then.replicas, tp, other, tokens=_context)
                 rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
-                switch_s = self._cost(at, other, then.replicas, merged).sum_s()
-                plans.append((then.seconds + switch_s + rest_s, other, then.unfinished))
-        return min(plans, default=None)
+                seconds = then.seconds + self._cost(at, other, then.replicas, merged).sum_s() + rest_s
+                plans.append(_Plan(seconds, self._return_s(snapshot, other), other, then.unfinished))
+        return plans
+
+    def _return_s(self, snapshot: Snapshot, tp: int) -> float:
+        """From `tp`, when nothing is left that could be moved. The groups are those of the way there."""
+        if snapshot.home_tp in (None, tp):
+            return 0.0
+        cost = self._costs[tp, snapshot.home_tp]
+        return cost.reshard_s + cost.rest_s + self._profile.capture_s.get(snapshot.home_tp, 0.0)
 
     def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
         """Of the new degree, and of the one in which state is exchanged; a rank alone needs none."""

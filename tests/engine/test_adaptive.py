@@ -128,7 +128,8 @@ def test_every_decision_is_told_with_all_its_terms(core: EngineCore) -> None:
             c = candidate
             parts = c.groups_s + c.reshard_s + c.rest_s + c.capture_s + min(c.move_s, c.recompute_s)
             assert c.switch_s == pytest.approx(parts)
-            assert c.total_s == pytest.approx(c.remaining_s + c.switch_s)
+            assert c.total_s == pytest.approx(c.plan_s + c.switch_s + c.return_s)
+            assert c.later_tp is not None or c.plan_s == c.remaining_s
         assert verdict.decision.switch == (verdict.report is not None)
     assert core.adaptive_tp.take() == []
 
@@ -143,12 +144,31 @@ def test_a_stage_begins_with_the_degree_that_is_best_for_it(core: EngineCore) ->
     run_core(core, [make_request(0, max_new_tokens=20, ignore_eos=True)])
     first, *others = core.adaptive_tp.take()
     assert (first.source_tp, first.target_tp) == (1, 2)
-    assert first.decision is not None
-    assert first.decision.candidates[1].state == "none", "nothing has been computed"
     assert all(verdict.report is None for verdict in others), "it began with TP 2, and keeps it when it ends"
     assert core.arrangement.config.tp == 2
     run_core(core, uniform())
     assert changes(core) == [(2, 1)]
+
+
+def test_a_batch_that_comes_in_parts_is_judged_as_a_whole(core: EngineCore) -> None:
+    assert core.adaptive_tp is not None
+    for request in uniform():
+        core.add(request)
+        core.step()
+    run_core(core, [])
+    assert next(verdict.unfinished for verdict in core.adaptive_tp.take()) == 8
+
+
+def test_it_returns_to_what_the_full_batch_had_whatever_the_stage_began_with(core: EngineCore) -> None:
+    first, *others = skewed()
+    core.add(first)
+    while core.arrangement.config.tp == 1:
+        core.step()
+    for request in others:
+        core.add(request)
+    run_core(core, [])
+    assert changes(core) == [(1, 2), (2, 1), (1, 2), (2, 1)]
+    assert core.arrangement.config.tp == 1
 
 
 @pytest.mark.filterwarnings("ignore::tailrace.errors.TailraceWarning")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.planning.drain import Work, drain_s
+from tailrace.planning.drain import Work, drain, drain_s
 from tailrace.planning.latency import LatencyPredictor, StepTimes, rms
 from tests.planning.tp_profiles import flat, made_profile
 
@@ -110,3 +110,33 @@ def test_longer_sequences_never_take_less_time(replicas: list[list[Work]], longe
 def test_it_takes_no_less_than_any_sequence_alone(replicas: list[list[Work]], waiting: list[Work], slots: int) -> None:
     alone = [drain_s(LINEAR, 1, [[work]], [], slots=1) for running in [*replicas, waiting] for work in running]
     assert drain_s(LINEAR, 1, replicas, waiting, slots=slots) >= max(alone, default=0.0) - 1e-9
+
+
+@settings(deadline=None)
+@given(RUNNING, RUNNING, st.integers(6, 8), st.sets(st.integers(1, 12), min_size=1))
+def test_what_is_left_on_the_way_takes_the_rest_of_the_time(
+    running: list[Work], waiting: list[Work], slots: int, stops: set[int]
+) -> None:
+    total = len(running) + len(waiting)
+    stops = {stop for stop in stops if stop < total}
+    *states, end = drain(LINEAR, 4, [running], waiting, slots=slots, stops=stops)
+    numbers = [total, *(state.unfinished for state in states), end.unfinished]
+    assert numbers == sorted(numbers, reverse=True)
+    assert numbers[-1] == 0
+    for before, state in zip(numbers, states, strict=False):
+        assert any(state.unfinished <= stop < before for stop in stops)
+        rest_s = drain_s(LINEAR, 4, state.replicas, state.waiting, slots=slots)
+        assert state.seconds + rest_s == pytest.approx(end.seconds)
+
+
+def test_a_state_on_the_way_is_the_engine_then() -> None:
+    # 4 steps of 12 ms; the one that is left has 6 tokens to make then
+    state, _ = drain(predictor(), 1, [[(5, 10), (5, 4)], []], [], slots=4, stops={1})
+    assert state.seconds == pytest.approx(0.048)
+    assert state.replicas == [[(9, 6)], []]
+
+
+def test_looking_on_the_way_changes_nothing() -> None:
+    running: list[list[Work]] = [[(100, 40), (7, 3)], [(50, 20), (9, 31)]]
+    looked = drain(LINEAR, 2, running, [(5, 30)], slots=2, stops={1, 2, 3, 4})
+    assert looked[-1].seconds == pytest.approx(drain_s(LINEAR, 2, running, [(5, 30)], slots=2))

@@ -19,16 +19,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import ConfigError
-from tailrace.planning.remaining import Bound, LengthHistory, Ranked, Survival, Unfinished
-from tailrace.planning.tp_profile import SwitchCost
+from tailrace.planning.remaining import Bound, LengthHistory, Ranked, RemainingEstimate, Survival, Unfinished
+from tailrace.planning.tp_profile import SwitchCost, TPProfile
 from tailrace.planning.tp_switch import Candidate, Decision, Snapshot, SwitchController, merge, sent_bytes
 from tests.planning.tp_profiles import flat, made_profile
 
 STEP = flat({1: 0.010, 2: 0.006})
 
 
+def controller_of(profile: TPProfile, estimate: RemainingEstimate | None = None, **changes: Any) -> SwitchController:
+    plain = {"max_batch_size": 8, "least_gain": 0.02, "steps_between": 128, "look_ahead": False}
+    return SwitchController(profile, estimate or Bound(), **(plain | changes))
+
+
 def controller(**changes: Any) -> SwitchController:
-    return SwitchController(made_profile(STEP, **changes), Bound(), max_batch_size=8)
+    return controller_of(made_profile(STEP, **changes))
 
 
 def one(context: int, most: int) -> Unfinished:
@@ -82,9 +87,26 @@ def test_groups_that_exist_cost_nothing() -> None:
 
 def test_a_gain_below_the_least_one_is_left() -> None:
     snapshot = example(100, 50, groups=frozenset({2}))  # 1.07 s instead of 1.1 s, 2.7 % less
-    decision = SwitchController(made_profile(STEP), Bound(), max_batch_size=8, least_gain=0.03).decide(snapshot)
+    decision = controller_of(made_profile(STEP), least_gain=0.03).decide(snapshot)
     assert not decision.switch
     assert decision.reason == "TP 2 in 1.07 s saves less than 3% of TP 1 in 1.1 s"
+
+
+def test_the_way_back_to_the_degree_of_the_full_batch_counts() -> None:
+    # as example A; from TP 2 back to TP 1 the weights and the rest, 0.12 s
+    away = controller().decide(example(200, 100, home_tp=1))
+    assert [of(away, tp).return_s for tp in (1, 2)] == pytest.approx([0.0, 0.12])
+    assert of(away, 2).total_s == pytest.approx(1.99)
+    home = controller().decide(example(200, 100, home_tp=2))
+    assert [of(home, tp).return_s for tp in (1, 2)] == pytest.approx([0.12, 0.0])
+    assert home.current_s == pytest.approx(2.32)
+
+
+def test_a_later_switch_home_is_no_way_back_to_be_paid_for() -> None:
+    begun = msgspec.structs.replace(draining(1, SHRINKING), home_tp=2)
+    stay = of(crossing(look_ahead=True).decide(begun), 1)
+    assert (stay.later_tp, stay.return_s) == (2, 0.0)
+    assert stay.total_s == stay.plan_s
 
 
 def draining(tp: int, unfinished: Sequence[int]) -> Snapshot:
@@ -104,7 +126,7 @@ def crossing(**changes: Any) -> SwitchController:
         return 0.010 if tp == 1 else 0.005 + 0.002 * sequences
 
     profile = made_profile(step, switches=tuple(free), group_s={2: 0.2})
-    return SwitchController(profile, Bound(), max_batch_size=8, **changes)
+    return controller_of(profile, **changes)
 
 
 SHRINKING = [100, 100, 100, 100, 100, 100, 100, 1000]
@@ -152,9 +174,9 @@ def test_groups_that_a_first_switch_makes_are_there_for_a_later_one() -> None:
 def test_each_batch_begins_with_a_question() -> None:
     asked = controller()
     asked.decide(example(200, 100))
-    assert not asked.due(2)
+    assert [asked.due(2) for _ in range(2)] == [False, False]
     asked.begin()
-    assert asked.due(2)
+    assert [asked.due(2) for _ in range(2)] == [False, True]
 
 
 def test_over_a_slow_link_the_cache_is_computed_again() -> None:
@@ -189,7 +211,7 @@ def test_the_first_arrangement_of_a_stage_moves_no_state() -> None:
 def test_a_large_batch_that_waits_stays_spread_out() -> None:
     step = flat({1: 0.010, 2: 0.010})
     snapshot = example(1, 1, replicas=((), ()), waiting=(one(16, 100),) * 16)
-    decision = SwitchController(made_profile(step), Bound(), max_batch_size=8).decide(snapshot)
+    decision = controller_of(made_profile(step)).decide(snapshot)
     assert decision.chosen == 1
 
 
@@ -224,7 +246,7 @@ def test_shorter_expectations_make_a_switch_not_worth_it() -> None:
     lengths = LengthHistory()
     lengths.add(40)
     profile = made_profile(STEP)
-    decision = SwitchController(profile, Survival(lengths), max_batch_size=8).decide(example(200, 100))
+    decision = controller_of(profile, Survival(lengths)).decide(example(200, 100))
     assert (decision.estimate, decision.switch) == ("survival", False)
     assert decision.current_s == pytest.approx(40 * 0.011)
 
@@ -234,7 +256,7 @@ def test_of_equal_sequences_not_all_of_one_replica_end_first() -> None:
     for tokens in (10, 20, 30, 40):
         lengths.add(tokens)
     snapshot = example(1, 1, replicas=((one(16, 90),) * 2, (one(16, 90),) * 2))
-    decision = SwitchController(made_profile(STEP), Survival(lengths), max_batch_size=8).decide(snapshot)
+    decision = controller_of(made_profile(STEP), Survival(lengths)).decide(snapshot)
     # 10 and 30 on one replica, 20 and 40 on the other, which is the last: 20 · 12 ms + 20 · 11 ms
     assert decision.current_s == pytest.approx(0.46)
 
@@ -243,7 +265,7 @@ def test_a_ranking_decides_by_what_it_expects() -> None:
     long = Unfinished(context=200, generated=0, most=9000, expected=200)
     short = Unfinished(context=100, generated=0, most=9000, expected=100)
     snapshot = example(1, 1, replicas=((long,), (short,)))
-    decision = SwitchController(made_profile(STEP), Ranked(), max_batch_size=8).decide(snapshot)
+    decision = controller_of(made_profile(STEP), Ranked()).decide(snapshot)
     assert decision.current_s == pytest.approx(2.2)
 
 
@@ -253,15 +275,22 @@ def test_a_ranking_decides_by_what_it_expects() -> None:
 def test_it_is_due_at_first_and_when_an_eighth_has_gone_or_come() -> None:
     asked = controller()
     assert not asked.due(0)
-    assert asked.due(2)
+    assert [asked.due(16) for _ in range(2)] == [False, True]
     row = (one(16, 50),) * 8
     asked.decide(example(1, 1, replicas=(row, row)))
-    assert [asked.due(unfinished) for unfinished in (16, 15, 17, 14, 18)] == [False, False, False, True, True]
+    assert [asked.due(unfinished) for unfinished in (16, 15, 17, 17, 14)] == [False, False, False, False, True]
     assert not asked.due(0)
 
 
+def test_a_batch_that_comes_in_parts_is_judged_when_all_of_it_is_there() -> None:
+    asked = controller()
+    assert [asked.due(unfinished) for unfinished in (8, 16, 32, 64, 64)] == [False, False, False, False, True]
+    asked.decide(example(1, 1, replicas=((one(16, 50),) * 32, (one(16, 50),) * 32)))
+    assert [asked.due(unfinished) for unfinished in (80, 96, 96)] == [False, False, True]
+
+
 def test_it_is_due_after_some_steps_though_nothing_ends() -> None:
-    asked = SwitchController(made_profile(STEP), Bound(), max_batch_size=8, steps_between=3)
+    asked = controller_of(made_profile(STEP), steps_between=3)
     asked.decide(example(100, 50))
     assert [asked.due(2) for _ in range(4)] == [False, False, True, True]
     asked.decide(example(100, 50))
@@ -315,7 +344,7 @@ def test_no_batch_switches_there_and_back(
     sequences: list[Unfinished], tp: int, one_s: float, four_s: float, a_sequence_s: float
 ) -> None:
     profile = made_profile(flat({1: one_s, 4: four_s}, a_sequence_s), ranks=4, degrees=(1, 4))
-    decided = SwitchController(profile, Bound(), max_batch_size=16, least_gain=0.0)
+    decided = controller_of(profile, max_batch_size=16, least_gain=0.0)
     snapshot = example(
         1, 1, tp=4, replicas=(tuple(sequences),), degrees=(1, 4), kv_bytes_per_token=1000, groups=frozenset({4})
     )
@@ -342,7 +371,7 @@ def test_totals_are_the_sums_of_their_parts_and_the_least_is_chosen(
     degrees = (1, 2, 3, 4, 6, 12)
     profile = made_profile(flat({d: 0.01 / d + 0.001 * d for d in degrees}), ranks=12, degrees=degrees)
     snapshot = example(1, 1, tp=tp, degrees=degrees, replicas=tuple(map(tuple, rows[: 12 // tp])))
-    decision = SwitchController(profile, Bound(), max_batch_size=max_batch_size).decide(snapshot)
+    decision = controller_of(profile, max_batch_size=max_batch_size).decide(snapshot)
     assert [candidate.tp for candidate in decision.candidates] == list(degrees)
     for c in decision.candidates:
         state = {"move": c.move_s, "recompute": c.recompute_s, "none": 0.0}[c.state]

@@ -1,7 +1,8 @@
 """When the ranks of an engine are rearranged: asks the controller as a batch drains, and carries out what it decides.
 
 A stage begins with the first request of an idle engine and ends when it is idle again. The controller chooses the
-degree that a stage begins with, may change it as often as it pays, and the engine returns to the first one at the end.
+degree for its full batch, may change it as often as it pays, and the engine returns to that one at the end: the next
+stage is likely to be as large.
 
     finished steps ──▶ what a step takes ─┐
     finished samples ──▶ lengths ─────────┼──▶ SwitchController ──Decision──▶ Arrangement.switch
@@ -52,8 +53,16 @@ class Verdict:
 class _Stage:
     """Between an idle engine and an idle engine."""
 
-    first_tp: int
+    home_tp: int
+    """The degree with which it went on when it was asked with most sequences unfinished."""
+    most: int = 0
+    """How many these were."""
     ruled_out: dict[int, str] = field(default_factory=dict)
+
+    def decided(self, unfinished: int, tp: int) -> None:
+        """It goes on with this degree."""
+        if unfinished >= self.most:
+            self.most, self.home_tp = unfinished, tp
 
 
 class AdaptiveTP:
@@ -110,10 +119,10 @@ class AdaptiveTP:
             return None
         began = time.perf_counter()
         decision = self.decide()
-        if self._stage is None:
-            self._stage = _Stage(decision.chosen)
+        self._stage = self._stage or _Stage(decision.tp)
         if decision.switch:
             return decision
+        self._stage.decided(unfinished, decision.tp)
         self._note(decision, began, unfinished, source=decision.tp, target=decision.tp)
         return None
 
@@ -123,15 +132,17 @@ class AdaptiveTP:
 
     def switch(self, decision: Decision) -> None:
         """Carry out a decision; no step is under way."""
+        assert self._stage is not None
         (candidate,) = (candidate for candidate in decision.candidates if candidate.tp == decision.chosen)
         self._switch(decision.chosen, decision, move=candidate.state == "move")
+        self._stage.decided(self._arrangement.unfinished, self._arrangement.config.tp)
 
     def close_stage(self) -> None:
-        """Nothing is unfinished: return to the degree that the stage began with, unless that has been refused."""
+        """Nothing is unfinished: return to the degree of the full batch, unless that has been refused."""
         assert self._stage is not None
-        first_tp = self._stage.first_tp
-        if first_tp not in {self._arrangement.config.tp, *self._stage.ruled_out} and self._arrangement.can_switch:
-            self._switch(first_tp, None, move=False)
+        home_tp = self._stage.home_tp
+        if home_tp not in {self._arrangement.config.tp, *self._stage.ruled_out} and self._arrangement.can_switch:
+            self._switch(home_tp, None, move=False)
         self._stage = None
         self._controller.begin()
 
@@ -184,6 +195,7 @@ class AdaptiveTP:
             kv_bytes_per_token=self._kv_bytes_per_token,
             groups=arrangement.groups,
             ruled_out={} if self._stage is None else self._stage.ruled_out,
+            home_tp=tp if self._stage is None else self._stage.home_tp,
         )
 
     def _unfinished(self, response: Response) -> Unfinished:

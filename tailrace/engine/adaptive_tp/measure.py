@@ -7,16 +7,20 @@ pages that never were all lie in the processor's caches.
 
 import statistics
 import time
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from tailrace.config.engine import SamplingConfig
+from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.architecture import Architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.decoder.factory import longest_sequence
 from tailrace.engine.kv_cache import DTYPES, token_bytes
 from tailrace.engine.lane import Lane, first_done
+from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.wire import AllReduce
 from tailrace.engine.scheduler import Scheduler
 from tailrace.engine.sequence import Sequence
 from tailrace.engine.step import Chunk, StepInput
@@ -31,17 +35,10 @@ _COPIED_AT_ONCE = 32
 """Blocks, which exist twice meanwhile."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SwitchSeconds:
-    """A switch, by part."""
+class MeasuredSwitch(NamedTuple):
+    """A switch that was made."""
 
-    groups_s: float
-    made_groups: tuple[int, ...]
-    """Degrees."""
-    weights_s: float
-    kv_s: float
-    rest_s: float
-    """All else, that which the driver does included."""
+    report: SwitchReport
     sent_bytes: float
     """Keys and values that the rank had to send which had to send most, as PAT counts them (eq. 1)."""
 
@@ -69,6 +66,7 @@ class Bench:
         a = architecture
         self._arrangement = arrangement
         self._vocab_size = a.vocab_size
+        self._hidden_size = a.hidden_size
         self._kv_bytes_per_token = token_bytes(a, DTYPES[arrangement.config.dtype])
         self._longest = longest_sequence(arrangement.config, a)
         self._random = np.random.default_rng(seed)
@@ -137,10 +135,35 @@ class Bench:
             self._check_undisturbed()
         return time.perf_counter() - began
 
+    def all_reduce_bytes_per_s(self, batch_size: int, *, times: int) -> float:
+        """Of the sum that a layer takes for a decode step of `batch_size` sequences, among the ranks of one replica.
+
+        Raises:
+            EngineError: a rank died.
+        """
+        replica = self._arrangement.lanes[0].replica
+        assert isinstance(replica, ProcessReplica), "there are several ranks"
+        count = batch_size * self._hidden_size
+        replica.tell([AllReduce(count, times)] * self.tp, doing="measuring an all-reduce")
+        seconds = [answer.seconds for answer in replica.answers()]
+        return count * torch.float32.itemsize / max(second for second in seconds if second is not None)
+
     def hold(self, sequences: int, length: int) -> None:
         """Let each replica have `sequences` times its TP degree sequences with `length` cached tokens, to be moved."""
         for lane in self._arrangement.lanes:
             self._resume(lane.scheduler, sequences * self.tp, length)
+
+    def step(self) -> None:
+        """Let each replica decode once.
+
+        Raises:
+            EngineError: a rank died, or the cache has no room for it.
+        """
+        for lane in self._arrangement.lanes:
+            lane.begin(0)
+        for lane in self._arrangement.lanes:
+            lane.complete()
+        self._check_undisturbed()
 
     def clear(self) -> None:
         """Wait for steps under way, and let go of all sequences."""
@@ -148,25 +171,16 @@ class Bench:
             lane.complete()
             lane.scheduler.abort({sequence.request.request_id for sequence in lane.scheduler.sequences})
 
-    def switch(self, tp: int) -> SwitchSeconds:
+    def switch(self, tp: int) -> MeasuredSwitch:
         """Change the degree, and move what sequences have in the cache.
 
         Raises:
             EngineError: it is not possible, see `Arrangement.switch`.
         """
         source, held = self.tp, [lane.scheduler.sequences for lane in self._arrangement.lanes]
-        began = time.perf_counter()
         report = self._arrangement.switch(tp, cache="move")
-        total_s = time.perf_counter() - began
         moved = [[(s.cached, 0) for s in sequences] for sequences in held]  # none is cached that had no place
-        return SwitchSeconds(
-            groups_s=report.groups_s,
-            made_groups=report.made_groups,
-            weights_s=report.weights_s,
-            kv_s=report.kv_s,
-            rest_s=max(0.0, total_s - report.groups_s - report.weights_s - report.kv_s),
-            sent_bytes=sent_bytes(moved, source, self._kv_bytes_per_token),
-        )
+        return MeasuredSwitch(report, sent_bytes(moved, source, self._kv_bytes_per_token))
 
     def _resume(self, scheduler: Scheduler, count: int, cached: int) -> None:
         """Let `count` sequences run, as if `cached` tokens of each had been computed: the next one is not yet."""

@@ -56,7 +56,7 @@ class Plan:
     def measurements(self) -> int:
         """Of all rounds."""
         windows = sum(len(self.replicas(tp)) for tp in self.degrees) * len(self.decode)
-        switches = 2 * len(self.degrees) * (len(self.degrees) - 1)
+        switches = len(self.degrees) * (len(self.degrees) - 1)
         return self.rounds * (windows + len(self.degrees) * len(self.prefill) + switches)
 
 
@@ -150,8 +150,9 @@ def _chosen(name: str, given: int | None, default: int, most: int, limit: str) -
 def _held(engine: NativeEngineConfig, blocks: dict[int, int], max_length: int) -> tuple[int, int]:
     """What is moved: as many tokens of each rank, so that they fit under every degree, with a block more for each."""
     room = min(count // tp for tp, count in blocks.items())
-    length = min(HELD_LENGTH, max_length, (room - 1) * engine.block_size - 1)
+    grown = 1 + len(blocks) * (len(blocks) - 1)  # they decode before each switch
+    length = min(HELD_LENGTH, max_length, (room - 1) * engine.block_size - grown)
     if length < 1:
         raise ConfigError(f"{_cache(engine, room)} for each rank, which leaves none that could be moved; raise it")
-    fitting = min(room // (length // engine.block_size + 2), engine.max_batch_size // max(blocks))
-    return max(1, min(HELD_TOKENS // length, fitting)), length
+    needed = 1 - (-(length + grown) // engine.block_size)
+    return max(1, min(HELD_TOKENS // length, room // needed, engine.max_batch_size // max(blocks))), length

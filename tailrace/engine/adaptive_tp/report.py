@@ -30,7 +30,7 @@ def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
             metrics["predicted_s"] = chosen.switch_s
     if verdict.report is not None:
         metrics["switch_s"] = verdict.report.total_s
-        info["report"] = asdict(verdict.report)
+        info["report"] = asdict(verdict.report) | {"rest_s": verdict.report.rest_s}
     if verdict.failure:
         info["failure"] = verdict.failure
     return Event(

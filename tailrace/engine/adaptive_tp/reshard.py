@@ -280,15 +280,15 @@ def reshard(
     last = time.perf_counter()
     for group in old.packing.groups:
         weights.run(group, old, new)
-        moved = _now(device)
+        moved = now(device)
         if not isinstance(group, str):
             cache.run(group)
-        ended = _now(device)
+        ended = now(device)
         weights_s, kv_s, last = weights_s + moved - last, kv_s + ended - moved, ended
     return SwitchTimes(weights_s, kv_s, last - began - weights_s - kv_s, cache.sent_bytes)
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """Seconds, when the device has done what it was told to."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -61,6 +61,14 @@ class Meet(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """By degree, the directory of the `Rendezvous`."""
 
 
+class AllReduce(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Sum fp32 tensors with the ranks of the replica, and say how long that takes."""
+
+    count: int
+    """Entries of a tensor."""
+    times: int
+
+
 class Switch(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Become a shard of another degree."""
 
@@ -85,11 +93,13 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     failure: Failure | None = None
     spare_bytes: int | None = None
     """Memory that the rank may yet take: its device's, or its share of the machine's."""
+    seconds: float | None = None
+    """The median all-reduce."""
     times: SwitchTimes | None = None
     """Of a switch."""
 
 
-Order = Start | Load | Step | Measure | Meet | Switch
+Order = Start | Load | Step | Measure | Meet | AllReduce | Switch
 Message = TypeVar("Message")
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

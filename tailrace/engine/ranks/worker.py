@@ -11,6 +11,7 @@ import select
 import shutil
 import signal
 import socket
+import statistics
 import sys
 import threading
 from contextlib import suppress
@@ -21,12 +22,26 @@ from tailrace import errors
 from tailrace.allocator import keep_freed_memory
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.groups import Groups
+from tailrace.engine.adaptive_tp.reshard import now
+from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.rendezvous import Rendezvous
 from tailrace.engine.memory import spare_bytes
 from tailrace.engine.ranks.layout import Layout, Shard
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
-from tailrace.engine.ranks.wire import Answer, Channel, Failure, Load, Measure, Meet, Order, Start, Step, Switch
+from tailrace.engine.ranks.wire import (
+    AllReduce,
+    Answer,
+    Channel,
+    Failure,
+    Load,
+    Measure,
+    Meet,
+    Order,
+    Start,
+    Step,
+    Switch,
+)
 from tailrace.errors import EngineError, UserError
 
 _WATCH_MS = 1000
@@ -39,7 +54,8 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=descriptor))
     start, _ = channel.receive_order()
     assert isinstance(start, Start), "the first order makes the rank"
-    threading.Thread(target=_end_with, args=(driver, descriptor, start.rendezvous), daemon=True).start()
+    meetings = [start.rendezvous]
+    threading.Thread(target=_end_with, args=(driver, descriptor, meetings), daemon=True).start()
     try:
         worker = Worker(start)
     except (EngineError, UserError) as error:
@@ -48,6 +64,8 @@ def main() -> None:
     channel.send(Answer())
     while True:
         order, file = channel.receive_order()
+        if isinstance(order, Meet):
+            meetings[:] = order.places.values()
         try:
             answer = worker.obey(order, file)
         except (EngineError, UserError) as error:
@@ -55,12 +73,13 @@ def main() -> None:
         channel.send(answer)
 
 
-def _end_with(driver: int, descriptor: int, rendezvous: str) -> None:
+def _end_with(driver: int, descriptor: int, meetings: list[str]) -> None:
     poll = select.poll()
     poll.register(descriptor, 0)  # reports a hang-up and nothing else: the orders are the main thread's
     while os.getppid() == driver and not poll.poll(_WATCH_MS):
         pass
-    shutil.rmtree(rendezvous, ignore_errors=True)  # still there if the ranks have not met
+    for directory in meetings:
+        shutil.rmtree(directory, ignore_errors=True)  # still there if the ranks have not met
     os.killpg(0, signal.SIGKILL)  # with a compiler that it may have started
 
 
@@ -109,11 +128,24 @@ class Worker:
                 for degree in sorted(places):
                     self._groups.add(degree, Rendezvous(places[degree]))
                 return Answer()
+            case AllReduce(count, times):
+                return Answer(seconds=all_reduce_s(self._groups.get(self._shard.degree), count, times, self._device))
             case Switch(degree, migration):
                 self._shard = Shard(self._number % degree, degree)
                 return Answer(times=self._rank.switch(self._shard, migration, self._groups.get))
             case Start():
                 raise AssertionError("a rank is made once")
+
+
+def all_reduce_s(group: Collective, count: int, times: int, device: torch.device) -> float:
+    """The median of `times` sums of `count` fp32 entries."""
+    tensor = torch.zeros(count, dtype=torch.float32, device=device)
+    seconds = []
+    for _ in range(times):
+        began = now(device)
+        group.all_reduce(tensor)
+        seconds.append(now(device) - began)
+    return statistics.median(seconds)
 
 
 def _failure(error: EngineError | UserError) -> Failure:

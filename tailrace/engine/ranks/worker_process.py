@@ -140,6 +140,12 @@ class Crew:
             self._workers.difference_update(workers)
         end(workers)
 
+    def close(self) -> None:
+        """End all. Closing twice is harmless."""
+        with self._changing:
+            workers = list(self._workers)
+        self.end(workers)
+
     def interrupt(self) -> None:
         """Kill all, and start no other. From any thread."""
         with self._changing:
