@@ -24,6 +24,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -34,6 +35,7 @@ from random_model import SMALL, write_model
 from tailrace.planning.drain import drain, drain_s
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import TPProfile
+from tailrace.planning.tp_switch import merge
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench-adaptive-tp"
@@ -259,7 +261,10 @@ def foreseen(path: Path, batches: Sequence[Batch]) -> dict[str, float]:
         *states, end = drain(steps, 1, halves, [], slots=slots, stops=range(1, slots))
         tp2_s = drain_s(steps, 2, [works], [], slots=slots)
         switched_s = [
-            then.seconds + cost.reshard_s + cost.rest_s + drain_s(steps, 2, [sum(then.replicas, [])], [], slots=slots)
+            then.seconds
+            + cost.reshard_s
+            + cost.rest_s
+            + drain_s(steps, 2, merge(then.replicas, 1, 2, tokens=itemgetter(0)), [], slots=slots)
             for then in states
         ]
         least_s = min(end.seconds, tp2_s, *switched_s)
