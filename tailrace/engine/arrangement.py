@@ -5,7 +5,7 @@ all ranks are made anew as they were arranged before, and the sequences, whose t
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -53,8 +53,6 @@ class Arrangement:
         self._crew = Crew()
         self._executor = SwitchExecutor(resolve_collectives(config, device) if config.adaptive_tp else config)
         self._failures = 0
-        self.least_blocks = min(_blocks(config, architecture, tp) for tp in _degrees(config, architecture))
-        """Of a replica's cache, in any arrangement that may come."""
         replicas = make_replicas(config, architecture, device=device, crew=self._crew)
         schedulers = self._schedulers(config)
         self.lanes = list(map(Lane, schedulers, replicas))
@@ -75,6 +73,14 @@ class Arrangement:
     def groups(self) -> frozenset[int]:
         """Degrees whose communication groups exist."""
         return self._executor.groups(self._replicas(), self.config.tp)
+
+    def least_blocks(self, degrees: Iterable[int]) -> int:
+        """Of a replica's cache, now or with any of these degrees.
+
+        Raises:
+            ModelError, ConfigError, EngineError: the model or the cache does not allow one of them.
+        """
+        return min(_blocks(self.config, self._architecture, tp) for tp in {self.config.tp, *degrees})
 
     def load(self, named: Mapping[str, torch.Tensor], *, recompute: bool) -> None:
         """Replace the weights of all ranks by these full, checked tensors. No step is under way.
@@ -188,12 +194,3 @@ def _blocks(config: NativeEngineConfig, architecture: Architecture, tp: int) -> 
     """Of a replica's cache."""
     _, blocks = local_sizes(config, architecture, tp)
     return blocks
-
-
-def _degrees(config: NativeEngineConfig, architecture: Architecture) -> set[int]:
-    """That the ranks may be arranged in: those that are named, or all that the model can be split in."""
-    if config.adaptive_tp is None:
-        return {config.tp}
-    most = min(config.ranks, architecture.query_heads)
-    divisors = [degree for degree in range(1, most + 1) if config.ranks % degree == 0]
-    return {config.tp, *(config.adaptive_tp.degrees or divisors)}

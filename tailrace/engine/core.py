@@ -55,6 +55,8 @@ class EngineCore:
         self.weights_are_whole = False
         try:
             self.adaptive_tp = open_adaptive_tp(self.arrangement, a, model=model_dir.name, device=device)
+            degrees = () if self.adaptive_tp is None else self.adaptive_tp.degrees
+            self._least_blocks = self.arrangement.least_blocks(degrees)
             self._load_initial_weights(model_dir)
         except BaseException:  # also when interrupted: no process may stay behind
             self.close()
@@ -103,11 +105,10 @@ class EngineCore:
         prompt = len(request.prompt_ids)
         response = min(request.sampling.max_new_tokens, self.max_model_len - prompt)
         needed = self.lanes[0].scheduler.blocks_needed(prompt, response)
-        blocks = self.arrangement.least_blocks
-        if needed > blocks:
+        if needed > self._least_blocks:
             raise RequestError(
                 f"request {request.request_id} needs up to {needed} blocks of {self._config.block_size} tokens, and "
-                f"the cache has {blocks}; raise kv_cache_gib or lower max_new_tokens"
+                f"the cache has {self._least_blocks}; raise kv_cache_gib or lower max_new_tokens"
             )
         self._stop_rules.rule(request)
 

@@ -40,7 +40,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     ruled_out: Mapping[int, str] = {}
     """Degrees that are out of the question just now, and why."""
     home_tp: int | None = None
-    """The degree that the engine returns to when all is done; None where it stays as it is."""
+    """The degree that the engine returns to when all is done; None where that will be the one chosen now, because the
+    batch has never been fuller."""
 
     @property
     def unfinished(self) -> int:
@@ -207,7 +208,7 @@ class SwitchController:
         )
         current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
         best = min(candidates, key=lambda candidate: (candidate.total_s, candidate.tp != snapshot.tp))
-        current_s = current.remaining_s + self._return_s(snapshot, snapshot.tp)
+        current_s = current.remaining_s + self._return_s(snapshot.tp, snapshot.home_tp or snapshot.tp)
         switch = best.tp != snapshot.tp and best.total_s < current_s * (1 - self._least_gain)
         return Decision(
             tp=snapshot.tp,
@@ -252,7 +253,7 @@ class SwitchController:
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
     ) -> Candidate:
         merged = merge(running, snapshot.tp, tp, tokens=_context)
-        plans = self._plans(snapshot, tp, merged, waiting)
+        plans = self._plans(snapshot, tp, merged, waiting, home_tp=snapshot.home_tp or tp)
         remaining_s = plans[0].seconds
         plan = min(plans, key=lambda plan: plan.seconds + plan.return_s)
         cost = SwitchTerms() if tp == snapshot.tp else self._cost(snapshot, tp, running, merged)
@@ -287,14 +288,14 @@ class SwitchController:
         )
 
     def _plans(
-        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work]
+        self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], waiting: Sequence[Work], *, home_tp: int
     ) -> "list[_Plan]":
         """To stay with `tp` to the end; then, if that is looked for, to leave it at one of some times."""
         others = {*snapshot.degrees, snapshot.tp} - self._ruled_out(snapshot).keys() - {tp}
         stops = {round(share * snapshot.unfinished) for share in LATER if self._look_ahead and others}
         stops -= {0, snapshot.unfinished}
         *states, end = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, stops=stops)
-        plans = [_Plan(end.seconds, self._return_s(snapshot, tp))]
+        plans = [_Plan(end.seconds, self._return_s(tp, home_tp))]
         made = snapshot.groups | {tp, math.lcm(snapshot.tp, tp)}  # by the switch to `tp`
         at = msgspec.structs.replace(snapshot, tp=tp, groups=made)
         for then in states:
@@ -302,15 +303,15 @@ class SwitchController:
                 merged = merge(then.replicas, tp, other, tokens=_context)
                 rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
                 seconds = then.seconds + self._cost(at, other, then.replicas, merged).sum_s() + rest_s
-                plans.append(_Plan(seconds, self._return_s(snapshot, other), other, then.unfinished))
+                plans.append(_Plan(seconds, self._return_s(other, home_tp), other, then.unfinished))
         return plans
 
-    def _return_s(self, snapshot: Snapshot, tp: int) -> float:
-        """From `tp`, when nothing is left that could be moved. The groups are those of the way there."""
-        if snapshot.home_tp in (None, tp):
+    def _return_s(self, tp: int, home_tp: int) -> float:
+        """When nothing is left that could be moved. The groups are those of the way there."""
+        if tp == home_tp:
             return 0.0
-        cost = self._costs[tp, snapshot.home_tp]
-        return cost.reshard_s + cost.rest_s + self._profile.capture_s.get(snapshot.home_tp, 0.0)
+        cost = self._costs[tp, home_tp]
+        return cost.reshard_s + cost.rest_s + self._profile.capture_s.get(home_tp, 0.0)
 
     def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
         """Of the new degree, and of the one in which state is exchanged; a rank alone needs none."""

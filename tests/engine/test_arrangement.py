@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
+from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine import arrangement
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
@@ -131,14 +131,10 @@ def test_a_switch_says_what_it_took_and_makes_groups_once(model: Path) -> None:
         assert len(run_core(core, [])[0].response_ids) == 30
 
 
-def test_degrees_that_the_model_cannot_be_split_in_are_no_part_of_what_may_come(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has four heads."""
+def test_a_request_has_to_fit_every_arrangement_that_may_come(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank holds the more tokens, the fewer heads of each it has."""
     monkeypatch.setattr(arrangement, "make_replicas", lambda *_, **__: [])
-    architecture, cpu = read_architecture(model), torch.device("cpu")
-    anything = NativeEngineConfig(dp=5, adaptive_tp=AdaptiveTPConfig())
-    assert Arrangement(anything, architecture, device=cpu).least_blocks > 0
-    named = NativeEngineConfig(dp=5, adaptive_tp=AdaptiveTPConfig(degrees=(1, 5)))
+    made = Arrangement(NativeEngineConfig(tp=2, dp=2), read_architecture(model), device=torch.device("cpu"))
+    assert made.least_blocks((1, 2)) == made.least_blocks((1,)) < made.least_blocks(()) == made.least_blocks((2,))
     with pytest.raises(ModelError, match="tp 5 leaves ranks without a query head"):
-        Arrangement(named, architecture, device=cpu)
+        made.least_blocks((1, 5))

@@ -59,6 +59,10 @@ class _Stage:
     """How many these were."""
     ruled_out: dict[int, str] = field(default_factory=dict)
 
+    def home_of(self, unfinished: int) -> int | None:
+        """The degree to return to; None where that is what is decided on now."""
+        return self.home_tp if unfinished < self.most else None
+
     def decided(self, unfinished: int, tp: int) -> None:
         """It goes on with this degree."""
         if unfinished >= self.most:
@@ -76,7 +80,8 @@ class AdaptiveTP:
         """Since they were last taken."""
         self._config = config
         self._arrangement = arrangement
-        self._degrees = config.degrees or profile.degrees
+        self.degrees = tuple(config.degrees or profile.degrees)
+        """That it chooses from."""
         self._history = LengthHistory()
         self._controller = SwitchController(
             profile,
@@ -189,13 +194,13 @@ class AdaptiveTP:
         waiting = sorted((s for own in sequences for s in own if not s.cached), key=lambda s: s.order)
         return Snapshot(
             tp=tp,
-            degrees=tuple(self._degrees),
+            degrees=self.degrees,
             replicas=tuple(tuple(self._unfinished(s) for s in own if s.cached) for own in sequences),
             waiting=tuple(map(self._unfinished, waiting)),
             kv_bytes_per_token=self._kv_bytes_per_token,
             groups=arrangement.groups,
             ruled_out={} if self._stage is None else self._stage.ruled_out,
-            home_tp=tp if self._stage is None else self._stage.home_tp,
+            home_tp=None if self._stage is None else self._stage.home_of(arrangement.unfinished),
         )
 
     def _unfinished(self, response: Response) -> Unfinished:
