@@ -17,7 +17,8 @@ Drain = Sequence[tuple[float, int, int]]
 
 def main() -> None:
     """Write the picture."""
-    drains: dict[str, Drain] = json.loads((BUILD / "drain.json").read_text())["link"]
+    seen: dict[str, Drain] = json.loads((BUILD / "drain.json").read_text())["link"]
+    drains = {key: seen[key] for key in COLOURS}
     longest = max(drain[-1][0] for drain in drains.values())
     most = max(unfinished for drain in drains.values() for _, unfinished, _ in drain)
 
