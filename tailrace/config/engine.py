@@ -71,7 +71,7 @@ class AdaptiveTPConfig(Config):
     """The most that any response may reach; by default what its request asks for. A replayed workload needs it: its
     requests ask for the very lengths that nobody could know."""
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    """The part of the remaining time that a switch must save."""
+    """The part of the remaining time that each switch must save."""
     look_ahead: bool = True
     """Also weigh switching later. Without, TP changes as soon as that is predicted to be better than never (PAT)."""
     steps_between: PositiveInt = 64

@@ -99,6 +99,8 @@ class Candidate(SwitchTerms, frozen=True, kw_only=True):
     """To return to the degree of the full batch when all is done."""
     total_s: float
     """Plan, switch and return."""
+    switches: int
+    """How many that would be, the return among them."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +129,14 @@ class _Plan(NamedTuple):
 
     seconds: float
     return_s: float
+    switches: int
     later_tp: int | None = None
     unfinished: int = 0
     """When it changes to that."""
+
+    @property
+    def total_s(self) -> float:
+        return self.seconds + self.return_s
 
 
 class SwitchController:
@@ -149,7 +156,8 @@ class SwitchController:
 
         Args:
             max_batch_size: sequences that a replica decodes together at the most, whatever the degree.
-            least_gain: share of the time without any switch that one has to save, so that noise causes none.
+            least_gain: share of the remaining time that each switch has to save, those later on and the return among
+                them: predictions are never exact.
             steps_between: `due` when asked so often since the last decision, even if the batch stays as it is; contexts
                 grow.
             look_ahead: weigh every degree with one more switch at a later time, too. Algorithm 1 does not: it switches
@@ -207,18 +215,19 @@ class SwitchController:
             for tp in sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
         )
         current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
-        best = min(candidates, key=lambda candidate: (candidate.total_s, candidate.tp != snapshot.tp))
         current_s = current.remaining_s + self._return_s(snapshot.tp, snapshot.home_tp or snapshot.tp)
-        switch = best.tp != snapshot.tp and best.total_s < current_s * (1 - self._least_gain)
+        margin_s = self._least_gain * current_s
+        best = min(candidates, key=lambda c: (c.total_s + margin_s * c.switches, c.tp != snapshot.tp))
+        switch = best.tp != snapshot.tp
         return Decision(
             tp=snapshot.tp,
             current_s=current_s,
             candidates=candidates,
             ruled_out=ruled_out,
-            chosen=best.tp if switch else snapshot.tp,
+            chosen=best.tp,
             switch=switch,
             estimate=self._estimate.name,
-            reason=self._reason(snapshot, candidates, current, best, switch),
+            reason=self._reason(snapshot, candidates, current, best),
         )
 
     def _check(self, snapshot: Snapshot) -> None:
@@ -254,20 +263,22 @@ class SwitchController:
     ) -> Candidate:
         merged = merge(running, snapshot.tp, tp, tokens=_context)
         plans = self._plans(snapshot, tp, merged, waiting, home_tp=snapshot.home_tp or tp)
-        remaining_s = plans[0].seconds
-        plan = min(plans, key=lambda plan: plan.seconds + plan.return_s)
+        stay = plans[0]
+        margin_s = self._least_gain * stay.total_s
+        plan = min(plans, key=lambda plan: plan.total_s + margin_s * plan.switches)
         cost = SwitchTerms() if tp == snapshot.tp else self._cost(snapshot, tp, running, merged)
         return Candidate(
             tp=tp,
             batch_sizes=tuple(map(len, merged)),
-            remaining_s=remaining_s,
+            remaining_s=stay.seconds,
             plan_s=plan.seconds,
             later_tp=plan.later_tp,
             later_unfinished=plan.unfinished,
             **msgspec.structs.asdict(cost),
             switch_s=cost.sum_s(),
             return_s=plan.return_s,
-            total_s=plan.seconds + cost.sum_s() + plan.return_s,
+            total_s=cost.sum_s() + plan.total_s,
+            switches=plan.switches + (tp != snapshot.tp),
         )
 
     def _cost(
@@ -295,7 +306,7 @@ class SwitchController:
         stops = {round(share * snapshot.unfinished) for share in LATER if self._look_ahead and others}
         stops -= {0, snapshot.unfinished}
         *states, end = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, stops=stops)
-        plans = [_Plan(end.seconds, self._return_s(tp, home_tp))]
+        plans = [_Plan(end.seconds, self._return_s(tp, home_tp), switches=int(tp != home_tp))]
         made = snapshot.groups | {tp, math.lcm(snapshot.tp, tp)}  # by the switch to `tp`
         at = msgspec.structs.replace(snapshot, tp=tp, groups=made)
         for then in states:
@@ -303,7 +314,8 @@ class SwitchController:
                 merged = merge(then.replicas, tp, other, tokens=_context)
                 rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
                 seconds = then.seconds + self._cost(at, other, then.replicas, merged).sum_s() + rest_s
-                plans.append(_Plan(seconds, self._return_s(other, home_tp), other, then.unfinished))
+                switches = 1 + (other != home_tp)
+                plans.append(_Plan(seconds, self._return_s(other, home_tp), switches, other, then.unfinished))
         return plans
 
     def _return_s(self, tp: int, home_tp: int) -> float:
@@ -329,18 +341,17 @@ class SwitchController:
         candidates: Sequence[Candidate],
         current: Candidate,
         best: Candidate,
-        switch: bool,
     ) -> str:
         if snapshot.unfinished == 0:
             return "nothing is unfinished"
         others = [candidate for candidate in candidates if candidate is not current]
         if not others:
             return f"no degree but TP {current.tp} is possible"
-        if switch:
+        if best is not current:
             return f"{_seconds(best)} instead of {_seconds(current)}"
         nearest = min(others, key=lambda candidate: candidate.total_s)
         if nearest.total_s < current.total_s:
-            return f"{_seconds(nearest)} saves less than {self._least_gain:.0%} of {_seconds(current)}"
+            return f"{_seconds(nearest)} saves less than {self._least_gain:.0%} a switch of {_seconds(current)}"
         return f"{_seconds(current)}; the next best, {_seconds(nearest)}, saves nothing"
 
 
