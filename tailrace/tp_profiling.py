@@ -29,7 +29,7 @@ import tailrace
 from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
 from tailrace.engine.adaptive_tp.executor import SwitchReport
-from tailrace.engine.adaptive_tp.measure import Bench
+from tailrace.engine.adaptive_tp.measure import Bench, MeasuredSwitch
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
 from tailrace.engine.architecture import read_architecture
@@ -45,7 +45,7 @@ from tailrace.tp_tables import decode_table, prefill_table, switch_table, title
 
 LOG_PERIOD_S = 10.0
 ALL_REDUCES = 100
-"""In a round."""
+"""After a switch."""
 
 
 @dataclass(slots=True)
@@ -57,9 +57,13 @@ class Figures:
     prefill: defaultdict[tuple[int, int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By (TP, B, L)."""
     switches: defaultdict[tuple[int, int], list[SwitchReport]] = field(default_factory=lambda: defaultdict(list))
-    """By (source, target)."""
+    """By (source, target), in the middle of a batch."""
+    group_s: dict[int, float] = field(default_factory=dict)
+    """By degree; its groups are made once."""
+    capture_s: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By the degree that was switched to."""
     kv_bytes_per_s: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """The same, where sequences moved."""
+    """By (source, target)."""
     all_reduces: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
     """By TP, in bytes a second."""
 
@@ -100,19 +104,14 @@ class Figures:
                 for (source, target), switches in sorted(self.switches.items())
             ),
             group_s=self._group_s(plan),
+            capture_s={tp: statistics.median(seconds) for tp, seconds in sorted(self.capture_s.items())},
             collective_bytes_per_s={tp: statistics.median(rates) for tp, rates in sorted(self.all_reduces.items())},
         )
 
     def _group_s(self, plan: Plan) -> dict[int, float]:
         """Groups are made once. Of those that came with the ranks it is taken to have been as long as of the others."""
-        made = {
-            degree: switch.groups_s / len(switch.made_groups)
-            for switches in self.switches.values()
-            for switch in switches
-            for degree in switch.made_groups
-        }
-        longest = max(made.values(), default=0.0)
-        return made | {degree: longest for degree in plan.degrees if degree > 1 and degree not in made}
+        longest = max(self.group_s.values(), default=0.0)
+        return {degree: longest for degree in plan.degrees if degree > 1} | self.group_s
 
 
 def profile_tp(config: TPProfileConfig, *, force: bool = False) -> None:
@@ -160,17 +159,30 @@ def _measure_round(bench: Bench, plan: Plan, figures: Figures, done: "_Steps") -
         back = bench.tp != plan.degrees[0]
         for tp in reversed(plan.degrees) if back else plan.degrees:
             if tp != bench.tp:
-                figures.switches[bench.tp, tp].append(bench.switch(tp).report)
+                _switch(bench, tp, figures)
             _measure_points(bench, plan, decode, prefill, figures, done)
     walk = round_trip([bench.tp, *(tp for tp in plan.degrees if tp != bench.tp)])
     bench.hold(*plan.held)
+    bench.step()
     for source, target in pairwise(walk):
-        bench.step()  # as it is in the middle of a batch, where little of what moves is in the processor's caches
-        report, sent_bytes = bench.switch(target)
+        report, sent_bytes = _switch(bench, target, figures)
         figures.switches[source, target].append(report)
         figures.kv_bytes_per_s[source, target].append(sent_bytes / report.kv_s)
+        # and as in the middle of a batch, little of what moves next is in the processor's caches after these
+        first_s, second_s = bench.step(), bench.step()
+        figures.capture_s[target].append(max(0.0, first_s - second_s))
+        if target > 1:
+            figures.all_reduces[target].append(bench.all_reduce_bytes_per_s(plan.decode[-1][0], times=ALL_REDUCES))
         done.count(f"TP {source} to {target}")
     bench.clear()
+
+
+def _switch(bench: Bench, tp: int, figures: Figures) -> MeasuredSwitch:
+    """Change the degree, and take note of groups that were made for it."""
+    switch = bench.switch(tp)
+    made = switch.report.made_groups
+    figures.group_s |= {degree: switch.report.groups_s / len(made) for degree in made}
+    return switch
 
 
 def _measure_points(
@@ -186,8 +198,6 @@ def _measure_points(
             seconds = bench.decode_s(replicas, size, length, steps=plan.steps)
             figures.decode[tp, replicas, size, length].append(seconds)
             done.count(f"TP {tp}, decoding {size} × {length}")
-    if prefill and tp > 1:
-        figures.all_reduces[tp].append(bench.all_reduce_bytes_per_s(plan.decode[-1][0], times=ALL_REDUCES))
     for size, length in prefill:
         figures.prefill[tp, size, length].append(bench.prefill_s(size, length))
         done.count(f"TP {tp}, prefilling {size} × {length}")

@@ -164,7 +164,7 @@ def test_sequences_without_a_place_after_a_switch_do_not_count(tiny_model: TinyM
 
 
 def test_a_profile_has_the_medians_and_groups_that_came_with_the_ranks_cost_as_much_as_others() -> None:
-    figures = Figures()
+    figures = Figures(group_s={4: 2.0})
     for seconds in (1.0, 9.0, 2.0):
         switch = SwitchReport(
             groups_s=seconds, made_groups=(4,), weights_s=seconds, kv_s=seconds, total_s=13 * seconds, kv_bytes=9
@@ -173,12 +173,13 @@ def test_a_profile_has_the_medians_and_groups_that_came_with_the_ranks_cost_as_m
             figures.decode[tp, 1, 3, 5].append(seconds)
             figures.prefill[tp, 1, 8].append(seconds)
             figures.switches[tp, other].append(switch)
+            figures.capture_s[tp].append(seconds)
             figures.kv_bytes_per_s[tp, other].append(18.0 / seconds)
             figures.all_reduces[tp].append(seconds)
     profile = figures.profile(KEY, PLAN)
     assert {(point.context_tokens, point.seconds) for point in profile.decode} == {(15, 2.0)}
     assert [(cost.reshard_s, cost.rest_s, cost.kv_bytes_per_s) for cost in profile.switches] == [(2.0, 20.0, 9.0)] * 2
-    assert profile.group_s == profile.collective_bytes_per_s == {2: 2.0, 4: 2.0}
+    assert profile.group_s == profile.capture_s == profile.collective_bytes_per_s == {2: 2.0, 4: 2.0}
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ class AdaptiveTPConfig(Config):
     look_ahead: bool = True
     """Also weigh switching later. Without, TP changes as soon as that is predicted to be better than never (PAT)."""
     steps_between: PositiveInt = 64
-    """Steps after which the question is asked again, if the batch has not become smaller by an eighth before."""
+    """Decode steps after which the question is asked again, if the batch has not changed by an eighth before."""
 
 
 class NativeEngineConfig(Config):

@@ -53,8 +53,8 @@ class Arrangement:
         self._crew = Crew()
         self._executor = SwitchExecutor(resolve_collectives(config, device) if config.adaptive_tp else config)
         self._failures = 0
+        schedulers = self._schedulers(config)  # before any process is started: there may be no room
         replicas = make_replicas(config, architecture, device=device, crew=self._crew)
-        schedulers = self._schedulers(config)
         self.lanes = list(map(Lane, schedulers, replicas))
         """One for each replica that there is now."""
         self.dispatcher = Dispatcher(schedulers)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, open_adaptive_tp
+from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, Wanted, open_adaptive_tp
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineStats
@@ -27,7 +27,6 @@ from tailrace.engine.ranks.factory import stage
 from tailrace.engine.stopping import StopRules
 from tailrace.engine.weights import Weights, check_weights, checkpoint_weights
 from tailrace.errors import EngineError, RequestError
-from tailrace.planning.tp_switch import Decision
 from tailrace.types import Request, Sample, WeightVersion
 
 
@@ -114,6 +113,8 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request that `check` accepted."""
+        if self.adaptive_tp is not None and not self.has_work:
+            self.adaptive_tp.begin()
         self.arrangement.dispatcher.choose(request).add(request, self._stop_rules.rule(request))
 
     def abort(self, request_ids: Iterable[int]) -> list[Sample]:
@@ -129,17 +130,17 @@ class EngineCore:
                 time come first; the next call raises then.
         """
         if self._failure is None:
-            if self.adaptive_tp is not None and (decision := self.adaptive_tp.wanted()) is not None:
-                return self._rearrange(self.adaptive_tp, decision)
+            if self.adaptive_tp is not None and (wanted := self.adaptive_tp.wanted()) is not None:
+                return self._rearrange(self.adaptive_tp, wanted)
             self._begin()
         return self._complete(first_done(self.lanes, timeout_s=self._config.step_timeout_s))
 
-    def _rearrange(self, adaptive_tp: AdaptiveTP, decision: Decision) -> list[Sample]:
+    def _rearrange(self, adaptive_tp: AdaptiveTP, wanted: Wanted) -> list[Sample]:
         """End what is under way, and carry out the decision, unless something failed; the samples that finished."""
         samples = self._complete(self.lanes)
         if self._failure is None and any(lane.has_work for lane in self.lanes):
             try:
-                adaptive_tp.switch(decision)
+                adaptive_tp.switch(wanted)
             except EngineError as error:
                 self._failure = error
         return self._unless_failed(samples)

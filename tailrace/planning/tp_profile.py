@@ -121,7 +121,8 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     group_s: dict[int, float] = {}
     """Seconds to make the communication groups of a degree."""
     capture_s: dict[int, float] = {}
-    """Seconds to capture the CUDA graphs of the small batches that follow a switch to a degree; 0 where left out."""
+    """By the degree that was switched to: seconds that the first decode step after a switch takes longer than the next,
+    for CUDA graphs that are captured then, if for anything; 0 where left out."""
     collective_bytes_per_s: dict[int, float] = {}
     """Rate of the all-reduce in the largest decode step, among the ranks of a degree; for people, since steps are
     measured as a whole."""

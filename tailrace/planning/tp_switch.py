@@ -88,7 +88,7 @@ class Candidate(SwitchTerms, frozen=True, kw_only=True):
     remaining_s: float
     """Until all are done, under this degree."""
     plan_s: float
-    """The same where the degree may change once more on the way, if that is looked for: at most `remaining_s`."""
+    """The same where the degree may change once more on the way, if that is looked for and better."""
     later_tp: int | None = None
     """The degree that it changes to then; None where it had better not."""
     later_unfinished: int = 0
@@ -108,6 +108,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     tp: int
     """Before."""
+    unfinished: int
+    """Sequences."""
     current_s: float
     """Until all are done, and the engine has returned, if nothing changes before."""
     candidates: tuple[Candidate, ...]
@@ -158,8 +160,8 @@ class SwitchController:
             max_batch_size: sequences that a replica decodes together at the most, whatever the degree.
             least_gain: share of the remaining time that each switch has to save, those later on and the return among
                 them: predictions are never exact.
-            steps_between: `due` when asked so often since the last decision, even if the batch stays as it is; contexts
-                grow.
+            steps_between: `due` after so many decode steps since the last decision, even if the batch stays as it is;
+                contexts grow.
             look_ahead: weigh every degree with one more switch at a later time, too. Algorithm 1 does not: it switches
                 as soon as that is better than never, though later may be better still.
         """
@@ -175,7 +177,8 @@ class SwitchController:
         """Sequences that were unfinished at the last decision."""
         self._asked_for = 0
         """Sequences that were unfinished when `due` was asked last."""
-        self._steps = 0
+        self._steps = 0.0
+        """Since the last decision, as the mean of the replicas."""
 
     def begin(self) -> None:
         """Another batch comes: the next question is its first."""
@@ -185,10 +188,10 @@ class SwitchController:
         """Whether to decide again; asked whenever the engine could change.
 
         True at first, when the number of unfinished sequences has changed by an eighth since the last decision, and
-        every `steps_between` times. But not while it grows: a batch that comes in parts would be taken for a small one.
+        after every `steps_between` decode steps. But not while it grows: a batch that comes in parts would be taken for
+        a small one.
         """
         grows, self._asked_for = unfinished > self._asked_for, unfinished
-        self._steps += 1
         if unfinished == 0 or grows:
             return False
         if self._decided_for is None or self._steps >= self._steps_between:
@@ -198,6 +201,7 @@ class SwitchController:
 
     def observe(self, tp: int, batch_size: int, context_tokens: int, replicas: int, seconds: float) -> None:
         """Take in a measured decode step of one replica; see `CorrectedPredictor.observe`."""
+        self._steps += 1 / replicas
         self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds)
 
     def decide(self, snapshot: Snapshot) -> Decision:
@@ -207,7 +211,7 @@ class SwitchController:
             ConfigError: the engine runs at a degree that was not profiled, or has other ranks than the profile.
         """
         self._check(snapshot)
-        self._decided_for, self._steps = snapshot.unfinished, 0
+        self._decided_for, self._steps = snapshot.unfinished, 0.0
         ruled_out = self._ruled_out(snapshot)
         running, waiting = self._planned(snapshot)
         candidates = tuple(
@@ -215,12 +219,13 @@ class SwitchController:
             for tp in sorted({*snapshot.degrees, snapshot.tp} - ruled_out.keys())
         )
         current = next(candidate for candidate in candidates if candidate.tp == snapshot.tp)
-        current_s = current.remaining_s + self._return_s(snapshot.tp, snapshot.home_tp or snapshot.tp)
+        current_s = current.remaining_s + self._return_s(snapshot, snapshot.home_tp or snapshot.tp)
         margin_s = self._least_gain * current_s
         best = min(candidates, key=lambda c: (c.total_s + margin_s * c.switches, c.tp != snapshot.tp))
         switch = best.tp != snapshot.tp
         return Decision(
             tp=snapshot.tp,
+            unfinished=snapshot.unfinished,
             current_s=current_s,
             candidates=candidates,
             ruled_out=ruled_out,
@@ -284,7 +289,7 @@ class SwitchController:
     def _cost(
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
     ) -> SwitchTerms:
-        """Of a switch from the snapshot's degree, whatever else the snapshot says, to `tp`."""
+        """Of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
         cost = self._costs[snapshot.tp, tp]
         move_s = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
         recompute_s = max(self._prefill_s(tp, works) for works in merged)
@@ -306,24 +311,20 @@ class SwitchController:
         stops = {round(share * snapshot.unfinished) for share in LATER if self._look_ahead and others}
         stops -= {0, snapshot.unfinished}
         *states, end = drain(self.predictor, tp, running, waiting, slots=self._max_batch_size, stops=stops)
-        plans = [_Plan(end.seconds, self._return_s(tp, home_tp), switches=int(tp != home_tp))]
-        made = snapshot.groups | {tp, math.lcm(snapshot.tp, tp)}  # by the switch to `tp`
-        at = msgspec.structs.replace(snapshot, tp=tp, groups=made)
+        here = _after(snapshot, tp)
+        plans = [_Plan(end.seconds, self._return_s(here, home_tp), switches=int(tp != home_tp))]
         for then in states:
             for other in others:
                 merged = merge(then.replicas, tp, other, tokens=_context)
                 rest_s = drain_s(self.predictor, other, merged, then.waiting, slots=self._max_batch_size)
-                seconds = then.seconds + self._cost(at, other, then.replicas, merged).sum_s() + rest_s
-                switches = 1 + (other != home_tp)
-                plans.append(_Plan(seconds, self._return_s(other, home_tp), switches, other, then.unfinished))
+                seconds = then.seconds + self._cost(here, other, then.replicas, merged).sum_s() + rest_s
+                return_s = self._return_s(_after(here, other), home_tp)
+                plans.append(_Plan(seconds, return_s, 1 + (other != home_tp), other, then.unfinished))
         return plans
 
-    def _return_s(self, tp: int, home_tp: int) -> float:
-        """When nothing is left that could be moved. The groups are those of the way there."""
-        if tp == home_tp:
-            return 0.0
-        cost = self._costs[tp, home_tp]
-        return cost.reshard_s + cost.rest_s + self._profile.capture_s.get(home_tp, 0.0)
+    def _return_s(self, snapshot: Snapshot, home_tp: int) -> float:
+        """From the snapshot's degree, when nothing is left that could be moved."""
+        return 0.0 if snapshot.tp == home_tp else self._cost(snapshot, home_tp, [[]], [[]]).sum_s()
 
     def _groups_s(self, snapshot: Snapshot, tp: int) -> float:
         """Of the new degree, and of the one in which state is exchanged; a rank alone needs none."""
@@ -392,6 +393,11 @@ def _deal(pool: Sequence[Item], parts: int, tokens: Callable[[Item], int]) -> li
         dealt[index].append(sequence)
         held[index] += tokens(sequence)
     return dealt
+
+
+def _after(snapshot: Snapshot, tp: int) -> Snapshot:
+    """The degree and the groups that there are then; the rest is of no account."""
+    return msgspec.structs.replace(snapshot, tp=tp, groups=snapshot.groups | {tp, math.lcm(snapshot.tp, tp)})
 
 
 def sent_bytes(running: Sequence[Sequence[Work]], tp: int, kv_bytes_per_token: int) -> float:

@@ -2,7 +2,7 @@
 
 A stage begins with the first request of an idle engine and ends when it is idle again. The controller chooses the
 degree for its full batch, may change it as often as it pays, and the engine returns to that one at the end: the next
-stage is likely to be as large.
+stage is likely to be as large. Where requests come all the time, another stage begins whenever the batch has doubled.
 
     finished steps ──▶ what a step takes ─┐
     finished samples ──▶ lengths ─────────┼──▶ SwitchController ──Decision──▶ Arrangement.switch
@@ -38,25 +38,38 @@ class Verdict:
 
     began_at: float
     ended_at: float
+    waited_s: float = 0.0
+    """Of that, for steps under way."""
     unfinished: int
     decision: Decision | None
     """None where the engine returns at the end of a stage, which nobody has to ask about."""
     source_tp: int
     target_tp: int
-    report: SwitchReport | None
+    report: SwitchReport | None = None
     """Of the switch; None where there was none."""
     failure: str = ""
     """Why there was none, though it was decided on."""
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A switch that pays. Times as in `Verdict`."""
+
+    decision: Decision
+    asked_at: float
+    decided_at: float
+
+
 @dataclass(slots=True)
 class _Stage:
-    """Between an idle engine and an idle engine."""
+    """Between an idle engine and an idle engine; where work comes all the time, until the batch has doubled."""
 
     home_tp: int
     """The degree with which it went on when it was asked with most sequences unfinished."""
-    most: int = 0
+    most: int
     """How many these were."""
+    fewest: int
+    """And at the least."""
     ruled_out: dict[int, str] = field(default_factory=dict)
 
     def home_of(self, unfinished: int) -> int | None:
@@ -65,6 +78,7 @@ class _Stage:
 
     def decided(self, unfinished: int, tp: int) -> None:
         """It goes on with this degree."""
+        self.fewest = min(self.fewest, unfinished)
         if unfinished >= self.most:
             self.most, self.home_tp = unfinished, tp
 
@@ -80,7 +94,7 @@ class AdaptiveTP:
         """Since they were last taken."""
         self._config = config
         self._arrangement = arrangement
-        self.degrees = tuple(config.degrees or profile.degrees)
+        self.degrees = tuple(tp for tp in profile.degrees if config.degrees is None or tp in config.degrees)
         """That it chooses from."""
         self._history = LengthHistory()
         self._controller = SwitchController(
@@ -117,75 +131,92 @@ class AdaptiveTP:
             if sample.finish_reason is not FinishReason.ABORT:
                 self._history.add(len(sample.response_ids))
 
-    def wanted(self) -> Decision | None:
+    def begin(self) -> None:
+        """The engine is idle, and a request comes."""
+        self._controller.begin()
+
+    def wanted(self) -> Wanted | None:
         """A switch that pays, if there is one now."""
-        unfinished = self._arrangement.unfinished
+        unfinished, tp = self._arrangement.unfinished, self._arrangement.config.tp
         if not self._arrangement.can_switch or not self._controller.due(unfinished):
             return None
-        began = time.perf_counter()
+        if self._stage is None or unfinished >= 2 * self._stage.fewest:
+            self._stage = _Stage(tp, most=unfinished, fewest=unfinished)
+        asked_at = time.perf_counter()
         decision = self.decide()
-        self._stage = self._stage or _Stage(decision.tp)
+        decided_at = time.perf_counter()
         if decision.switch:
-            return decision
-        self._stage.decided(unfinished, decision.tp)
-        self._note(decision, began, unfinished, source=decision.tp, target=decision.tp)
+            return Wanted(decision, asked_at, decided_at)
+        self._stage.decided(unfinished, tp)
+        self.verdicts.append(
+            Verdict(
+                began_at=asked_at,
+                ended_at=decided_at,
+                unfinished=unfinished,
+                decision=decision,
+                source_tp=tp,
+                target_tp=tp,
+            )
+        )
         return None
 
     def decide(self) -> Decision:
         """What the controller makes of the moment."""
         return self._controller.decide(self._snapshot())
 
-    def switch(self, decision: Decision) -> None:
-        """Carry out a decision; no step is under way."""
+    def switch(self, wanted: Wanted) -> None:
+        """Carry it out; no step is under way."""
         assert self._stage is not None
+        began, decision = time.perf_counter(), wanted.decision
         (candidate,) = (candidate for candidate in decision.candidates if candidate.tp == decision.chosen)
-        self._switch(decision.chosen, decision, move=candidate.state == "move")
-        self._stage.decided(self._arrangement.unfinished, self._arrangement.config.tp)
-
-    def close_stage(self) -> None:
-        """Nothing is unfinished: return to the degree of the full batch, unless that has been refused."""
-        assert self._stage is not None
-        home_tp = self._stage.home_tp
-        if home_tp not in {self._arrangement.config.tp, *self._stage.ruled_out} and self._arrangement.can_switch:
-            self._switch(home_tp, None, move=False)
-        self._stage = None
-        self._controller.begin()
-
-    def _switch(self, target: int, decision: Decision | None, *, move: bool) -> None:
-        began, source, report, failure = time.perf_counter(), self._arrangement.config.tp, None, ""
-        unfinished = self._arrangement.unfinished
-        try:
-            report = self._arrangement.switch(target, cache="move" if move else "recompute")
-        except (SwitchRefused, SwitchFailed) as error:
-            failure = str(error)
-            warnings.warn(f"TP stays {source}: {failure}", TailraceWarning, stacklevel=2)
-            if self._stage is not None:
-                self._stage.ruled_out[target] = failure
-        self._note(decision, began, unfinished, source=source, target=target, report=report, failure=failure)
-
-    def _note(
-        self,
-        decision: Decision | None,
-        began: float,
-        unfinished: int,
-        *,
-        source: int,
-        target: int,
-        report: SwitchReport | None = None,
-        failure: str = "",
-    ) -> None:
+        # What the last steps have cached where nothing was cached moves, too.
+        report, failure = self._switch(decision.chosen, move=candidate.state != "recompute")
+        self._stage.decided(decision.unfinished, self._arrangement.config.tp)
         self.verdicts.append(
             Verdict(
-                began_at=began,
+                began_at=wanted.asked_at,
                 ended_at=time.perf_counter(),
-                unfinished=unfinished,
+                waited_s=began - wanted.decided_at,
+                unfinished=decision.unfinished,
                 decision=decision,
-                source_tp=source,
-                target_tp=target,
+                source_tp=decision.tp,
+                target_tp=decision.chosen,
                 report=report,
                 failure=failure,
             )
         )
+
+    def close_stage(self) -> None:
+        """Nothing is unfinished: return to the degree of the full batch."""
+        assert self._stage is not None
+        began, source_tp, home_tp = time.perf_counter(), self._arrangement.config.tp, self._stage.home_tp
+        if source_tp != home_tp and self._arrangement.can_switch:
+            report, failure = self._switch(home_tp, move=False)
+            self.verdicts.append(
+                Verdict(
+                    began_at=began,
+                    ended_at=time.perf_counter(),
+                    unfinished=0,
+                    decision=None,
+                    source_tp=source_tp,
+                    target_tp=home_tp,
+                    report=report,
+                    failure=failure,
+                )
+            )
+        self._stage = None
+
+    def _switch(self, target: int, *, move: bool) -> tuple[SwitchReport | None, str]:
+        """What it took; or why there was none."""
+        assert self._stage is not None
+        source = self._arrangement.config.tp
+        try:
+            return self._arrangement.switch(target, cache="move" if move else "recompute"), ""
+        except (SwitchRefused, SwitchFailed) as error:
+            failure = str(error)
+        warnings.warn(f"TP stays {source}: {failure}", TailraceWarning, stacklevel=2)
+        self._stage.ruled_out[target] = failure
+        return None, failure
 
     def _snapshot(self) -> Snapshot:
         arrangement = self._arrangement
@@ -233,6 +264,12 @@ def open_adaptive_tp(
         profile = TPProfile.read(path)
         if differences := profile.key.mismatch(key):
             raise ConfigError(f"TP profile {path} is of another setting: {'; '.join(differences)}")
+        if unknown := sorted(set(config.adaptive_tp.degrees or ()) - set(profile.degrees)):
+            warnings.warn(
+                f"TP profile {path} lacks TP {unknown[0]}, so that degree is never chosen; profile it, too",
+                TailraceWarning,
+                stacklevel=2,
+            )
         if config.tp not in profile.degrees:
             raise ConfigError(
                 f"TP profile {path} has TP {', '.join(map(str, profile.degrees))}, not {config.tp}, which the engine "

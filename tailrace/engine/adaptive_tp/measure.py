@@ -153,17 +153,19 @@ class Bench:
         for lane in self._arrangement.lanes:
             self._resume(lane.scheduler, sequences * self.tp, length)
 
-    def step(self) -> None:
-        """Let each replica decode once.
+    def step(self) -> float:
+        """Let each replica decode once; seconds until all have.
 
         Raises:
             EngineError: a rank died, or the cache has no room for it.
         """
+        began = time.perf_counter()
         for lane in self._arrangement.lanes:
             lane.begin(0)
         for lane in self._arrangement.lanes:
             lane.complete()
         self._check_undisturbed()
+        return time.perf_counter() - began
 
     def clear(self) -> None:
         """Wait for steps under way, and let go of all sequences."""

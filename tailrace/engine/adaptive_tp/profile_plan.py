@@ -98,7 +98,7 @@ def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
         prefill=tuple(grid(min(token_budget, PREFILL_TOKENS), max_batch_size, max_length, points=PREFILL_POINTS)),
         token_budget=token_budget,
         blocks=max(takes[point] for point in decode),
-        held=_held(engine, blocks, max_length),
+        held=_held(engine, blocks, min(max_length, longest_sequence(engine, architecture))),
         steps=steps,
         rounds=config.rounds,
     )
@@ -147,11 +147,11 @@ def _chosen(name: str, given: int | None, default: int, most: int, limit: str) -
     return given
 
 
-def _held(engine: NativeEngineConfig, blocks: dict[int, int], max_length: int) -> tuple[int, int]:
+def _held(engine: NativeEngineConfig, blocks: dict[int, int], longest: int) -> tuple[int, int]:
     """What is moved: as many tokens of each rank, so that they fit under every degree, with a block more for each."""
     room = min(count // tp for tp, count in blocks.items())
-    grown = 1 + len(blocks) * (len(blocks) - 1)  # they decode before each switch
-    length = min(HELD_LENGTH, max_length, (room - 1) * engine.block_size - grown)
+    grown = 2 + 2 * len(blocks) * (len(blocks) - 1)  # they decode at first, and twice after each switch
+    length = min(HELD_LENGTH, longest - grown, (room - 1) * engine.block_size - grown)
     if length < 1:
         raise ConfigError(f"{_cache(engine, room)} for each rank, which leaves none that could be moved; raise it")
     needed = 1 - (-(length + grown) // engine.block_size)

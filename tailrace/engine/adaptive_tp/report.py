@@ -13,7 +13,8 @@ def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
     """A decision with all of its terms, and the switch that it led to, if it did.
 
     Metrics: `source_tp` and `target_tp` (equal where nothing changed), `unfinished` sequences; with a decision
-    `current_s` and `best_s`, the seconds until all are done as predicted; with a switch `predicted_s` and `switch_s`.
+    `current_s` and `best_s`, the seconds until all are done and the engine has returned to where it began, as predicted
+    without a change and as chosen; with a switch `predicted_s`, `switch_s`, and `waited_s` for steps under way before.
     The info has the whole `decision`, the `report` of the switch by part, and its `failure`.
     """
     metrics = {
@@ -29,7 +30,7 @@ def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
         if verdict.report is not None:
             metrics["predicted_s"] = chosen.switch_s
     if verdict.report is not None:
-        metrics["switch_s"] = verdict.report.total_s
+        metrics |= {"switch_s": verdict.report.total_s, "waited_s": verdict.waited_s}
         info["report"] = asdict(verdict.report) | {"rest_s": verdict.report.rest_s}
     if verdict.failure:
         info["failure"] = verdict.failure
