@@ -351,7 +351,7 @@ def test_the_bytes_of_keys_and_values_are_those_that_a_rank_has_sent() -> None:
     for times, sent in world.run(work):
         a = world.architecture
         assert times.kv_bytes == sum(sent) == a.layers * 2 * 3 * a.kv_heads * 4 * a.head_dim * 4
-        assert min(times.weights_s, times.kv_s, times.rest_s) >= 0
+        assert min(times.weights_s, times.kv_s) > 0
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]

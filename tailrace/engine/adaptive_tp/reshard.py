@@ -46,7 +46,6 @@ class SwitchTimes(msgspec.Struct, frozen=True, array_like=True):
 
     weights_s: float
     kv_s: float
-    rest_s: float
     kv_bytes: int
     """Of keys and values that the rank put into exchanges."""
 
@@ -271,7 +270,6 @@ def reshard(
         EngineError: the migration is not possible, and nothing has changed; or a rank did not take part, and both
             decoders are of no further use.
     """
-    began = time.perf_counter()
     check_migration(migration, meeting, old.cache, new.cache)
     device = old.cache.data.device
     weights = WeightMove(architecture, meeting)
@@ -285,7 +283,7 @@ def reshard(
             cache.run(group)
         ended = now(device)
         weights_s, kv_s, last = weights_s + moved - last, kv_s + ended - moved, ended
-    return SwitchTimes(weights_s, kv_s, last - began - weights_s - kv_s, cache.sent_bytes)
+    return SwitchTimes(weights_s, kv_s, cache.sent_bytes)
 
 
 def now(device: torch.device) -> float:

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-import msgspec
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
@@ -64,7 +63,6 @@ class Rank:
             EngineError: a group or a block is not there, and nothing has changed; or a rank did not take part, and this
                 one is of no further use.
         """
-        began = time.perf_counter()
         replica, everyone = (group(d) for d in (self._shard.degree, math.lcm(self._shard.degree, target.degree)))
         meeting = Meeting(self._shard, target, replica=replica, everyone=everyone)
         local, _ = local_sizes(self._config, self._architecture, target.degree)
@@ -73,8 +71,7 @@ class Rank:
         times = reshard(self._architecture, meeting, migration, self._decoder, decoder)
         self._shard, self._decoder = target, decoder
         self._sampler = Sampler(self._architecture.vocab_size, collective, decoder.drawing)
-        rest_s = time.perf_counter() - began - times.weights_s - times.kv_s
-        return msgspec.structs.replace(times, rest_s=rest_s)
+        return times
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> StepOutput:
