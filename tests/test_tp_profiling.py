@@ -194,6 +194,10 @@ def test_a_profile_has_the_medians_and_groups_that_came_with_the_ranks_cost_as_m
         ({"token_budget": 10**6}, "token_budget is 1000000, and the engine has room for 4192; lower it, or raise"),
         ({"max_batch_size": 999}, "max_batch_size is 999, and the engine has room for 128"),
         ({"max_length": 512}, "max_length is 512, and the engine has room for 508"),
+        (
+            {"engine": {"dp": 4, "max_model_len": 14}, "max_length": None},
+            "degrees has 3, and sequences that move between",
+        ),
         ({"steps": 400}, "steps is 400, and the context has no room for so many; lower it"),
         ({"token_budget": 17, "steps": 60}, "token_budget 17 leaves nothing to measure in 60 steps; raise it or lower"),
         ({"engine": {"kv_cache_gib": 0.000001}}, "engine.kv_cache_gib 1e-06 holds no block of 4 tokens; raise it to"),
@@ -205,6 +209,27 @@ def test_what_cannot_be_measured_is_one_line(tiny_model: TinyModel, changes: dic
         profile_tp(configured(tiny_model("llama"), **changes))
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("ranks", "max_model_len"), [(2, 24), (2, 64), (4, 24), (4, 40), (4, 512)])
+def test_what_is_held_stays_within_the_context_to_the_last_step_of_the_walk(
+    tiny_model: TinyModel, ranks: int, max_model_len: int
+) -> None:
+    """They come with a token that is not cached, and decode once before the walk and twice after each switch."""
+    config = configured(
+        tiny_model("llama"), engine={"dp": ranks, "max_model_len": max_model_len, "kv_cache_gib": 0.01}, max_length=None
+    )
+    plan = make_plan(config, read_architecture(tiny_model("llama")))
+    sequences, length = plan.held
+    switches = len(round_trip(plan.degrees)) - 1
+    assert sequences >= 1
+    assert length >= 1
+    assert length + 1 + 1 + 2 * switches <= max_model_len
+
+
+def test_short_contexts_that_are_measured_leave_the_context_to_what_is_held(tiny_model: TinyModel) -> None:
+    config = configured(tiny_model("llama"), engine={"dp": 4}, max_length=6)
+    assert make_plan(config, read_architecture(tiny_model("llama"))).held[1] == 6
 
 
 def test_degrees_that_the_model_does_not_allow_are_left_out_where_none_are_named(tiny_model: TinyModel) -> None:

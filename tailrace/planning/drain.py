@@ -12,6 +12,9 @@ from typing import NamedTuple
 
 from tailrace.planning.latency import StepTimes, rms
 
+_ROUNDING = 1e-6
+"""Of a step: what seconds divided by seconds may lack of a whole number of steps."""
+
 Work = tuple[int, int]
 """A sequence: its tokens now, which are the context of its next step, and the tokens that it will still make."""
 
@@ -146,7 +149,7 @@ class _Replica:
 
     def works(self) -> list[Work]:
         """What it still has, between two steps."""
-        left = ((tokens, max(1, math.ceil(end - self._step))) for end, tokens in self._ends)
+        left = ((tokens, max(1, math.ceil(end - self._step - _ROUNDING))) for end, tokens in self._ends)
         return [(tokens - remaining, remaining) for tokens, remaining in left]
 
     def end_first(self) -> int:

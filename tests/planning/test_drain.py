@@ -1,12 +1,14 @@
 """The time until an engine has nothing left to do."""
 
 from collections import deque
+from collections.abc import Collection
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.planning.drain import Work, drain, drain_s
+from tailrace.planning.drain import Drained, Work, drain, drain_s
 from tailrace.planning.latency import LatencyPredictor, StepTimes, rms
 from tests.planning.tp_profiles import flat, made_profile
 
@@ -71,23 +73,36 @@ def test_what_runs_beyond_the_places_waits_first() -> None:
     assert merged == drain_s(predictor(), 2, [[(100, 3)]], [(50, 2), *waiting], slots=1)
 
 
-def step_by_step(running: list[Work], waiting: list[Work], slots: int) -> float:
-    """One replica, one step after the other."""
-    batch, queue = [list(work) for work in running], deque(waiting)
-    seconds = 0.0
+def step_by_step(
+    running: list[Work], waiting: list[Work], slots: int, stops: Collection[int] = ()
+) -> list[tuple[float, list[Work], list[Work]]]:
+    """One replica, one step after the other: seconds, what runs and what waits at the stops and at the end."""
+    batch, queue = list(running), deque(waiting)
+    seconds, seen = 0.0, []
     while batch or queue:
-        joining = [list(queue.popleft()) for _ in range(min(slots - len(batch), len(queue)))]
+        before = len(batch) + len(queue)
+        joining = [queue.popleft() for _ in range(min(slots - len(batch), len(queue)))]
         seconds += LINEAR.prefill_s(4, len(joining), rms(context for context, _ in joining))
         batch += joining
         seconds += LINEAR.step_s(4, len(batch), sum(context for context, _ in batch), 1)
-        batch = [[context + 1, remaining - 1] for context, remaining in batch if remaining > 1]
-    return seconds
+        batch = [(context + 1, remaining - 1) for context, remaining in batch if remaining > 1]
+        left = len(batch) + len(queue)
+        if left and any(left <= stop < before for stop in stops):
+            seen.append((seconds, sorted(batch), list(queue)))
+    return [*seen, (seconds, [], [])]
+
+
+def seen_of(state: Drained) -> tuple[Any, list[Work], list[Work]]:
+    """As `step_by_step` gives it, but for rounding."""
+    (running,) = state.replicas
+    return pytest.approx(state.seconds), sorted(running), state.waiting
 
 
 @settings(deadline=None)
 @given(RUNNING, RUNNING, st.integers(6, 8))
 def test_events_give_the_same_time_as_single_steps(running: list[Work], waiting: list[Work], slots: int) -> None:
-    assert drain_s(LINEAR, 4, [running], waiting, slots=slots) == pytest.approx(step_by_step(running, waiting, slots))
+    ((seconds, _, _),) = step_by_step(running, waiting, slots)
+    assert drain_s(LINEAR, 4, [running], waiting, slots=slots) == pytest.approx(seconds)
 
 
 @settings(deadline=None)
@@ -113,6 +128,16 @@ def test_it_takes_no_less_than_any_sequence_alone(replicas: list[list[Work]], wa
 
 
 @settings(deadline=None)
+@given(RUNNING, RUNNING, st.integers(6, 8), st.sets(st.integers(1, 12)))
+def test_every_stop_that_is_crossed_has_the_state_that_single_steps_give(
+    running: list[Work], waiting: list[Work], slots: int, stops: set[int]
+) -> None:
+    stops = {stop for stop in stops if stop < len(running) + len(waiting)}
+    states = drain(LINEAR, 4, [running], waiting, slots=slots, stops=stops)
+    assert [seen_of(state) for state in states] == step_by_step(running, waiting, slots, stops)
+
+
+@settings(deadline=None)
 @given(RUNNING, RUNNING, st.integers(6, 8), st.sets(st.integers(1, 12), min_size=1))
 def test_what_is_left_on_the_way_takes_the_rest_of_the_time(
     running: list[Work], waiting: list[Work], slots: int, stops: set[int]
@@ -120,11 +145,7 @@ def test_what_is_left_on_the_way_takes_the_rest_of_the_time(
     total = len(running) + len(waiting)
     stops = {stop for stop in stops if stop < total}
     *states, end = drain(LINEAR, 4, [running], waiting, slots=slots, stops=stops)
-    numbers = [total, *(state.unfinished for state in states), end.unfinished]
-    assert numbers == sorted(numbers, reverse=True)
-    assert numbers[-1] == 0
-    for before, state in zip(numbers, states, strict=False):
-        assert any(state.unfinished <= stop < before for stop in stops)
+    for state in states:
         rest_s = drain_s(LINEAR, 4, state.replicas, state.waiting, slots=slots)
         assert state.seconds + rest_s == pytest.approx(end.seconds)
 
@@ -134,6 +155,39 @@ def test_a_state_on_the_way_is_the_engine_then() -> None:
     state, _ = drain(predictor(), 1, [[(5, 10), (5, 4)], []], [], slots=4, stops={1})
     assert state.seconds == pytest.approx(0.048)
     assert state.replicas == [[(9, 6)], []]
+
+
+def test_a_replica_in_the_middle_of_a_step_has_that_step_still_to_make() -> None:
+    # sizes 1 and 2 take 20 and 30 ms beside each other. At 30 ms the second has ended both of its sequences, and the
+    # first is in the middle of its second step: 1 of its 4 tokens is made. 1.5 + 1 steps of 10 ms alone are left
+    contended = LatencyPredictor(made_profile(lambda tp, size, tokens, replicas: 0.01 * size + 0.01 * (replicas - 1)))
+    running: list[list[Work]] = [[(5, 4)], [(7, 1), (9, 1)]]
+    state, end = drain(contended, 1, running, [], slots=4, stops={1})
+    assert state.seconds == pytest.approx(0.03)
+    assert state.replicas == [[(6, 3)], []]
+    assert state.waiting == []
+    assert end.seconds == pytest.approx(0.03 + 2.5 * 0.01)
+
+
+def test_a_replica_that_prefills_at_a_stop_has_all_its_tokens_still_to_make() -> None:
+    # steps of 11 ms. The second replica prefills from 11 to 61 ms, and the first ends its sequence at 33 ms
+    running: list[list[Work]] = [[(100, 3)], [(5, 1)]]
+    state, end = drain(predictor(), 1, running, [(50, 2), (30, 1)], slots=1, stops={2})
+    assert state.seconds == pytest.approx(0.033)
+    assert state.replicas == [[], [(50, 2)]]
+    assert state.waiting == [(30, 1)]
+    assert end.seconds == pytest.approx(0.061 + 2 * 0.011)
+
+
+@pytest.mark.parametrize("step_s", [0.01, 0.007, 0.0123])
+def test_steps_that_are_done_at_a_stop_are_whole_whatever_rounding_makes_of_them(step_s: float) -> None:
+    """All replicas take as long for a step, and none slows another down, so each makes a token when another does."""
+    profile = LatencyPredictor(made_profile(lambda *_: step_s, ranks=4, degrees=(1, 2)))
+    for first in range(1, 60):
+        running: list[list[Work]] = [[(5, 200)], [(7, first + 30)], [(9, first)], []]
+        one, two, _ = drain(profile, 1, running, [], slots=1, stops={1, 2})
+        assert one.replicas == [[(5 + first, 200 - first)], [(7 + first, 30)], [], []]
+        assert two.replicas == [[(35 + first, 170 - first)], [], [], []]
 
 
 def test_looking_on_the_way_changes_nothing() -> None:

@@ -70,7 +70,8 @@ def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
     engine, steps = config.engine, config.steps
     blocks = {tp: _blocks(engine, architecture, tp) for tp in _degrees(config, architecture)}
     fewest, shortest = min(blocks.values()), shortest_length(steps)
-    room = longest_sequence(engine, architecture) - tokens_reached(0, steps)
+    context = longest_sequence(engine, architecture)
+    room = context - tokens_reached(0, steps)
     if room < shortest:
         raise ConfigError(f"steps is {steps}, and the context has no room for so many; lower it")
     if fewest < _blocks_for(max(SHORTEST, shortest), steps, engine):
@@ -98,7 +99,7 @@ def make_plan(config: TPProfileConfig, architecture: Architecture) -> Plan:
         prefill=tuple(grid(min(token_budget, PREFILL_TOKENS), max_batch_size, max_length, points=PREFILL_POINTS)),
         token_budget=token_budget,
         blocks=max(takes[point] for point in decode),
-        held=_held(engine, blocks, min(max_length, longest_sequence(engine, architecture))),
+        held=_held(engine, blocks, max_length, context),
         steps=steps,
         rounds=config.rounds,
     )
@@ -147,11 +148,16 @@ def _chosen(name: str, given: int | None, default: int, most: int, limit: str) -
     return given
 
 
-def _held(engine: NativeEngineConfig, blocks: dict[int, int], longest: int) -> tuple[int, int]:
+def _held(engine: NativeEngineConfig, blocks: dict[int, int], longest: int, context: int) -> tuple[int, int]:
     """What is moved: as many tokens of each rank, so that they fit under every degree, with a block more for each."""
     room = min(count // tp for tp, count in blocks.items())
     grown = 2 + 2 * len(blocks) * (len(blocks) - 1)  # they decode at first, and twice after each switch
-    length = min(HELD_LENGTH, longest - grown, (room - 1) * engine.block_size - grown)
+    if context <= grown:
+        raise ConfigError(
+            f"degrees has {len(blocks)}, and sequences that move between them grow by {grown} tokens, for which the "
+            f"context of {context} has no room; name fewer, or raise engine.max_model_len where the model allows"
+        )
+    length = min(HELD_LENGTH, longest, context - grown, (room - 1) * engine.block_size - grown)
     if length < 1:
         raise ConfigError(f"{_cache(engine, room)} for each rank, which leaves none that could be moved; raise it")
     needed = 1 - (-(length + grown) // engine.block_size)
