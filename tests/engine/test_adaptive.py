@@ -19,10 +19,10 @@ from tailrace.engine.adaptive_tp.profile_key import profile_key
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
-from tailrace.errors import TailraceWarning
+from tailrace.errors import RequestError, TailraceWarning
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.types import Request
-from tests.engine.helpers import collect, make_core, make_request, run_core, same_tokens
+from tests.engine.helpers import TINY_GIB, collect, make_core, make_request, run_core, same_tokens
 from tests.engine.switching import is_alive, pids
 from tests.planning.tp_profiles import made_profile
 from tests.tiny import write_tiny_model
@@ -47,6 +47,12 @@ def config_of(path: Path) -> NativeEngineConfig:
         threads_per_rank=1,
         adaptive_tp=AdaptiveTPConfig.model_validate(settings),
     )
+
+
+def with_degrees(config: NativeEngineConfig, degrees: tuple[int, ...]) -> NativeEngineConfig:
+    assert config.adaptive_tp is not None
+    adaptive_tp = config.adaptive_tp.model_copy(update={"degrees": degrees})
+    return config.model_copy(update={"adaptive_tp": adaptive_tp})
 
 
 def step_s(tp: int, size: int, tokens: int, replicas: int) -> float:
@@ -193,6 +199,41 @@ def test_what_was_refused_is_not_tried_again_in_the_stage(
     assert changes(core) == [(1, 2), (2, 1)], "another stage is another matter"
 
 
+@pytest.mark.filterwarnings("ignore::tailrace.errors.TailraceWarning")
+def test_what_was_refused_is_tried_again_where_work_never_ends_once_the_batch_has_doubled(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert core.adaptive_tp is not None
+
+    def join(number: int, new_tokens: int) -> None:
+        core.add(make_request(number, max_new_tokens=new_tokens, ignore_eos=True))
+
+    def asked(steps: int) -> list[dict[int, str]]:
+        """What was ruled out at each question about TP 1 during these steps."""
+        assert core.adaptive_tp is not None
+        for _ in range(steps):
+            core.step()
+        return [v.decision.ruled_out for v in core.adaptive_tp.take() if v.decision is not None and not v.report]
+
+    join(0, 100)
+    join(1, 100)
+    with monkeypatch.context() as patch:
+        patch.setattr(arrangement, "switch_bytes", lambda *_: 2**60)
+        at_first, *then = asked(8)
+    assert at_first == {}
+    join(2, 25)
+    then += asked(8)
+    assert then
+    assert all(list(ruled_out) == [2] for ruled_out in then), "three are less than twice as many"
+    join(3, 10)
+    doubled = asked(8)
+    assert doubled
+    assert doubled[-1] == {}
+    assert core.arrangement.config.tp == 1, "which is best for four"
+    run_core(core, [])
+    assert changes(core)[0] == (1, 2)
+
+
 def test_a_refusal_is_a_warning(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(arrangement, "switch_bytes", lambda *_: 2**60)
@@ -274,6 +315,46 @@ def test_without_a_profile_of_this_engine_tp_stays_and_one_warning_says_why(
         core = EngineCore(config_of(path), model, device=CPU)
     assert [str(warning.message).endswith("`tailrace profile tp` makes a profile") for warning in warned] == [True]
     assert core.adaptive_tp is None
+
+
+def test_a_degree_that_the_profile_lacks_is_never_chosen_and_a_warning_says_so(model: Path, tmp_path: Path) -> None:
+    config = with_degrees(config_of(tmp_path / "profile.json"), (1, 2))
+    key = profile_of(model, config).key
+    msgspec.structs.replace(made_profile(step_s, degrees=(1,)), key=key).write(tmp_path / "profile.json")
+    with pytest.warns(TailraceWarning, match="lacks TP 2, so that degree is never chosen; profile it, too$"):
+        core = EngineCore(config, model, device=CPU)
+    with closing(core):
+        assert core.adaptive_tp is not None
+        assert core.adaptive_tp.degrees == (1,)
+        run_core(core, skewed())
+        verdicts = core.adaptive_tp.take()
+    decisions = [verdict.decision for verdict in verdicts if verdict.decision is not None]
+    assert len(decisions) > 3
+    assert all([candidate.tp for candidate in decision.candidates] == [1] for decision in decisions)
+    assert {verdict.target_tp for verdict in verdicts} == {1}
+
+
+def test_a_request_has_to_fit_the_cache_under_every_degree_that_can_be_chosen(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TP 2, whose ranks have half the heads each, the cache has twice as many blocks as with TP 1."""
+    monkeypatch.setattr(arrangement, "make_replicas", lambda *_, **__: [object()])
+    monkeypatch.setattr(EngineCore, "_load_initial_weights", lambda *_: None)
+    sizes = {"dp": 1, "tp": 2, "kv_cache_gib": 10 * 4 * TINY_GIB["llama"]}
+    config = config_of(tmp_path / "profile.json").model_copy(update=sizes)
+    with pytest.warns(TailraceWarning, match="does not exist"):
+        fixed = EngineCore(config, model, device=CPU)
+    profile_of(model, config).write(tmp_path / "profile.json")
+    adaptive = EngineCore(config, model, device=CPU)
+    kept = EngineCore(with_degrees(config, (2,)), model, device=CPU)
+    fits = make_request(0, prompt=9, max_new_tokens=10 * 4 - 8)
+    longer = make_request(0, prompt=9, max_new_tokens=10 * 4 - 7)
+    for core in (fixed, adaptive, kept):
+        core.check(fits)
+    for core in (fixed, kept):
+        core.check(longer)
+    with pytest.raises(RequestError, match="needs up to 11 blocks of 4 tokens, and the cache has 10; raise kv_cache"):
+        adaptive.check(longer)
 
 
 def test_an_engine_that_cannot_open_its_profile_leaves_no_process(

@@ -11,9 +11,13 @@ from transformers import AutoModelForCausalLM
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine import arrangement
+from tailrace.engine.adaptive_tp.transplant import Transplant
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.core import EngineCore
+from tailrace.engine.lane import Lane
+from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.scheduler import Scheduler
 from tailrace.errors import ModelError
 from tailrace.types import Request, Sample
 from tests.engine.helpers import TINY_GIB, make_core, make_request, run_core
@@ -113,6 +117,44 @@ def test_requests_share_the_prompts_of_sequences_that_have_moved(pair: EngineCor
     pair.add(request(1))
     run_core(pair, [])
     assert pair.stats().shared_tokens - shared == 20
+
+
+@pytest.mark.parametrize("cache", ["move", "recompute"])
+def test_whoever_counts_sequences_during_a_switch_sees_them_all(
+    pair: EngineCore, monkeypatch: pytest.MonkeyPatch, cache: Cache
+) -> None:
+    """Before and after each part of it that other threads may see: sequences that are handed over, replicas made."""
+    for number in range(5):
+        pair.add(make_request(number, max_new_tokens=20, ignore_eos=True))
+    steps(pair, 3)
+    pair.settle()
+    seen: list[tuple[str, int]] = []
+
+    def look(moment: str) -> None:
+        stats = pair.stats()
+        seen.append((moment, stats.running + stats.waiting))
+
+    def watch(kind: type, name: str) -> None:
+        method = getattr(kind, name)
+
+        def watched(*arguments: Any, **named: Any) -> Any:
+            look(f"before {name}")
+            result = method(*arguments, **named)
+            look(f"after {name}")
+            return result
+
+        patch.setattr(kind, name, watched)
+
+    with monkeypatch.context() as patch:
+        watch(Transplant, "commit")
+        watch(Scheduler, "resume" if cache == "move" else "give")
+        watch(ProcessReplica, "release")
+        watch(Lane, "__init__")
+        watch(Arrangement, "_adopt")
+        switch(pair, 3 - pair.arrangement.config.tp, cache=cache)
+    assert {moment for moment, _ in seen} >= {"before commit", "after commit", "before _adopt", "after _adopt"}
+    assert {count for _, count in seen} == {5}
+    assert len(run_core(pair, [])) == 5
 
 
 def test_a_switch_says_what_it_took_and_makes_groups_once(model: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from transformers import AutoModelForCausalLM
 from tailrace.engine import lane
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
-from tailrace.errors import EngineError, ModelError
+from tailrace.engine.ranks import worker_process
+from tailrace.engine.ranks.worker_process import WorkerProcess
+from tailrace.errors import ConfigError, EngineError, ModelError
 from tailrace.types import Request, Sample
 from tests.engine.helpers import TinyModel, collect, make_core, make_request, run_core, same_tokens
 from tests.engine.switching import is_alive, pids
@@ -181,6 +184,29 @@ def test_closing_leaves_no_process(old: Path) -> None:
     assert not any(map(is_alive, started))
 
 
-def test_a_tp_that_leaves_ranks_without_a_head_is_refused_and_leaves_no_process(tiny_model: TinyModel) -> None:
-    with pytest.raises(ModelError, match="tp 5 leaves ranks without a query head, the model has 4"):
-        make_core(tiny_model("llama"), tp=5)
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"tp": 5}, ModelError, "tp 5 leaves ranks without a query head, the model has 4"),
+        ({"dp": 2, "kv_cache_gib": 1e-9}, ConfigError, "kv_cache_gib 1e-09 holds no block"),
+    ],
+    ids=["a tp that leaves ranks without a head", "a cache without room for a block"],
+)
+def test_what_the_model_does_not_allow_is_refused_before_any_process_is_started(
+    tiny_model: TinyModel,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, Any],
+    error: type[Exception],
+    says: str,
+) -> None:
+    started: list[int] = []
+
+    class Counted(WorkerProcess):
+        def __init__(self, rank: int) -> None:
+            started.append(rank)
+            super().__init__(rank)
+
+    monkeypatch.setattr(worker_process, "WorkerProcess", Counted)
+    with pytest.raises(error, match=says):
+        make_core(tiny_model("llama"), threads_per_rank=1, **settings)
+    assert started == []

@@ -334,6 +334,37 @@ def test_a_driver_that_is_killed_while_ranks_start_leaves_no_directory_behind(mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_driver_that_is_killed_while_ranks_meet_again_leaves_no_directory_behind(
+    model_dir: Path, tmp_path: Path
+) -> None:
+    """Rank 0 waits for rank 1, which is stopped; what it opens in the directory shows that it has its order."""
+    script = """
+        from time import monotonic
+        from tailrace.engine.collectives.rendezvous import rendezvous
+        from tailrace.engine.ranks.wire import Meet
+        memory_module.MEMORY_BACKED = Path(sys.argv[2])
+        replica = ProcessReplica(settings(2), read_architecture(Path(sys.argv[1])), 0, device=CPU)
+        replica.settle()
+        os.kill(replica.pids[1], signal.SIGSTOP)
+        with rendezvous() as place:
+            replica.tell([Meet({2: place.directory})] * 2, doing="meeting")
+            limit = monotonic() + END_LIMIT_S
+            while not os.listdir(place.directory) and monotonic() < limit:
+                pass
+            print(*replica.pids, flush=True)
+            sys.stdin.read()
+    """
+    with driver(script, model_dir, tmp_path) as process:
+        first, second = numbers(process)
+        (directory,) = tmp_path.iterdir()
+        assert list(directory.iterdir()), "rank 0 has come"
+        process.kill()
+    assert ended(first)
+    assert list(tmp_path.iterdir()) == []
+    os.kill(second, signal.SIGCONT)
+    assert ended(second)
+
+
 def test_a_rank_alone_needs_no_directory(architecture: Architecture, memory: Path) -> None:
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     assert list(memory.iterdir()) == []

@@ -208,3 +208,28 @@ def test_interrupting_ends_a_switch_and_leaves_no_process(
     core.close()
     assert not any(map(is_alive, old))
     assert pids(core) == []
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_an_engine_that_is_interrupted_between_two_arrangements_leaves_no_process(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tp: int
+) -> None:
+    """The old replicas have given their processes away, and the last of the new ones has not taken its own."""
+    core = make_switching_core(model, dp=2 // tp, tp=tp)
+    started = pids(core)
+    make = ProcessReplica.__init__
+
+    def interrupted(replica: ProcessReplica, config: Any, architecture: Any, number: int, **others: Any) -> None:
+        if number == config.dp - 1:
+            raise KeyboardInterrupt
+        make(replica, config, architecture, number, **others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessReplica, "__init__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            core.arrangement.switch(3 - tp, cache="move")
+    assert pids(core) == [], "they belong to no replica"
+    assert is_alive(started[-1])
+    core.close()
+    assert len(started) == 2
+    assert not any(map(is_alive, started))
