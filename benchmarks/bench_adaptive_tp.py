@@ -90,7 +90,7 @@ def main(rounds: Annotated[int, typer.Option(min=1, help="Of each comparison, af
     linked_profile = make_profile(model, "link", link)
     linked = compare(model, "link", linked_profile, batches, link, bound=True)
     level = compare(model, "uniform", linked_profile, uniform, link)
-    (BUILD / "drain.json").write_text(json.dumps({"natural": natural.drain, "link": linked.drain}))
+    (BUILD / "drain.json").write_text(json.dumps(linked.typical_drain))
     result = {
         "bench": "adaptive-tp",
         "predictor_error_pct": natural.errors_pct,
@@ -121,23 +121,36 @@ class Comparison(NamedTuple):
     corrected_errors_pct: dict[str, float]
     switches: list[int]
     """Of adaptive TP, in each round."""
-    drain: dict[str, Any]
-    """Of the last round."""
+    drains: list[dict[str, Any]]
+    """Of each round, by contestant."""
 
     @property
     def seconds(self) -> dict[str, float]:
         """The median batch's, by contestant."""
         return {key: round(statistics.median(seconds), 3) for key, seconds in self.rounds.items()}
 
-    def ratio(self, other: str) -> float:
-        """The median ratio of adaptive TP's time to that of `other` for the same batch."""
-        pairs = zip(self.rounds["adaptive"], self.rounds[other], strict=True)
-        return round(statistics.median(adaptive / others for adaptive, others in pairs), 3)
+    @property
+    def best_static(self) -> str:
+        """The one that does not change and takes less time in all."""
+        return min(("dp2", "tp2"), key=lambda key: sum(self.rounds[key]))
 
     @property
     def vs_best_static(self) -> float:
-        """The ratio to the one that does not change and takes less time in all."""
-        return self.ratio(min(("dp2", "tp2"), key=lambda key: sum(self.rounds[key])))
+        """See `ratio`."""
+        return self.ratio(self.best_static)
+
+    @property
+    def typical_drain(self) -> dict[str, Any]:
+        """Of the round with the median ratio to the best that does not change."""
+        order = sorted(range(len(self.drains)), key=self._ratios(self.best_static).__getitem__)
+        return self.drains[order[len(order) // 2]]
+
+    def ratio(self, other: str) -> float:
+        """The median ratio of adaptive TP's time to that of `other` for the same batch."""
+        return round(statistics.median(self._ratios(other)), 3)
+
+    def _ratios(self, other: str) -> list[float]:
+        return [adaptive / others for adaptive, others in zip(self.rounds["adaptive"], self.rounds[other], strict=True)]
 
     def ratios(self) -> dict[str, object]:
         """Adaptive TP's time over others'."""
@@ -183,7 +196,7 @@ def compare(
         errors_pct=mean_errors(seen, "errors"),
         corrected_errors_pct=mean_errors(seen, "corrected_errors"),
         switches=[len(figures["switches"]) for figures in seen["adaptive"]],
-        drain={key: those[-1]["drain"] for key, those in seen.items()},
+        drains=[{key: those[number]["drain"] for key, those in seen.items()} for number in range(len(batches) - 1)],
     )
 
 

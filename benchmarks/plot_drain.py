@@ -17,7 +17,7 @@ Drain = Sequence[tuple[float, int, int]]
 
 def main() -> None:
     """Write the picture."""
-    seen: dict[str, Drain] = json.loads((BUILD / "drain.json").read_text())["link"]
+    seen: dict[str, Drain] = json.loads((BUILD / "drain.json").read_text())
     drains = {key: seen[key] for key in COLOURS}
     longest = max(drain[-1][0] for drain in drains.values())
     most = max(unfinished for drain in drains.values() for _, unfinished, _ in drain)
