@@ -1,0 +1,113 @@
+"""Splitting items into parts of nearly equal cost, such as the rows of a batch among ranks by their tokens.
+
+The best split, whose heaviest part is lightest, is NP-hard to find (multiprocessor scheduling). Both ways here take
+O(n log n) steps for a given number of parts and have proven bounds; differencing mostly comes much nearer to the best.
+
+Costs are not negative. Equal costs are split the same way every time.
+"""
+
+import heapq
+import math
+from collections.abc import Sequence
+from itertools import count
+
+_Part = tuple[float, list[int]]
+"""The sum of the costs of some items, and the items."""
+
+
+def partition(costs: Sequence[float], parts: int, *, equal_count: bool) -> list[list[int]]:
+    """Split by the largest differencing method: items that are put into different parts leave only their difference.
+
+    Items are solutions of one item each, or `equal_count`, of as many as there are parts, neighbours by cost. The two
+    solutions whose parts differ most become one, the heaviest part of either with the lightest of the other, until one
+    is left.
+
+    Karmarkar and Karp 1982, The Differencing Method of Set Partitioning. The heaviest part is at most 4/3 - 1/(3 parts)
+    times that of the best split (Michiels, Korst, Aarts, van Leeuwen 2007). With `equal_count` it is at most
+    2 - 1/parts times that of the best such split; and 4/3, 19/12, 103/60 or 643/360 times, for any number of parts,
+    where the largest number of items in one is 3, 4, 5 or 6 (the same, STACS 2003).
+
+    Args:
+        costs: of each item.
+        parts: how many; some are empty where there are fewer items.
+        equal_count: whether the numbers of items in the parts may differ by one only.
+
+    Returns:
+        The items of each part, as places in `costs`, ascending; the heaviest part first.
+
+    Raises:
+        ValueError: `parts` is less than 1, or a cost is negative or not a finite number.
+    """
+    order = _heaviest_first(costs, parts)
+    width = parts if equal_count else 1
+    blocks = [order[start : start + width] for start in range(0, len(order), width)]
+    solutions = [_solution([(costs[item], [item]) for item in block], parts) for block in blocks]
+    return [sorted(items) for _, items in _difference(solutions or [_solution([], parts)])]
+
+
+def lpt(costs: Sequence[float], parts: int) -> list[list[int]]:
+    """Split by longest processing time first: the costliest item left goes to the part that is lightest so far.
+
+    Graham 1969, Bounds on Multiprocessing Timing Anomalies: the heaviest part is at most 4/3 - 1/(3 parts) times that
+    of the best split.
+
+    Args:
+        costs: of each item.
+        parts: how many; some are empty where there are fewer items.
+
+    Returns:
+        The items of each part, as places in `costs`, ascending; the heaviest part first.
+
+    Raises:
+        ValueError: `parts` is less than 1, or a cost is negative or not a finite number.
+    """
+    order = _heaviest_first(costs, parts)
+    heap: list[tuple[float, int, list[int]]] = [(0, number, []) for number in range(parts)]
+    for item in order:
+        cost, number, items = heap[0]
+        items.append(item)
+        heapq.heapreplace(heap, (cost + costs[item], number, items))
+    return [sorted(items) for _, _, items in sorted(heap, reverse=True)]
+
+
+def _heaviest_first(costs: Sequence[float], parts: int) -> list[int]:
+    if parts < 1:
+        raise ValueError(f"parts is {parts}; items are split into at least 1")
+    for item, cost in enumerate(costs):
+        if not (math.isfinite(cost) and cost >= 0):
+            raise ValueError(f"costs[{item}] is {cost}; give a finite cost of 0 or more")
+    return sorted(range(len(costs)), key=costs.__getitem__, reverse=True)
+
+
+def _solution(filled: list[_Part], parts: int) -> list[_Part]:
+    """`filled` and empty parts, the heaviest first as they are given."""
+    return filled + [(0, []) for _ in range(parts - len(filled))]
+
+
+def _difference(solutions: Sequence[list[_Part]]) -> list[_Part]:
+    """Merge the two solutions that differ most until one is left."""
+    heap = [(-_spread(solution), number, solution) for number, solution in enumerate(solutions)]
+    heapq.heapify(heap)
+    numbers = count(len(heap))
+    while len(heap) > 1:
+        merged = _merge(heapq.heappop(heap)[2], heapq.heappop(heap)[2])
+        heapq.heappush(heap, (-_spread(merged), next(numbers), merged))
+    return heap[0][2]
+
+
+def _spread(solution: Sequence[_Part]) -> float:
+    return solution[0][0] - solution[-1][0]
+
+
+def _merge(one: Sequence[_Part], other: Sequence[_Part]) -> list[_Part]:
+    """The heaviest part of one with the lightest of the other, and so on; both are used up."""
+    pairs = zip(one, reversed(other), strict=True)
+    merged = [(cost + light, _join(items, more)) for (cost, items), (light, more) in pairs]
+    return sorted(merged, key=lambda part: part[0], reverse=True)
+
+
+def _join(items: list[int], more: list[int]) -> list[int]:
+    """Both; the shorter one moves, so that an item moves log n times at the most."""
+    longer, shorter = (items, more) if len(items) >= len(more) else (more, items)
+    longer.extend(shorter)
+    return longer
