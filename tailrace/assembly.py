@@ -39,7 +39,10 @@ from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget, WholeGroups
+from tailrace.transfer.queue.policies.base import Policy
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray
 

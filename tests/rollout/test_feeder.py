@@ -6,7 +6,7 @@ from tailrace.config.transfer import QueueConfig
 from tailrace.prompts.order import PromptOrder
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import FirstIn
+from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import Prompt, TaskSpec
 

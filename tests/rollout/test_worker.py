@@ -17,7 +17,8 @@ from tailrace.events import EventLog, read_events
 from tailrace.rollout.worker import RolloutWorker
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import FirstIn, WholeGroups
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import Request, TaskSpec
 

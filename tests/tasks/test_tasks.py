@@ -19,7 +19,8 @@ from tailrace.tasks.reference import ReferenceTask
 from tailrace.tasks.reward import RewardTask
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import FirstIn, WholeGroups
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec
 

@@ -19,7 +19,7 @@ from tailrace.trainer.actor import Actor, StepResult, train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import TokenBudget
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec, Value
 

@@ -17,7 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tailrace.errors import LeaseError, QueueError, StaleRowError
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.transfer.queue.control_plane import TaskState
-from tailrace.transfer.queue.policies import FirstIn, TokenBudget, WholeGroups
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
 from tests.transfer.model import SPECS, LimitTooSmall, Model
 from tests.transfer.tables import group, table

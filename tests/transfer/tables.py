@@ -8,7 +8,10 @@ import numpy as np
 from tailrace.config.transfer import QueueConfig
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget, WholeGroups
+from tailrace.transfer.queue.policies.base import Policy
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import IntArray, TaskSpec, Value
 

@@ -7,12 +7,22 @@ import pytest
 from hypothesis import settings
 
 from tailrace.errors import ColumnError, LeaseError, QueueError, StaleRowError
+from tailrace.planning.balance import lpt
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.transfer.queue.control_plane import ControlPlane, ControlState, RowRecord, TaskState
-from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget, WholeGroups
+from tailrace.transfer.queue.policies.balanced import BalancedByLength
+from tailrace.transfer.queue.policies.base import CellFacts, Policy
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
+from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
 from tests.transfer.machine import LEASE_S, QueueMachine
 from tests.transfer.tables import group, one_task, table
+
+
+def facts(**lengths: int) -> CellFacts:
+    return CellFacts(lengths=lengths)
 
 
 class ControlDriver:
@@ -23,14 +33,14 @@ class ControlDriver:
         self.now = 0.0
 
     def put(self, rows: Sequence[NewRow]) -> list[RowId]:
-        return self.plane.put(rows, [{"prompt_ids": len(row.cells["prompt_ids"])} for row in rows])  # type: ignore[arg-type]
+        return self.plane.put(rows, [facts(prompt_ids=len(row.cells["prompt_ids"])) for row in rows])  # type: ignore[arg-type]
 
     def claim(self, task: str, limit: int | None) -> tuple[int, list[RowId]] | None:
         lease = self.plane.claim(task, limit=limit, now=self.now)
         return None if lease is None else (lease.id, list(lease.rows))
 
     def ack(self, claim: int, sizes: Mapping[RowId, Mapping[str, int]]) -> None:
-        self.plane.ack(claim, {row_id: dict(columns) for row_id, columns in sizes.items()})
+        self.plane.ack(claim, {row_id: facts(**columns) for row_id, columns in sizes.items()})
 
     def nack(self, claim: int, rows: Sequence[RowId] | None) -> None:
         self.plane.nack(claim, rows)
@@ -67,7 +77,7 @@ TestControlPlaneEqualsAScan.settings = settings(
 
 def plane_of(tasks: Sequence[QueueTask], rows: Sequence[NewRow] = ()) -> tuple[ControlPlane, list[RowId]]:
     plane = ControlPlane(tasks, lease_s=LEASE_S)
-    return plane, plane.put(rows, [{"prompt_ids": 2} for _ in rows])
+    return plane, plane.put(rows, [facts(prompt_ids=2) for _ in rows])
 
 
 def test_a_row_passes_the_states_of_its_legal_path() -> None:
@@ -76,7 +86,7 @@ def test_a_row_passes_the_states_of_its_legal_path() -> None:
     lease = plane.claim("rollout", limit=None, now=0.0)
     assert lease is not None
     assert plane.state("rollout", row) is TaskState.LEASED
-    assert plane.ack(lease.id, {row: {"response_ids": 3}}) == []
+    assert plane.ack(lease.id, {row: facts(response_ids=3)}) == []
     assert [plane.state(task, row) for task in ("rollout", "reward")] == [TaskState.CONSUMED, TaskState.READY]
 
 
@@ -84,8 +94,8 @@ def test_a_slot_is_reused_with_the_next_generation() -> None:
     plane, [first] = plane_of(one_task(FirstIn(1)), group(1))
     lease = plane.claim("only", limit=None, now=0.0)
     assert lease is not None
-    assert plane.ack(lease.id, {first: {}}) == [first]
-    [second] = plane.put(group(1), [{"prompt_ids": 2}])
+    assert plane.ack(lease.id, {first: facts()}) == [first]
+    [second] = plane.put(group(1), [facts(prompt_ids=2)])
     assert second == RowId(first.slot, first.generation + 1)
     with pytest.raises(StaleRowError, match="gone"):
         plane.state("only", first)
@@ -106,7 +116,7 @@ def test_a_lease_expires_at_its_deadline_and_not_before() -> None:
     assert plane.expire(4.9 + LEASE_S) == 0
     assert plane.expire(5.0 + LEASE_S) == 1
     with pytest.raises(LeaseError, match="expired"):
-        plane.ack(lease.id, {row: {"response_ids": 3}})
+        plane.ack(lease.id, {row: facts(response_ids=3)})
     assert plane.next_deadline is None
 
 
@@ -116,11 +126,11 @@ def test_a_refused_ack_changes_nothing() -> None:
     assert lease is not None
     before = plane.export(), plane.stats()
     with pytest.raises(LeaseError):
-        plane.ack(lease.id, {first: {"response_ids": 3}, second: {"response_ids": 3}})
+        plane.ack(lease.id, {first: facts(response_ids=3), second: facts(response_ids=3)})
     with pytest.raises(ColumnError, match=r"missing: \['response_ids'\], not its own: \['reward'\]"):
-        plane.ack(lease.id, {first: {"reward": 1}})
+        plane.ack(lease.id, {first: facts(reward=1)})
     assert (plane.export(), plane.stats()) == before
-    plane.ack(lease.id, {first: {"response_ids": 3}})
+    plane.ack(lease.id, {first: facts(response_ids=3)})
 
 
 @pytest.mark.parametrize("policy", [WholeGroups(1), TokenBudget(1, in_order=True, response_column="prompt_ids")])
@@ -128,7 +138,7 @@ def test_the_rest_of_a_half_acked_group_comes_again(policy: Policy) -> None:
     plane, [first, second] = plane_of(one_task(policy), group(1, 2))
     lease = plane.claim("only", limit=None, now=0.0)
     assert lease is not None
-    plane.ack(lease.id, {first: {}})
+    plane.ack(lease.id, {first: facts()})
     assert plane.claim("only", limit=None, now=0.0) is None
     plane.expire(LEASE_S)
     again = plane.claim("only", limit=None, now=LEASE_S)
@@ -156,7 +166,7 @@ def test_restored_groups_arrive_by_order_whatever_their_slots() -> None:
 def test_only_whole_new_groups_go_in(rows: list[NewRow], message: str) -> None:
     plane, _ = plane_of(table(), group(5))
     with pytest.raises(QueueError, match=message):
-        plane.put(rows, [{"prompt_ids": 2} for _ in rows])
+        plane.put(rows, [facts(prompt_ids=2) for _ in rows])
     assert len(plane) == 1
 
 
@@ -167,12 +177,12 @@ def test_a_group_id_may_come_again_after_its_last_row_has_left() -> None:
             plane.check_groups(group(1))
         lease = plane.claim("only", limit=None, now=0.0)
         assert lease is not None
-        plane.ack(lease.id, {row: {}})
+        plane.ack(lease.id, {row: facts()})
     plane.check_groups(group(1))
 
 
 def state(**changes: Any) -> ControlState:
-    rows = [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0,), lengths={"prompt_ids": 2})]
+    rows = [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0,), facts=facts(prompt_ids=2))]
     fields: dict[str, Any] = {"generations": [4, 2], "next_lease": 3, "rows": rows, "consumed": [9, 8, 7]}
     return ControlState(**{**fields, "expired": [0, 0, 1], **changes})
 
@@ -181,7 +191,7 @@ def test_a_restored_plane_goes_on_with_generations_leases_and_counters() -> None
     plane = ControlPlane(table(), lease_s=LEASE_S)
     plane.restore(state())
     assert plane.export() == state()
-    assert plane.put(group(7), [{"prompt_ids": 2}]) == [RowId(1, 2)]
+    assert plane.put(group(7), [facts(prompt_ids=2)]) == [RowId(1, 2)]
     lease = plane.claim("rollout", limit=None, now=0.0)
     assert lease is not None
     assert lease.id == 3
@@ -196,8 +206,8 @@ def test_a_restored_plane_goes_on_with_generations_leases_and_counters() -> None
         {"generations": []},
         {"rows": state().rows * 2},
         {"consumed": [1]},
-        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0, 1, 2), lengths={})]},
-        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(3,), lengths={})]},
+        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0, 1, 2), facts=facts())]},
+        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(3,), facts=facts())]},
     ],
 )
 def test_a_state_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
@@ -243,31 +253,35 @@ def lines_run(call: Callable[[], None]) -> int:
     return lines
 
 
-def claim_cost(policy: Policy, groups: int) -> tuple[int, int]:
+def claim_cost(policy: Policy, groups: int, rank: int | None) -> tuple[int, int]:
     """Lines run and orders compared by one claim and ack among `groups` groups of 4."""
     plane = ControlPlane(one_task(policy), lease_s=LEASE_S)
     for number in range(groups):
-        plane.put(group(number, 4, order=CountedOrder(number * 4)), [{"prompt_ids": 2}] * 4)
+        plane.put(group(number, 4, order=CountedOrder(number * 4)), [facts(prompt_ids=2)] * 4)
 
     def claim_and_ack() -> None:
-        lease = plane.claim("only", limit=None, now=0.0)
+        lease = plane.claim("only", limit=None, rank=rank, now=0.0)
         assert lease is not None
         assert len(lease.rows) == 8
-        plane.ack(lease.id, {row_id: {} for row_id in lease.rows})
+        plane.ack(lease.id, {row_id: facts() for row_id in lease.rows})
 
     CountedOrder.comparisons = 0
     return lines_run(claim_and_ack), CountedOrder.comparisons
 
 
-@pytest.mark.parametrize("policy", [FirstIn, WholeGroups, TokenBudget])
-def test_the_cost_of_a_claim_does_not_grow_with_the_rows_stored(policy: type[Policy]) -> None:
-    def make() -> Policy:
-        if policy is TokenBudget:
-            return TokenBudget(20, in_order=True, response_column="prompt_ids")
-        return FirstIn(8) if policy is FirstIn else WholeGroups(2)
-
-    few_lines, few_comparisons = claim_cost(make(), 30)
-    many_lines, many_comparisons = claim_cost(make(), 3000)
+@pytest.mark.parametrize(
+    ("make", "rank"),
+    [
+        (lambda: FirstIn(8), None),
+        (lambda: OldestVersionFirst(8), None),
+        (lambda: WholeGroups(2), None),
+        (lambda: TokenBudget(20, in_order=True, response_column="prompt_ids"), None),
+        (lambda: BalancedByLength(1, 8, partition=lpt, cost_columns=("prompt_ids",)), 0),
+    ],
+)
+def test_the_cost_of_a_claim_does_not_grow_with_the_rows_stored(make: Callable[[], Policy], rank: int | None) -> None:
+    few_lines, few_comparisons = claim_cost(make(), 30, rank)
+    many_lines, many_comparisons = claim_cost(make(), 3000, rank)
     assert many_lines == few_lines
     assert many_comparisons <= 3 * few_comparisons, "a heap's depth grows by 7 levels, no more"
 
@@ -278,7 +292,7 @@ def waiting_cost(groups: int) -> int:
 
     def put(numbers: range) -> None:
         for number in numbers:
-            plane.put(group(number), [{"prompt_ids": 2}])
+            plane.put(group(number), [facts(prompt_ids=2)])
 
     def claim(expected: int) -> None:
         lease = plane.claim("only", limit=100, now=0.0)
@@ -292,3 +306,16 @@ def waiting_cost(groups: int) -> int:
 
 def test_the_cost_of_waiting_does_not_grow_with_what_is_gathered() -> None:
     assert waiting_cost(40) == waiting_cost(2)
+
+
+def test_a_row_keeps_its_version_through_an_export() -> None:
+    plane, rows = plane_of(table(FirstIn(2)), group(1, 2))
+    lease = plane.claim("rollout", limit=None, now=0.0)
+    assert lease is not None
+    written = [CellFacts(lengths={"response_ids": 3}, version=version) for version in (4, None)]
+    plane.ack(lease.id, dict(zip(rows, written, strict=True)))
+    state = plane.export()
+    assert [record.facts.version for record in state.rows] == [4, None]
+    restored = ControlPlane(table(), lease_s=LEASE_S)
+    restored.restore(state)
+    assert restored.export() == state

@@ -124,6 +124,16 @@ def test_lengths_are_elements_of_arrays_and_one_for_the_rest() -> None:
     assert Counter(cells.lengths) == {"response_ids": 3, "response": 1, "metadata": 1}
 
 
+@pytest.mark.parametrize(("versions", "oldest"), [([3, 2, 5], 2), ([0], 0), ([], None)])
+def test_the_version_of_cells_is_that_of_the_oldest_token(versions: list[int], oldest: int | None) -> None:
+    plane = DataPlane(COLUMNS)
+    cells = plane.freeze({"weight_versions": np.array(versions, np.int64), "reward": 0.5})
+    assert cells.version == oldest
+    plane.write(ROW, cells)
+    assert plane.adopt(plane.stored(ROW)).version == oldest
+    assert plane.freeze({"reward": 0.5}).version is None
+
+
 def test_what_was_stored_is_adopted_unchanged() -> None:
     plane = stored(response_ids=tokens(3), reward=0.5, metadata={"a": 1})
     other = DataPlane(COLUMNS)

@@ -5,9 +5,13 @@ import numpy as np
 import pytest
 
 from tailrace.errors import QueueTimeout
+from tailrace.planning.balance import lpt
 from tailrace.transfer.queue.base import NewRow, Row, TransferQueue
 from tailrace.transfer.queue.dataloader import StreamingLoader
-from tailrace.transfer.queue.policies import FirstIn, TokenBudget, WholeGroups
+from tailrace.transfer.queue.policies.balanced import BalancedByLength
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.types import Value
 from tests.transfer.tables import group, one_task, orders, outputs, queue_of, table, tokens
 from tests.transfer.virtual_time import virtual_time
@@ -41,6 +45,18 @@ async def test_what_an_abandoned_loader_has_claimed_is_the_callers_to_nack() -> 
     assert queue.stats().tasks["only"].leased == 1
     await queue.nack(claim)
     assert queue.stats().tasks["only"].ready == 2
+
+
+@virtual_time
+async def test_a_loader_of_a_rank_yields_the_parts_of_that_rank() -> None:
+    queue = queue_of(one_task(BalancedByLength(2, 4, partition=lpt, cost_columns=("prompt_ids",))))
+    await queue.put(group(1, 4) + group(2, 4))
+    claims = []
+    for _ in range(2):
+        for rank in (0, 1):
+            claims.append(orders(await anext(StreamingLoader(queue, "only", rows=2, rank=rank))))
+    assert sorted(order for claim in claims for order in claim) == [100, 101, 102, 103, 200, 201, 202, 203]
+    assert [len(claim) for claim in claims] == [2, 2, 2, 2]
 
 
 @virtual_time

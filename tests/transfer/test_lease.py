@@ -6,7 +6,7 @@ import pytest
 from tailrace.errors import LeaseError
 from tailrace.transfer.queue.base import Claim, TransferQueue
 from tailrace.transfer.queue.lease import held
-from tailrace.transfer.queue.policies import FirstIn
+from tailrace.transfer.queue.policies.first_in import FirstIn
 from tests.transfer.tables import group, one_task, outputs, queue_of
 from tests.transfer.virtual_time import settle, virtual_time
 

@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,9 +18,14 @@ from tailrace.errors import (
     QueueTimeout,
     StaleRowError,
 )
+from tailrace.planning.balance import partition
 from tailrace.transfer.queue.base import Claim, NewRow, RowId, TaskStats
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import FirstIn, RowMeta, TokenBudget, WholeGroups
+from tailrace.transfer.queue.policies.balanced import BalancedByLength
+from tailrace.transfer.queue.policies.base import RowMeta
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import Value
 from tests.transfer.machine import LEASE_S, TASKS, QueueMachine
@@ -422,7 +428,7 @@ async def test_after_close_rows_can_be_given_back_and_snapshot() -> None:
 class BrokenPolicy(FirstIn):
     """Fails when it is asked for rows."""
 
-    def take(self, limit: int | None) -> list[RowMeta]:
+    def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
         raise ZeroDivisionError("broken")
 
 
@@ -452,3 +458,84 @@ async def test_a_limit_below_the_group_size_is_refused_once_the_group_is_there()
     with pytest.raises(QueueError, match="leave room for a whole group"):
         await waiter
     assert len((await queue.claim("only")).rows) == 2
+
+
+def split_queue(ranks: int, rows: int, **config: float) -> LocalQueue:
+    """A queue whose one task is split among ranks; row by row where rows are as many as ranks."""
+    split = partial(partition, equal_count=True)
+    return queue_of(one_task(BalancedByLength(ranks, rows, partition=split, cost_columns=("prompt_ids",))), **config)
+
+
+@virtual_time
+async def test_a_rank_that_is_ahead_does_not_stand_before_the_one_it_waits_for() -> None:
+    queue = split_queue(2, 2)
+    await queue.put(group(0) + group(1) + group(2) + group(3))
+    assert orders(await queue.claim("only", rank=0)) == [0]
+    ahead = asyncio.create_task(queue.claim("only", rank=0))
+    await settle()
+    assert not ahead.done()
+    assert orders(await queue.claim("only", rank=1)) == [100]
+    assert orders(await ahead) == [200], "woken by the claim of the other rank"
+    assert orders(await queue.claim("only", rank=1)) == [300]
+
+
+@virtual_time
+async def test_one_put_serves_every_waiting_rank() -> None:
+    queue = split_queue(3, 3)
+    waiters = [asyncio.create_task(queue.claim("only", rank=rank)) for rank in (2, 0, 1)]
+    await settle()
+    await queue.put(group(0, 3))
+    assert [orders(await waiter) for waiter in waiters] == [[2], [0], [1]]
+
+
+@virtual_time
+async def test_an_expired_part_goes_to_the_same_rank_again() -> None:
+    queue = split_queue(2, 2, lease_s=5)
+    await queue.put(group(0, 2) + group(1, 2))
+    await queue.claim("only", rank=0)
+    done = await queue.claim("only", rank=1)
+    await queue.ack(done, outputs(done))
+    await asyncio.sleep(6)
+    other = asyncio.create_task(queue.claim("only", rank=1))
+    await settle()
+    assert not other.done(), "rank 0 has rows to take again"
+    assert orders(await queue.claim("only", rank=0)) == [0]
+    assert orders(await other) == [101]
+
+
+@virtual_time
+async def test_a_part_that_was_leased_at_a_snapshot_is_split_anew() -> None:
+    queue = split_queue(2, 2)
+    await queue.put(group(0, 2))
+    await queue.claim("only", rank=1)
+    restored = split_queue(2, 2)
+    restored.restore(queue.snapshot())
+    assert [orders(await restored.claim("only", rank=rank)) for rank in (0, 1)] == [[0], [1]]
+
+
+@virtual_time
+async def test_claims_with_a_wrong_rank_or_none_are_refused_at_once() -> None:
+    queue = split_queue(2, 2)
+    with pytest.raises(QueueError, match="splits batches among 2 ranks, and a claim is for one: pass rank"):
+        await queue.claim("only")
+    with pytest.raises(QueueError, match="has ranks 0 to 1, and a claim is for rank 2"):
+        await queue.claim("only", rank=2)
+    with pytest.raises(QueueError, match="FirstIn splits nothing among ranks, and a claim is for rank 0"):
+        await queue_of(table()).claim("rollout", rank=0)
+
+
+@virtual_time
+async def test_a_rank_that_waited_its_limit_is_named() -> None:
+    with pytest.raises(QueueTimeout, match="rank 1 of task 'only' waited 3 s"):
+        await split_queue(2, 2).claim("only", rank=1, timeout=3)
+
+
+@virtual_time
+async def test_close_wakes_every_rank() -> None:
+    queue = split_queue(2, 2)
+    waiters = [asyncio.create_task(queue.claim("only", rank=rank)) for rank in (0, 1)]
+    await settle()
+    queue.close()
+    for waiter in waiters:
+        with pytest.raises(QueueClosed):
+            await waiter

@@ -9,7 +9,8 @@ from tailrace.config.transfer import QueueConfig
 from tailrace.errors import QueueError, StaleRowError
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies import FirstIn, WholeGroups
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import COLUMNS, ColumnKind, TaskSpec
 from tests.transfer.tables import ROLLOUT, orders, outputs, queue_of, table, tokens

@@ -1,7 +1,9 @@
 import pytest
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.policies import FirstIn, Policy, TokenBudget
+from tailrace.transfer.queue.policies.base import Policy
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
 from tailrace.types import COLUMNS, TaskSpec
 from tests.transfer.tables import table
@@ -27,7 +29,7 @@ SHARED = FirstIn(1)
         ([task("a", ("reward",), ("advantages",)), task("b", ("advantages",), ("reward",))], r"\['a', 'b'\] wait"),
         (
             [task("a", ("prompt_ids",), policy=TokenBudget(8, in_order=True))],
-            "policy of task 'a' needs the length of 'response_ids'",
+            "policy of task 'a' looks at 'response_ids'",
         ),
     ],
 )

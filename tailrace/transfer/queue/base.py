@@ -101,14 +101,17 @@ class TransferQueue(ABC):
         """
 
     @abstractmethod
-    async def claim(self, task: str, *, limit: int | None = None, timeout: float | None = None) -> Claim:
+    async def claim(
+        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
+    ) -> Claim:
         """Lease rows whose input columns are written, chosen by the task's policy; wait until there are some.
 
         `limit`: rows at the most, the number that the caller still wants: a policy that gathers rows (a token budget,
         a whole batch) hands out what it has when it holds that many. A group bigger than the limit is an error.
+        `rank`: for whom, where the policy splits batches among ranks; None where it does not.
 
         Raises:
-            QueueError: no such task.
+            QueueError: no such task; a rank that the policy does not know, or none where it needs one.
             QueueTimeout, QueueClosed
         """
 

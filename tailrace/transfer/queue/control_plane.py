@@ -13,7 +13,7 @@ from enum import Enum
 
 from tailrace.errors import ColumnError, LeaseError, QueueError, StaleRowError
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
-from tailrace.transfer.queue.policies import RowMeta
+from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
 from tailrace.transfer.queue.table import QueueTask
 
 
@@ -59,7 +59,8 @@ class RowRecord:
     order: int
     consumed: tuple[int, ...]
     """Places in the table of the tasks that have consumed it."""
-    lengths: dict[str, int]
+    facts: CellFacts
+    """Of all cells written so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,28 +176,36 @@ class ControlPlane:
                     f"a group_id may come again only when all rows of its group have left"
                 )
 
-    def put(self, rows: Sequence[NewRow], lengths: Sequence[dict[str, int]]) -> list[RowId]:
-        """Add whole groups. `lengths`: of the cells of each row, see `RowMeta.lengths`.
+    def put(self, rows: Sequence[NewRow], facts: Sequence[CellFacts]) -> list[RowId]:
+        """Add whole groups. `facts`: of the cells of each row.
 
         Raises:
             QueueError: see `check_groups`; nothing was added.
         """
         self.check_groups(rows)
         records = [
-            RowRecord(id=self._new_id(), group_id=row.group_id, order=row.order, consumed=(), lengths=row_lengths)
-            for row, row_lengths in zip(rows, lengths, strict=True)
+            RowRecord(id=self._new_id(), group_id=row.group_id, order=row.order, consumed=(), facts=row_facts)
+            for row, row_facts in zip(rows, facts, strict=True)
         ]
         self._admit(records)
         return [record.id for record in records]
 
-    def claim(self, task: str, *, limit: int | None, now: float) -> Lease | None:
+    def check_claim(self, task: str, rank: int | None) -> None:
+        """Whether rows of `task` may be claimed for `rank`.
+
+        Raises:
+            QueueError: no such task, or its policy does not hand out rows to `rank`.
+        """
+        self._task(task).entry.policy.check_rank(rank)
+
+    def claim(self, task: str, *, limit: int | None, rank: int | None = None, now: float) -> Lease | None:
         """Lease the rows that the task's policy chooses; None where it has to wait for more.
 
         Raises:
-            QueueError: no such task; or the policy refused `limit`.
+            QueueError: see `check_claim`; or the policy refused `limit`.
         """
         owner = self._task(task)
-        chosen = owner.entry.policy.take(limit)
+        chosen = owner.entry.policy.take(limit, rank)
         if not chosen:
             return None
         rows = {meta.id: meta for meta in chosen}
@@ -209,24 +218,24 @@ class ControlPlane:
         self._next_lease += 1
         return lease
 
-    def ack(self, lease_id: int, lengths: Mapping[RowId, dict[str, int]]) -> list[RowId]:
-        """Mark leased rows consumed and their task's output columns written; return the rows that left the queue.
+    def ack(self, lease_id: int, facts: Mapping[RowId, CellFacts]) -> list[RowId]:
+        """Mark leased rows consumed and their outputs, which `facts` tells of, written; return the rows that left.
 
         Raises:
             StaleRowError, LeaseError: a row is gone, or not under this lease; nothing was changed.
             ColumnError: the columns are not exactly the task's outputs; nothing was changed.
         """
-        held = self._held(lease_id, lengths)
+        held = self._held(lease_id, facts)
         if not held:
             return []
         lease = self._leases[lease_id]
         task = self._tasks[lease.task]
-        for row, columns in zip(held, lengths.values(), strict=True):
-            _check_outputs(task, row, columns)
+        for row, outputs in zip(held, facts.values(), strict=True):
+            _check_outputs(task, row, outputs.lengths)
         return [
             row.meta.id
-            for row, columns in zip(held, lengths.values(), strict=True)
-            if self._consume(row, lease, task, columns)
+            for row, outputs in zip(held, facts.values(), strict=True)
+            if self._consume(row, lease, task, outputs)
         ]
 
     def nack(self, lease_id: int, rows: Sequence[RowId] | None) -> None:
@@ -309,7 +318,8 @@ class ControlPlane:
                 self._announce(rows, task)
 
     def _enter(self, record: RowRecord) -> _Row:
-        meta = RowMeta(id=record.id, group_id=record.group_id, order=record.order, lengths=dict(record.lengths))
+        meta = RowMeta(id=record.id, group_id=record.group_id, order=record.order, lengths={})
+        meta.learn(record.facts)
         states = [TaskState.WAITING] * len(self._tasks)
         for index in record.consumed:
             states[index] = TaskState.CONSUMED
@@ -330,13 +340,13 @@ class ControlPlane:
             if row.missing[task.index] == 0:
                 self._make_ready(row, task)
 
-    def _consume(self, row: _Row, lease: Lease, task: _Task, columns: dict[str, int]) -> bool:
+    def _consume(self, row: _Row, lease: Lease, task: _Task, outputs: CellFacts) -> bool:
         """Finish a row for a task; whether that was the last task."""
         self._release(row, lease)
         self._move(row, task, TaskState.CONSUMED)
         task.entry.policy.consumed(row.meta)
-        row.meta.lengths.update(columns)
-        for column in columns:
+        row.meta.learn(outputs)
+        for column in outputs.lengths:
             for reader in self._readers.get(column, ()):
                 row.missing[reader.index] -= 1
                 if row.missing[reader.index] == 0:
@@ -410,7 +420,8 @@ def _check_outputs(task: _Task, row: _Row, columns: Iterable[str]) -> None:
 def _record(row: _Row) -> RowRecord:
     consumed = tuple(index for index, state in enumerate(row.states) if state is TaskState.CONSUMED)
     meta = row.meta
-    return RowRecord(id=meta.id, group_id=meta.group_id, order=meta.order, consumed=consumed, lengths=meta.lengths)
+    facts = CellFacts(lengths=meta.lengths, version=meta.version)
+    return RowRecord(id=meta.id, group_id=meta.group_id, order=meta.order, consumed=consumed, facts=facts)
 
 
 def _check_state(state: ControlState, tasks: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.base import RowId
-from tailrace.types import ColumnKind, Value
+from tailrace.types import ColumnKind, Value, WeightVersion
 
 Stored = bytes | int | float | str
 """A cell as it is kept."""
@@ -30,6 +30,8 @@ class Cells:
     values: dict[str, Stored]
     lengths: dict[str, int]
     """Elements of each array, 1 for other cells."""
+    version: WeightVersion | None
+    """The smallest entry of `weight_versions`; None where that is not among the cells, or empty."""
     nbytes: int
 
 
@@ -57,7 +59,8 @@ class DataPlane:
                 raise ColumnError(f"unknown column {column!r}; known: {sorted(self._columns)}")
             values[column] = _encode(column, kind, value)
             lengths[column] = len(value) if isinstance(value, np.ndarray) else 1
-        return Cells(values=values, lengths=lengths, nbytes=sum(map(_size, values.values())))
+        nbytes = sum(map(_size, values.values()))
+        return Cells(values=values, lengths=lengths, version=_oldest_version(cells), nbytes=nbytes)
 
     def write(self, row: RowId, cells: Cells) -> None:
         """Add `cells` to a row, new or known; each column is written once."""
@@ -92,6 +95,11 @@ class DataPlane:
         except (KeyError, TypeError, ValueError, msgspec.MsgspecError) as error:
             raise ColumnError(f"cells {sorted(stored)} are corrupt: {error}") from None
         return self.freeze(cells)
+
+
+def _oldest_version(cells: Mapping[str, Value]) -> WeightVersion | None:
+    versions = cells.get("weight_versions")
+    return int(versions.min()) if isinstance(versions, np.ndarray) and versions.size else None
 
 
 def _encode(column: str, kind: ColumnKind, value: Value) -> Stored:

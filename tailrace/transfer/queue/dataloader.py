@@ -19,11 +19,17 @@ class StreamingLoader:
     Iterating raises what `TransferQueue.claim` raises.
     """
 
-    def __init__(self, queue: TransferQueue, task: str, *, rows: int, timeout: float | None = None) -> None:
-        """`timeout`: seconds that each claim may wait; the queue's own limit by default."""
+    def __init__(
+        self, queue: TransferQueue, task: str, *, rows: int, rank: int | None = None, timeout: float | None = None
+    ) -> None:
+        """`rank`: see `TransferQueue.claim`; `rows` are that rank's then.
+
+        `timeout`: seconds that each claim may wait; the queue's own limit by default.
+        """
         self._queue = queue
         self._task = task
         self._wanted = rows
+        self._rank = rank
         self._timeout = timeout
 
     def __aiter__(self) -> Self:
@@ -34,6 +40,6 @@ class StreamingLoader:
         """Wait for the next claim."""
         if self._wanted <= 0:
             raise StopAsyncIteration
-        claim = await self._queue.claim(self._task, limit=self._wanted, timeout=self._timeout)
+        claim = await self._queue.claim(self._task, limit=self._wanted, rank=self._rank, timeout=self._timeout)
         self._wanted -= len(claim.rows)
         return claim

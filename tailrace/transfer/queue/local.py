@@ -1,12 +1,13 @@
 """The transfer queue inside one process: the asyncio shell around the control plane and the data plane.
 
-    put ──▶ line of producers ──room──▶ rows, cells ──▶ policies ──▶ line of consumers, one for each task ──▶ claim
+    put ──▶ line of producers ──room──▶ rows, cells ──▶ policies ──▶ lines of consumers, one for each task ──▶ claim
                   ▲                                                            ▲
                   └── an ack that retires rows frees room      put, ack, nack and expiry make rows ready
 
 Who waits on whom: a line is first come, first served: its head alone is woken and acts in its own task, so whoever is
-cancelled or times out has changed nothing, and a big request is never overtaken for ever by small ones. Acks never wait
-for room, although their outputs count: otherwise a full queue could not empty.
+cancelled or times out has changed nothing, and a big request is never overtaken for ever by small ones. Where a policy
+splits batches among ranks, each rank has a line of its own: one that is ahead must not stand before those it waits for.
+Acks never wait for room, although their outputs count: otherwise a full queue could not empty.
 """
 
 import asyncio
@@ -20,6 +21,7 @@ from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TransferQueue
 from tailrace.transfer.queue.control_plane import ControlPlane, Lease
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
+from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
 from tailrace.types import COLUMNS, ColumnKind, Value
@@ -98,7 +100,8 @@ class LocalQueue(TransferQueue):
         self._control = ControlPlane(tasks, lease_s=config.lease_s)
         self._data = DataPlane(columns)
         self._producers = _Line()
-        self._consumers = {task.spec.name: _Line() for task in tasks}
+        self._consumers = {task.spec.name: {rank: _Line() for rank in task.policy.ranks} for task in tasks}
+        """By task and rank."""
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -117,19 +120,21 @@ class LocalQueue(TransferQueue):
         self._call_consumers()
         return ids
 
-    async def claim(self, task: str, *, limit: int | None = None, timeout: float | None = None) -> Claim:
-        """See `TransferQueue.claim`. Consumers of one task are served in the order in which they came."""
+    async def claim(
+        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
+    ) -> Claim:
+        """See `TransferQueue.claim`. Consumers of one task and rank are served in the order in which they came."""
         self._expire()
-        if task not in self._consumers:
-            raise QueueError(f"no task {task!r} in the table; its tasks are {sorted(self._consumers)}")
+        self._control.check_claim(task, rank)
         if limit is not None and limit < 1:
             raise QueueError(f"a claim's limit must be at least 1, got {limit}")
         seconds = self._config.timeout_s if timeout is None else timeout
         try:
-            lease = await self._consumers[task].wait(lambda: self._try_claim(task, limit), seconds)
+            lease = await self._consumers[task][rank].wait(lambda: self._try_claim(task, limit, rank), seconds)
         except TimeoutError:
+            whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
             raise QueueTimeout(
-                f"claim of task {task!r} waited {seconds:g} s: {self.stats().tasks[task]}; {_RAISE_LIMIT}"
+                f"claim of {whose} waited {seconds:g} s: {self.stats().tasks[task]}; {_RAISE_LIMIT}"
             ) from None
         return Claim(lease_id=lease.id, lease_s=self._config.lease_s, task=task, rows=self._read(lease))
 
@@ -137,7 +142,7 @@ class LocalQueue(TransferQueue):
         """See `TransferQueue.ack`."""
         self._expire()
         cells = {row: self._data.freeze(output) for row, output in outputs.items()}
-        retired = self._control.ack(claim.lease_id, {row: output.lengths for row, output in cells.items()})
+        retired = self._control.ack(claim.lease_id, {row: _facts(output) for row, output in cells.items()})
         for row, output in cells.items():
             self._data.write(row, output)
         for row in retired:
@@ -184,7 +189,7 @@ class LocalQueue(TransferQueue):
     def close(self) -> None:
         """See `TransferQueue.close`. Acks and nacks still work."""
         self._closed = True
-        for line in (self._producers, *self._consumers.values()):
+        for line in (self._producers, *(line for lines in self._consumers.values() for line in lines.values())):
             line.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -211,15 +216,16 @@ class LocalQueue(TransferQueue):
         total = self._data.nbytes + sum(cell.nbytes for cell in cells)
         if len(self._control) + len(rows) > self._config.max_rows or total > self._config.max_bytes:
             return None
-        ids = self._control.put(rows, [cell.lengths for cell in cells])
+        ids = self._control.put(rows, [_facts(cell) for cell in cells])
         for row_id, cell in zip(ids, cells, strict=True):
             self._data.write(row_id, cell)
         return ids
 
-    def _try_claim(self, task: str, limit: int | None) -> Lease | None:
-        lease = self._control.claim(task, limit=limit, now=self._clock())
+    def _try_claim(self, task: str, limit: int | None, rank: int | None) -> Lease | None:
+        lease = self._control.claim(task, limit=limit, rank=rank, now=self._clock())
         if lease is not None:
             self._set_timer()
+            self._call_ranks(task)  # they may have waited for this one to take its part
         return lease
 
     def _read(self, lease: Lease) -> tuple[Row, ...]:
@@ -230,9 +236,13 @@ class LocalQueue(TransferQueue):
         )
 
     def _call_consumers(self) -> None:
-        for task, line in self._consumers.items():
+        for task in self._consumers:
             if self._control.ready_rows(task):
-                line.call()
+                self._call_ranks(task)
+
+    def _call_ranks(self, task: str) -> None:
+        for line in self._consumers[task].values():
+            line.call()
 
     def _expire(self) -> None:
         if self._control.expire(self._clock()):
@@ -253,3 +263,7 @@ class LocalQueue(TransferQueue):
     def _usage(self) -> str:
         rows, nbytes = len(self._control), self._data.nbytes
         return f"{rows} of {self._config.max_rows} rows and {nbytes} of {self._config.max_bytes} bytes are taken"
+
+
+def _facts(cells: Cells) -> CellFacts:
+    return CellFacts(lengths=cells.lengths, version=cells.version)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.policies import Policy
+from tailrace.transfer.queue.policies.base import Policy
 from tailrace.types import TaskSpec
 
 
@@ -55,7 +55,7 @@ def _check_columns(task: QueueTask, columns: Collection[str]) -> None:
             )
     if unread := sorted(set(task.policy.columns).difference(task.spec.reads)):
         raise QueueError(
-            f"the policy of task {name!r} needs the length of {unread[0]!r}, which the task does not read; "
+            f"the policy of task {name!r} looks at {unread[0]!r}, which the task does not read; "
             f"add it to the task's reads"
         )
 

@@ -1,6 +1,5 @@
-"""Policies beside what the machines of the planes hold: micro-batches, bad arguments, order of arrival."""
+"""Token budgets beside what the machines of the planes hold: micro-batches, bad arguments, order of arrival."""
 
-from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -8,72 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.policies import FirstIn, Policy, RowMeta, TokenBudget, WholeGroups
-
-
-def rows_of(group_id: int, *lengths: int, prompt: int = 2, order: int | None = None) -> list[RowMeta]:
-    """A group with responses of these lengths."""
-    start = group_id * 100 if order is None else order
-    return [
-        RowMeta(
-            id=RowId(group_id * 100 + i, 0),
-            group_id=group_id,
-            order=start + i,
-            lengths={"prompt_ids": prompt, "response_ids": length},
-        )
-        for i, length in enumerate(lengths)
-    ]
-
-
-def groups_of(rows: list[RowMeta]) -> list[int]:
-    return list(dict.fromkeys(row.group_id for row in rows))
-
-
-def fill(policy: Policy, *groups: list[RowMeta]) -> None:
-    for rows in groups:
-        policy.added(rows)
-    for rows in groups:
-        for row in rows:
-            policy.ready(row)
-
-
-def test_first_in_takes_the_smallest_orders() -> None:
-    policy = FirstIn(3)
-    fill(policy, rows_of(2, 1, 1), rows_of(1, 1, 1))
-    assert [row.order for row in policy.take(None)] == [100, 101, 200]
-    assert [row.order for row in policy.take(None)] == [201]
-    assert policy.take(None) == []
-
-
-def test_whole_groups_come_in_the_order_in_which_they_became_whole() -> None:
-    policy = WholeGroups(2)
-    first, second, third = rows_of(1, 1, 1), rows_of(2, 1), rows_of(3, 1)
-    for rows in (first, second, third):
-        policy.added(rows)
-    for row in (first[0], third[0], second[0], first[1]):
-        policy.ready(row)
-    assert groups_of(policy.take(None)) == [3, 2]
-    assert groups_of(policy.take(None)) == [1]
-
-
-def test_a_group_given_back_returns_to_its_place() -> None:
-    policy = WholeGroups(1)
-    fill(policy, rows_of(1, 1, 1), rows_of(2, 1))
-    for row in policy.take(None):
-        policy.ready(row)
-    assert groups_of(policy.take(None)) == [1]
-
-
-def test_the_rest_of_a_half_consumed_group_counts_as_whole() -> None:
-    policy = WholeGroups(1)
-    rows = rows_of(1, 1, 1)
-    fill(policy, rows)
-    policy.take(None)
-    policy.ready(rows[1])
-    assert policy.take(None) == []
-    policy.consumed(rows[0])
-    assert policy.take(None) == [rows[1]]
+from tailrace.transfer.queue.policies.base import RowMeta
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
+from tests.transfer.policies.rows import fill, groups_of, orders_of, rows_of
 
 
 def test_a_token_budget_counts_the_prompt_once() -> None:
@@ -140,26 +76,12 @@ def test_without_a_budget_exactly_the_limit_is_gathered_in_order() -> None:
     fill(policy, rows_of(3, 99, 99), rows_of(1, 99, 99))
     assert policy.take(6) == []
     fill(policy, rows_of(2, 1, 1))
-    assert [row.order for row in policy.take(6)] == [100, 101, 200, 201, 300, 301]
+    assert orders_of(policy.take(6)) == [100, 101, 200, 201, 300, 301]
 
 
 def test_without_a_budget_a_limit_is_needed() -> None:
     with pytest.raises(QueueError, match="needs a limit"):
         TokenBudget(None, in_order=True).take(None)
-
-
-@pytest.mark.parametrize("policy", [WholeGroups(2), TokenBudget(8, in_order=True), TokenBudget(8, in_order=False)])
-def test_a_group_bigger_than_the_limit_is_an_error_that_removes_nothing(policy: Policy) -> None:
-    fill(policy, rows_of(1, 9, 9, 9))
-    with pytest.raises(QueueError, match="group 1 has 3 rows, but the claim's limit is 2"):
-        policy.take(2)
-    assert len(policy.take(3)) == 3
-
-
-@pytest.mark.parametrize("make", [FirstIn, WholeGroups, lambda tokens: TokenBudget(tokens, in_order=True)])
-def test_bounds_below_one_are_refused(make: Callable[[int], Policy]) -> None:
-    with pytest.raises(QueueError, match="is 0; it must be at least 1"):
-        make(0)
 
 
 def next_fit(groups: list[list[RowMeta]], tokens: int) -> list[list[int]]:

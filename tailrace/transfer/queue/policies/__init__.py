@@ -1,0 +1,1 @@
+"""Which ready rows a task is handed next: one policy a module."""

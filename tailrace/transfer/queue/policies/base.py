@@ -1,0 +1,106 @@
+"""Which ready rows a task is handed next.
+
+    cells ──▶ CellFacts ──control plane──▶ RowMeta ──added, ready, consumed──▶ Policy ──take──▶ the rows of a claim
+
+Each task of a queue owns one policy, which keeps its own index of the rows that are ready: the control plane tells it
+of every change, and `take` removes what it chooses, so choosing never looks at rows that are not chosen. Choosing and
+leasing are one step: a policy that gathers (a token budget) leaves its rows where they are until a whole claim is
+there, so that two consumers can never hold halves of what each other needs.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.base import RowId
+from tailrace.types import WeightVersion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellFacts:
+    """What is known of cells without their contents."""
+
+    lengths: dict[str, int]
+    """Elements of each array, 1 for other cells."""
+    version: WeightVersion | None = None
+    """The smallest entry of `weight_versions`; None where that is not among the cells, or empty."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RowMeta:
+    """What a policy sees of a row. It learns more as columns are written, so `id` alone tells rows apart."""
+
+    id: RowId
+    group_id: int
+    order: int
+    lengths: dict[str, int]
+    """See `CellFacts.lengths`; of the columns written so far."""
+    version: WeightVersion | None = None
+    """See `CellFacts.version`."""
+
+    def learn(self, facts: CellFacts) -> None:
+        """More columns were written."""
+        self.lengths.update(facts.lengths)
+        if facts.version is not None:
+            self.version = facts.version
+
+
+class Policy(ABC):
+    """Chooses among the ready rows of one task. Only `take` and `check_rank` may raise."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Columns that the policy looks at; its task must read them, so that they are written when a row is ready."""
+        return ()
+
+    @property
+    def ranks(self) -> Sequence[int | None]:
+        """For whom claims may be: ranks, where a batch is split among them, or the one None, where nobody is named."""
+        return (None,)
+
+    def check_rank(self, rank: int | None) -> None:
+        """Whether rows may be claimed for `rank`.
+
+        Raises:
+            QueueError: it is not among `ranks`.
+        """
+        if rank in self.ranks:
+            return
+        name = type(self).__name__
+        if rank is None:
+            raise QueueError(f"{name} splits batches among {len(self.ranks)} ranks, and a claim is for one: pass rank")
+        if None in self.ranks:
+            raise QueueError(f"{name} splits nothing among ranks, and a claim is for rank {rank}; leave rank out")
+        raise QueueError(f"{name} has ranks 0 to {len(self.ranks) - 1}, and a claim is for rank {rank}")
+
+    @abstractmethod
+    def added(self, rows: Sequence[RowMeta]) -> None:
+        """A group came: its rows that the task has still to consume; none is ready yet."""
+
+    @abstractmethod
+    def ready(self, row: RowMeta) -> None:
+        """All inputs of `row` are written, or its lease ended without an ack."""
+
+    @abstractmethod
+    def consumed(self, row: RowMeta) -> None:
+        """`row`, taken before, was acked."""
+
+    @abstractmethod
+    def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
+        """Remove and return the ready rows of the next claim, `limit` at the most; [] says wait for more.
+
+        Raises:
+            QueueError: `limit` can never be met, or `rank` is not among `ranks`; nothing was removed.
+        """
+
+
+def at_least_one(name: str, value: int) -> int:
+    """`value`, the bound of a policy.
+
+    Raises:
+        QueueError: it is less than 1.
+    """
+    if value < 1:
+        raise QueueError(f"{name} is {value}; it must be at least 1")
+    return value

@@ -1,0 +1,39 @@
+"""Rows one by one, in the order of the run."""
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.policies.base import Policy, RowMeta, at_least_one
+
+
+class RowPolicy(Policy):
+    """Hands out up to `max_rows` ready rows, smallest `key` first, as soon as there is one."""
+
+    def __init__(self, max_rows: int, *, key: Callable[[RowMeta], tuple[int, ...]]) -> None:
+        self._max_rows = at_least_one(f"{type(self).__name__}.max_rows", max_rows)
+        self._key = key
+        self._heap: list[tuple[tuple[int, ...], RowId, RowMeta]] = []
+
+    def added(self, rows: Sequence[RowMeta]) -> None:
+        """Nothing to do: rows count once they are ready."""
+
+    def ready(self, row: RowMeta) -> None:
+        """See `Policy.ready`."""
+        heapq.heappush(self._heap, (self._key(row), row.id, row))
+
+    def consumed(self, row: RowMeta) -> None:
+        """Nothing to do: `take` has removed it."""
+
+    def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
+        """See `Policy.take`."""
+        self.check_rank(rank)
+        rows = min(len(self._heap), self._max_rows if limit is None else min(limit, self._max_rows))
+        return [heapq.heappop(self._heap)[2] for _ in range(rows)]
+
+
+class FirstIn(RowPolicy):
+    """Up to `max_rows` ready rows, smallest `order` first, as soon as there is one."""
+
+    def __init__(self, max_rows: int) -> None:
+        super().__init__(max_rows, key=lambda row: (row.order,))

@@ -1,0 +1,75 @@
+"""Whole groups by their tokens: micro-batches that fit a budget, or the next rows in the order of the run."""
+
+from collections.abc import Sequence
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.policies.base import RowMeta, at_least_one
+from tailrace.transfer.queue.policies.groups import Group, GroupLine, GroupPolicy, check_fits, exceeds
+
+
+class TokenBudget(GroupPolicy):
+    """Whole groups gathered until the next one would exceed `tokens`, or the rows reach the caller's limit.
+
+    The next-fit rule by which micro-batches are packed: groups are added one after the other, none is skipped, and a
+    claim is complete when it holds `limit` rows, when its cost reaches `tokens`, or when the group after it is whole
+    and does not fit. Until then it waits. A single group over the budget is handed out alone. A group costs its prompt
+    once and each of its responses: at least one token, so nothing is waited for once the budget is used up.
+
+    Groups come in the order in which they became whole, or, `in_order`, strictly by `order` among all groups that the
+    task has neither leased nor consumed: a slow group is waited for. `tokens=None` has no budget and gathers `limit`
+    rows whatever their size: with `in_order`, the next mini-batch of a synchronous run.
+    """
+
+    def __init__(
+        self,
+        tokens: int | None,
+        *,
+        in_order: bool,
+        prompt_column: str = "prompt_ids",
+        response_column: str = "response_ids",
+    ) -> None:
+        super().__init__(GroupLine(in_order=in_order, cost=len if tokens is None else self._cost))
+        self._tokens = None if tokens is None else at_least_one("TokenBudget.tokens", tokens)
+        self._prompt_column = prompt_column
+        self._response_column = response_column
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """See `Policy.columns`."""
+        return () if self._tokens is None else (self._prompt_column, self._response_column)
+
+    def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
+        """See `Policy.take`."""
+        self.check_rank(rank)
+        if self._tokens is None and limit is None:
+            raise QueueError("a claim without a token budget needs a limit: pass the rows that it is to gather")
+        if not self._reaches(self._line.whole_cost, self._line.whole_rows, limit):
+            return []
+        groups, complete = self._gather(limit)
+        if not complete:
+            self._line.put_back(groups)
+            return []
+        return [row for group in groups for row in self._line.take(group)]
+
+    def _gather(self, limit: int | None) -> tuple[list[Group], bool]:
+        """Pop groups until the claim is complete or the next group is not whole; and which of the two it was."""
+        groups: list[Group] = []
+        rows = cost = 0
+        while (group := self._line.first()) is not None:
+            if not groups:
+                check_fits(group, limit)
+            elif exceeds(rows + len(group.ready), limit) or exceeds(cost + group.cost, self._tokens):
+                return groups, True
+            groups.append(self._line.pop())
+            rows += len(group.ready)
+            cost += group.cost
+            if self._reaches(cost, rows, limit):
+                return groups, True
+        return groups, False
+
+    def _reaches(self, cost: int, rows: int, limit: int | None) -> bool:
+        return (self._tokens is not None and cost >= self._tokens) or (limit is not None and rows >= limit)
+
+    def _cost(self, rows: Sequence[RowMeta]) -> int:
+        responses = sum(row.lengths[self._response_column] for row in rows)
+        return rows[0].lengths[self._prompt_column] + responses
