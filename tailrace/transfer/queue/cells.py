@@ -1,0 +1,258 @@
+"""How the cells of a row lie in memory: one encoding for the queue's processes, shared memory and snapshots.
+
+    cells ──measure──▶ Part: lengths, bytes ──write──▶ memory ──read, with the lengths──▶ cells
+
+A part is what one write brought for one row: its cells one after the other, in the order of their columns. Each cell
+is padded with zeros to a multiple of 8 bytes, so all of them are aligned where the first one is, parts follow each
+other without gaps, and parts of one row, joined, are a part again. Everything is little-endian:
+
+    kind            in memory         length
+    INTS            int64             elements
+    FLOATS          float32           elements
+    INT, FLOAT      int64, float64    1
+    TEXT            UTF-8             bytes
+    JSON            msgpack           bytes
+
+Kinds and lengths travel beside the memory. Reading trusts neither the lengths nor the memory: another process wrote
+both. Arrays are copied once, into the memory, and read in place.
+"""
+
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NoReturn
+
+import msgspec
+import numpy as np
+
+from tailrace.errors import ColumnError, one_line
+from tailrace.types import ColumnKind, FloatArray, IntArray, Value
+
+Chunk = bytes | IntArray | FloatArray
+"""A cell ready to be written: an array as it came, everything else encoded."""
+
+
+class Part(msgspec.Struct, frozen=True, eq=False):
+    """The cells of one write to one row, validated and measured. Its arrays are the caller's, not copies."""
+
+    lengths: dict[str, int]
+    """By column, in the order of the cells: elements of arrays, bytes of TEXT and JSON, 1 for numbers."""
+    nbytes: int
+    """Bytes of memory that `write` fills, padding included."""
+    chunks: tuple[Chunk, ...]
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """Where the cells of a part lie in its memory."""
+
+    offsets: dict[str, int]
+    """Bytes from the start of the part, by column."""
+    nbytes: int
+    """Of the whole part, padding included."""
+
+
+class PartCodec:
+    """Measures and reads the parts of rows with these columns."""
+
+    def __init__(self, kinds: Mapping[str, ColumnKind]) -> None:
+        self._formats = {column: _FORMATS[kind] for column, kind in kinds.items()}
+
+    def measure(self, cells: Mapping[str, Value]) -> Part:
+        """Validate `cells` and work out the memory that they need. Arrays must be of exactly the column's dtype.
+
+        Raises:
+            ColumnError: a column is unknown, or a value is not what its column holds.
+        """
+        lengths: dict[str, int] = {}
+        chunks: list[Chunk] = []
+        nbytes = 0
+        for column, value in cells.items():
+            form = self._formats.get(column) or self._unknown(column)
+            chunk = form.encode(column, value)
+            length = 1 if form.number else len(chunk)
+            lengths[column] = length
+            chunks.append(chunk)
+            nbytes += (length * form.unit + 7) & -8
+        return Part(lengths, nbytes, tuple(chunks))
+
+    def measure_rows(self, rows: Iterable[Mapping[str, Value]]) -> list[Part]:
+        """`measure` each of `rows`."""
+        return [self.measure(cells) for cells in rows]
+
+    def layout(self, lengths: Mapping[str, int]) -> Layout:
+        """The layout of a part with these lengths.
+
+        Raises:
+            ColumnError: a column is unknown, or no cell of it has that length.
+        """
+        offsets: dict[str, int] = {}
+        end = 0
+        for column, length in lengths.items():
+            form = self._formats.get(column) or self._unknown(column)
+            if length < 0 or (form.number and length != 1):
+                expected = "1" if form.number else "0 or more"
+                raise ColumnError(f"column {column!r}: got a cell of length {length}, expected {expected}")
+            offsets[column] = end
+            end = (end + length * form.unit + 7) & -8
+        return Layout(offsets, end)
+
+    def read(self, memory: memoryview, lengths: Mapping[str, int], columns: Iterable[str]) -> dict[str, Value]:
+        """The cells in `columns` of the part that `memory` holds, and nothing else. Arrays are read-only views of it.
+
+        Raises:
+            ColumnError: the part lacks a column, the lengths do not fit the memory, or a cell's bytes are corrupt.
+        """
+        return self.read_rows(memory, [lengths], columns)[0]
+
+    def read_rows(
+        self, memory: memoryview, lengths: Sequence[Mapping[str, int]], columns: Iterable[str]
+    ) -> list[dict[str, Value]]:
+        """`read` each of the parts that lie one after the other in `memory`.
+
+        Raises:
+            ColumnError: as for `read`.
+        """
+        layouts = [self.layout(part) for part in lengths]
+        needed = sum(layout.nbytes for layout in layouts)
+        if needed != len(memory):
+            raise ColumnError(f"the lengths of {len(lengths)} parts need {needed} bytes, the memory has {len(memory)}")
+        memory, columns = memory.toreadonly(), tuple(columns)
+        rows = []
+        start = 0
+        for part, layout in zip(lengths, layouts, strict=True):
+            place = memory[start : start + layout.nbytes]
+            rows.append({column: self._cell(place, part, layout, column) for column in columns})
+            start += layout.nbytes
+        return rows
+
+    def _cell(self, memory: memoryview, lengths: Mapping[str, int], layout: Layout, column: str) -> Value:
+        start = layout.offsets.get(column)
+        if start is None:
+            raise ColumnError(f"column {column!r} is not in the part; it has {sorted(layout.offsets)}")
+        form = self._formats[column]
+        try:
+            return form.decode(memory[start : start + lengths[column] * form.unit])
+        except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise ColumnError(
+                f"column {column!r}: its {lengths[column]} bytes are corrupt ({one_line(error)})"
+            ) from None
+
+    def _unknown(self, column: str) -> NoReturn:
+        raise ColumnError(f"unknown column {column!r}; known: {sorted(self._formats)}")
+
+
+def write(part: Part, memory: memoryview) -> None:
+    """Write `part` to `memory`: `part.nbytes` writable bytes."""
+    write_rows([part], memory)
+
+
+def write_rows(parts: Sequence[Part], memory: memoryview) -> None:
+    """Write `parts` one after the other to `memory`: exactly as many writable bytes as they need."""
+    needed = sum(part.nbytes for part in parts)
+    assert needed == len(memory), f"{len(parts)} parts need {needed} bytes, the memory has {len(memory)}"
+    arrays = {dtype.itemsize: np.frombuffer(memory, dtype) for dtype in (_INT64, _FLOAT32)}
+    end = 0
+    for part in parts:
+        for chunk in part.chunks:
+            start = end
+            if isinstance(chunk, bytes):
+                end = start + len(chunk)
+                memory[start:end] = chunk
+            else:
+                end = start + chunk.nbytes
+                width = chunk.itemsize
+                arrays[width][start // width : end // width] = chunk
+            if padding := -end & 7:
+                memory[end : end + padding] = bytes(padding)
+                end += padding
+
+
+def to_bytes(part: Part) -> bytes:
+    """What `write` writes, as an object of its own."""
+    pieces: list[bytes | memoryview] = []
+    for chunk in part.chunks:
+        piece = memoryview(chunk) if isinstance(chunk, bytes) else np.ascontiguousarray(chunk).data
+        pieces += (piece, bytes(-piece.nbytes & 7))
+    return b"".join(pieces)
+
+
+class _Format(msgspec.Struct, frozen=True, kw_only=True):
+    """Cells of one kind."""
+
+    unit: int
+    """Bytes for each unit of length."""
+    number: bool = False
+    """Whether the length is always 1."""
+    encode: Callable[[str, Value], Chunk]
+    """Of a column's value; raises ColumnError."""
+    decode: Callable[[memoryview], Value]
+    """Raises ValueError, TypeError, RecursionError or MsgspecError."""
+
+
+def _wrong(column: str, value: Value, expected: str) -> ColumnError:
+    return ColumnError(f"column {column!r}: got {type(value).__name__} {value!r:.80}, expected {expected}")
+
+
+def _array(dtype: np.dtype[np.int64] | np.dtype[np.float32]) -> _Format:
+    def encode(column: str, value: Value) -> Chunk:
+        if not isinstance(value, np.ndarray):
+            raise _wrong(column, value, f"a 1-D {dtype.name} array")
+        if value.dtype != dtype or value.ndim != 1:
+            raise ColumnError(
+                f"column {column!r}: got a {value.dtype} array of shape {value.shape}, "
+                f"expected a 1-D {dtype.name} array; convert it with np.asarray(..., dtype=np.{dtype.name})"
+            )
+        return value
+
+    return _Format(unit=dtype.itemsize, encode=encode, decode=partial(np.frombuffer, dtype=dtype))
+
+
+def _encode_int(column: str, value: Value) -> bytes:
+    if not isinstance(value, int) or isinstance(value, bool) or not -(2**63) <= value < 2**63:
+        raise _wrong(column, value, "int of 64 bits, signed")
+    return _INT.pack(value)
+
+
+def _encode_float(column: str, value: Value) -> bytes:
+    if not isinstance(value, float):
+        raise _wrong(column, value, ColumnKind.FLOAT)
+    return _FLOAT.pack(value)
+
+
+def _encode_text(column: str, value: Value) -> bytes:
+    if not isinstance(value, str):
+        raise _wrong(column, value, ColumnKind.TEXT)
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise ColumnError(f"column {column!r}: text that is not valid Unicode ({error})") from None
+
+
+def _encode_json(column: str, value: Value) -> bytes:
+    try:
+        return msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ColumnError(f"column {column!r}: got {value!r:.80}, expected {ColumnKind.JSON}: {error}") from None
+
+
+def _decode_json(memory: memoryview) -> Value:
+    data = bytes(memory)  # nobody changes it between the two looks
+    # Decoding makes room for as many elements as an array claims; skipping makes none and finds the claims that lie.
+    msgspec.msgpack.decode(data, type=msgspec.Raw)
+    value: Value = msgspec.msgpack.decode(data)
+    return value
+
+
+_INT64 = np.dtype("<i8")
+_FLOAT32 = np.dtype("<f4")
+_INT, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
+_FORMATS: Mapping[ColumnKind, _Format] = {
+    ColumnKind.INTS: _array(_INT64),
+    ColumnKind.FLOATS: _array(_FLOAT32),
+    ColumnKind.INT: _Format(unit=8, number=True, encode=_encode_int, decode=lambda memory: _INT.unpack(memory)[0]),
+    ColumnKind.FLOAT: _Format(
+        unit=8, number=True, encode=_encode_float, decode=lambda memory: _FLOAT.unpack(memory)[0]
+    ),
+    ColumnKind.TEXT: _Format(unit=1, encode=_encode_text, decode=lambda memory: str(memory, "utf-8")),
+    ColumnKind.JSON: _Format(unit=1, encode=_encode_json, decode=_decode_json),
+}
