@@ -1,4 +1,3 @@
-from collections import Counter
 from enum import StrEnum
 from typing import Any
 
@@ -38,7 +37,8 @@ def stored(**cells: Any) -> DataPlane:
         ("seed", True, "got bool True, expected int of 64 bits"),
         ("seed", 1.0, "got float 1.0, expected int"),
         ("seed", np.int64(1), r"got int64 np.int64\(1\), expected int"),
-        ("seed", 2**64, "got int 18446744073709551616, expected int of 64 bits"),
+        ("seed", 2**63, "got int 9223372036854775808, expected int of 64 bits, signed"),
+        ("seed", -(2**63) - 1, "expected int of 64 bits, signed"),
         ("reward", 1, "got int 1, expected float"),
         ("reward", np.float32(1), "got float32"),
         ("response", b"text", "got bytes b'text', expected str"),
@@ -58,7 +58,8 @@ def test_a_wrong_value_is_an_error_that_names_column_got_and_expected(column: st
 @pytest.mark.parametrize(
     ("column", "value"),
     [
-        ("seed", 2**64 - 1),
+        ("seed", 2**63 - 1),
+        ("seed", -(2**63)),
         ("reward", float("inf")),
         ("response", "naïve 🙂"),
         ("answer", None),
@@ -110,18 +111,29 @@ def test_a_consumer_cannot_change_what_others_read() -> None:
     assert plane.read(ROW, ["metadata"]) == {"metadata": {"steps": [1]}}
 
 
-def test_bytes_are_exact_and_go_back_to_zero() -> None:
+def test_bytes_are_those_of_the_parts_and_go_back_to_zero() -> None:
     plane = stored(response_ids=tokens(3), seed=1, reward=0.5, response="é")
-    assert plane.nbytes == 3 * 8 + 8 + 8 + 2
+    assert plane.nbytes == 3 * 8 + 8 + 8 + 8
     plane.write(ROW, plane.freeze({"advantages": np.zeros(5, np.float32), "answer": None}))
-    assert plane.nbytes == 42 + 5 * 4 + 1
+    assert plane.nbytes == 48 + 24 + 8
+    assert plane.nbytes == len(plane.stored(ROW).data)
     plane.drop(ROW)
     assert plane.nbytes == 0
 
 
-def test_lengths_are_elements_of_arrays_and_one_for_the_rest() -> None:
-    cells = DataPlane(COLUMNS).freeze({"response_ids": tokens(3), "response": "long text", "metadata": {"a": [1, 2]}})
-    assert Counter(cells.lengths) == {"response_ids": 3, "response": 1, "metadata": 1}
+def test_cells_of_several_writes_are_read_in_the_order_asked_for() -> None:
+    plane = stored(response_ids=tokens(3), seed=1)
+    plane.write(ROW, plane.freeze({}))
+    plane.write(ROW, plane.freeze({"reward": 0.5, "response": "é"}))
+    cells = plane.read(ROW, ["response", "seed", "reward", "response_ids"])
+    assert list(cells) == ["response", "seed", "reward", "response_ids"]
+    assert (cells["response"], cells["seed"], cells["reward"]) == ("é", 1, 0.5)
+    np.testing.assert_array_equal(cells["response_ids"], tokens(3), strict=True)
+
+
+def test_lengths_are_elements_of_arrays_bytes_of_text_and_json_and_one_for_numbers() -> None:
+    cells = DataPlane(COLUMNS).freeze({"response_ids": tokens(3), "response": "é", "metadata": {"a": 1}, "reward": 0.5})
+    assert cells.lengths == {"response_ids": 3, "response": 2, "metadata": 4, "reward": 1}
 
 
 @pytest.mark.parametrize(("versions", "oldest"), [([3, 2, 5], 2), ([0], 0), ([], None)])
@@ -130,19 +142,31 @@ def test_the_version_of_cells_is_that_of_the_oldest_token(versions: list[int], o
     cells = plane.freeze({"weight_versions": np.array(versions, np.int64), "reward": 0.5})
     assert cells.version == oldest
     plane.write(ROW, cells)
-    assert plane.adopt(plane.stored(ROW)).version == oldest
+    kept = plane.stored(ROW)
+    assert kept.version == plane.adopt(kept.data, kept.lengths).version == oldest
     assert plane.freeze({"reward": 0.5}).version is None
 
 
-def test_what_was_stored_is_adopted_unchanged() -> None:
+def test_what_several_writes_stored_is_adopted_unchanged() -> None:
     plane = stored(response_ids=tokens(3), reward=0.5, metadata={"a": 1})
+    plane.write(ROW, plane.freeze({"advantages": np.zeros(5, np.float32), "answer": None}))
     other = DataPlane(COLUMNS)
-    other.write(ROW, other.adopt(plane.stored(ROW)))
-    assert other.stored(ROW) == plane.stored(ROW)
+    cells = plane.stored(ROW)
+    other.write(ROW, other.adopt(cells.data, cells.lengths))
+    assert other.stored(ROW) == cells
     assert other.nbytes == plane.nbytes
+    columns = list(cells.lengths)
+    assert repr(other.read(ROW, columns)) == repr(plane.read(ROW, columns))
 
 
-@pytest.mark.parametrize("cells", [{"response_ids": b"123"}, {"response_ids": 3}, {"metadata": b"\xc1"}, {"x": 1}])
-def test_corrupt_cells_are_not_adopted(cells: dict[str, Any]) -> None:
-    with pytest.raises(ColumnError, match="corrupt"):
-        DataPlane(COLUMNS).adopt(cells)
+@pytest.mark.parametrize(
+    ("data", "lengths", "message"),
+    [
+        (b"123", {"response_ids": 1}, "need 8 bytes, the memory has 3"),
+        (b"\xc1" + bytes(7), {"metadata": 1}, "column 'metadata': its 1 bytes are corrupt"),
+        (bytes(8), {"x": 1}, "unknown column 'x'"),
+    ],
+)
+def test_corrupt_cells_are_not_adopted(data: bytes, lengths: dict[str, int], message: str) -> None:
+    with pytest.raises(ColumnError, match=message):
+        DataPlane(COLUMNS).adopt(data, lengths)

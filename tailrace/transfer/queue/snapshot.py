@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -15,7 +14,7 @@ from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import ColumnKind
 
 _FORMAT = "tailrace transfer queue"
-_VERSION = 1
+_VERSION = 2
 
 
 class _Header(msgspec.Struct):
@@ -38,7 +37,10 @@ class _RowRecord(msgspec.Struct, array_like=True):
     order: int
     consumed: list[int]
     """Places in `tasks`."""
-    cells: dict[str, Any]
+    lengths: dict[str, int]
+    """By column, in the order of the cells in `data`."""
+    data: bytes
+    """A part with all cells of the row."""
 
 
 class _Snapshot(_Header):
@@ -65,13 +67,14 @@ def encode_snapshot(
         _TaskRecord(task.spec.name, list(task.spec.reads), list(task.spec.writes), consumed, expired)
         for task, consumed, expired in zip(tasks, control.consumed, control.expired, strict=True)
     ]
-    rows = [
-        _RowRecord(*row.id, row.group_id, row.order, list(row.consumed), dict(data.stored(row.id)))
-        for row in control.rows
-    ]
+    rows = [_row_record(row, data.stored(row.id)) for row in control.rows]
     return msgspec.msgpack.encode(
         _Snapshot(_FORMAT, _VERSION, records, dict(columns), control.generations, control.next_lease, rows)
     )
+
+
+def _row_record(row: RowRecord, cells: Cells) -> _RowRecord:
+    return _RowRecord(*row.id, row.group_id, row.order, list(row.consumed), cells.lengths, cells.data)
 
 
 def decode_snapshot(
@@ -130,6 +133,6 @@ def _check_table(record: _Snapshot, tasks: Sequence[QueueTask], columns: Mapping
 
 def _adopt(rows: Sequence[_RowRecord], data: DataPlane) -> list[Cells]:
     try:
-        return [data.adopt(row.cells) for row in rows]
+        return [data.adopt(row.data, row.lengths) for row in rows]
     except ColumnError as error:
         raise QueueError(f"the snapshot is corrupt: {error}") from None
