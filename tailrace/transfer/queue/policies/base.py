@@ -22,7 +22,7 @@ class CellFacts:
     """What is known of cells without their contents."""
 
     lengths: dict[str, int]
-    """Elements of each array, 1 for other cells."""
+    """Elements of each array, bytes of text and JSON, 1 for numbers."""
     version: WeightVersion | None = None
     """The smallest entry of `weight_versions`; None where that is not among the cells, or empty."""
 
