@@ -1,0 +1,1 @@
+"""Where a storage unit keeps parts: in memory, in memory shared with clients, on disk, or in Redis."""
