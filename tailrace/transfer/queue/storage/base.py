@@ -1,0 +1,192 @@
+"""The interface of a unit's storage.
+
+    reserve ──▶ place ──memory: bytes written──▶ commit ──▶ parts ──read──▶ … ──drop──▶ gone
+                  └──────────────────────────▶ abandon
+
+A part is what one write brought for one row. Its bytes never change. A storage belongs to one thread, and nothing in it
+waits for room: whoever finds it full comes again after a drop.
+"""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from tailrace.errors import QueueError, StaleRowError
+
+
+class StorageFull(QueueError):
+    """There is no room for a write now."""
+
+
+class PartId(NamedTuple):
+    """What one write brought for one row."""
+
+    slot: int
+    generation: int
+    tag: int
+    """0 for a put, else the lease under which it was written."""
+
+
+class Place(NamedTuple):
+    """A run of bytes in a storage. A client that shares the storage's memory finds it by the first three."""
+
+    segment: int
+    offset: int
+    """Bytes from the segment's start; a multiple of 8 where `reserve` gave the place."""
+    size: int
+    """Bytes."""
+    serial: int
+    """Of the reservation, never used twice, so that a late commit cannot meet another's room; 0 for a part's place."""
+
+
+class Storage(ABC):
+    """Parts by id, and room for those that are being written."""
+
+    @abstractmethod
+    def reserve(self, nbytes: int) -> Place:
+        """Room for the parts of one write.
+
+        Raises:
+            StorageFull: there is none.
+            QueueError: `nbytes` is negative.
+        """
+
+    @abstractmethod
+    def memory(self, place: Place) -> memoryview:
+        """The bytes of a reserved place, writable.
+
+        Raises:
+            QueueError: the place is not reserved (any more).
+        """
+
+    @abstractmethod
+    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
+        """Keep `parts`, each with its size in bytes, which lie one after the other in `place`; all, or fail whole.
+
+        A part that is there already with the same bytes is the retry of a write: the first is kept. The place is
+        reserved no more, unless this fails.
+
+        Raises:
+            QueueError: the place is not reserved (any more), the parts do not fill it, one is named twice, or one is
+                there already with other bytes.
+            StorageFull: no room after all; the place is still reserved.
+        """
+
+    @abstractmethod
+    def abandon(self, place: Place) -> None:
+        """Free a reserved place. Only when nobody can still be writing to it.
+
+        Raises:
+            QueueError: the place is not reserved (any more).
+        """
+
+    @abstractmethod
+    def read(self, part: PartId) -> memoryview:
+        """The bytes of a part, read-only, good until it is dropped.
+
+        Raises:
+            StaleRowError: it is not stored (any more).
+        """
+
+    @abstractmethod
+    def drop(self, parts: Iterable[PartId]) -> None:
+        """Forget parts and free their bytes; those that are not stored are passed over."""
+
+    @abstractmethod
+    def parts(self) -> Iterator[PartId]:
+        """What is stored, in any order."""
+
+    @abstractmethod
+    def __contains__(self, part: PartId) -> bool:
+        """Whether a part is stored."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes taken: of parts, and of places that are reserved."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of files, memory and connections."""
+
+
+class Reservations:
+    """The places that a storage gave out and that are neither committed nor abandoned."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[Place, memoryview]] = {}
+        self._serial = 0
+        self.nbytes = 0
+        """Of all these places."""
+
+    def add(self, segment: int, offset: int, memory: memoryview) -> Place:
+        """Give out a place whose bytes are `memory`."""
+        self._serial += 1
+        place = Place(segment, offset, len(memory), self._serial)
+        self._places[place.serial] = (place, memory)
+        self.nbytes += place.size
+        return place
+
+    def memory(self, place: Place) -> memoryview:
+        """See `Storage.memory`."""
+        known, memory = self._places.get(place.serial, (None, None))
+        if known != place or memory is None:
+            raise QueueError(f"{place} is not reserved: it was committed or abandoned, or was never given out")
+        return memory
+
+    def remove(self, place: Place) -> None:
+        """It is reserved no more."""
+        self.memory(place)
+        del self._places[place.serial]
+        self.nbytes -= place.size
+
+
+def check_room(nbytes: int, taken: int, max_bytes: int) -> None:
+    """Whether a write of `nbytes` fits beside what is taken.
+
+    Raises:
+        StorageFull, QueueError: see `Storage.reserve`.
+    """
+    if nbytes < 0:
+        raise QueueError(f"a write of {nbytes} bytes was announced; the number must be 0 or more")
+    if taken + nbytes > max_bytes:
+        raise StorageFull(
+            f"no room for a write of {nbytes} bytes: {taken} of {max_bytes} are taken; "
+            f"come again when rows have left, or raise the storage's max_bytes"
+        )
+
+
+def fresh_parts(
+    storage: Storage, memory: memoryview, parts: Sequence[tuple[PartId, int]]
+) -> list[tuple[PartId, slice]]:
+    """Where in `memory` those parts lie that are not in `storage` yet; see `Storage.commit`.
+
+    Raises:
+        QueueError: see `Storage.commit`.
+    """
+    _check_filled(memory, parts)
+    fresh, start = [], 0
+    for part, size in parts:
+        where = slice(start, start + size)
+        start += size
+        if part not in storage:
+            fresh.append((part, where))
+        elif storage.read(part) != memory[where]:
+            raise QueueError(f"{part} is stored already with other bytes; a part is written once")
+    return fresh
+
+
+def stale(part: PartId) -> StaleRowError:
+    """The error for a part that is not stored."""
+    return StaleRowError(f"{part} is not stored (any more): its row has left, or another write of it counts")
+
+
+def _check_filled(memory: memoryview, parts: Sequence[tuple[PartId, int]]) -> None:
+    if wrong := [(part, size) for part, size in parts if size < 0]:
+        raise QueueError(f"{wrong[0][0]} is said to have {wrong[0][1]} bytes; the number must be 0 or more")
+    if (total := sum(size for _, size in parts)) != len(memory):
+        raise QueueError(f"{len(parts)} parts of {total} bytes in all were committed in a place of {len(memory)} bytes")
+    twice, times = Counter(part for part, _ in parts).most_common(1)[0] if parts else (None, 1)
+    if times > 1:
+        raise QueueError(f"{twice} was named twice in one commit; a part is written once")
