@@ -1,0 +1,341 @@
+"""Parts in memory that clients on the same host map: nothing is copied between processes.
+
+    unit    reserve ──▶ place ─────────────▶ commit ──▶ parts ── pin ──▶ places ─────────────────▶ unpin, drop
+    client     ArenaView.memory(place): written in place    ArenaView.read(place): read in place, until it says done
+
+The memory is segments: files in a private directory in /dev/shm, whose pages are all there from the start, so a full
+machine is an error when a segment is made and not a signal to whoever writes to it. A segment stays when it is empty,
+because fresh pages cost more than the copy into them; it goes only where a larger write needs the room.
+"""
+
+import fcntl
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.storage.base import (
+    PartId,
+    Place,
+    Reservations,
+    Storage,
+    StorageFull,
+    check_room,
+    fresh_parts,
+    stale,
+)
+from tailrace.transfer.queue.storage.runs import Runs
+
+_PREFIX = "tailrace-queue-"
+_ALIGNMENT = 8
+"""Bytes; cells lie at multiples of it."""
+_SPAN = 44
+"""An address is the segment's number times 2^44, plus the offset in it; so runs of two segments never touch."""
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    address: int
+    size: int
+    pins: int = 0
+    dropped: bool = False
+    """Its id is unknown, but its bytes stay while it has pins."""
+
+
+class ArenaStorage(Storage):
+    """See `Storage` for the contract. What `read` returned is overwritten some time after the part is dropped, unless
+    it is pinned.
+    """
+
+    def __init__(self, *, parent: Path, max_bytes: int, segment_bytes: int = 64 * 2**20) -> None:
+        """Make a directory for the segments in `parent`, and remove those of units that died.
+
+        `max_bytes`: of all segments together. `segment_bytes`: of each, but for a write that needs a larger one.
+
+        Raises:
+            QueueError: the directory cannot be made.
+        """
+        try:
+            remove_orphans(parent)
+            self.directory, self._lock = _make_directory(parent)
+            """Where clients find the segments."""
+        except OSError as error:
+            raise QueueError(f"no directory for shared memory can be made in {parent}: {error.strerror}") from None
+        self._max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._segments: dict[int, memoryview] = {}
+        self._last_segment = 0
+        self._runs = Runs(align=_ALIGNMENT)
+        self._reserved = Reservations()
+        self._parts: dict[PartId, _Part] = {}
+        self._pins: dict[int, list[_Part]] = {}
+        self._last_pin = 0
+        self._stored = 0
+
+    def reserve(self, nbytes: int) -> Place:
+        """See `Storage.reserve`. It may be full with bytes to spare, where they do not lie together."""
+        check_room(nbytes, self.nbytes, self._max_bytes)
+        if nbytes == 0:
+            return self._reserved.add(0, 0, memoryview(bytearray()))
+        address = self._runs.allocate(nbytes)
+        if address is None:
+            self._add_segment(nbytes)
+            address = self._runs.allocate(nbytes)
+            assert address is not None, "a new segment holds the write that it was made for"
+        segment, offset = _split(address)
+        return self._reserved.add(segment, offset, self._memory(address, nbytes))
+
+    def memory(self, place: Place) -> memoryview:
+        """See `Storage.memory`."""
+        return self._reserved.memory(place)
+
+    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
+        """See `Storage.commit`. Nothing is copied."""
+        fresh = fresh_parts(self, self._reserved.memory(place), parts)
+        self._reserved.remove(place)
+        start = _address(place)
+        for part, where in fresh:
+            self._parts[part] = _Part(start + where.start, where.stop - where.start)
+            self._stored += where.stop - where.start
+        self._runs.free_all((start + gap.start, gap.stop - gap.start) for gap in _gaps(place.size, fresh))
+
+    def abandon(self, place: Place) -> None:
+        """See `Storage.abandon`."""
+        self._reserved.remove(place)
+        self._runs.free(_address(place), place.size)
+
+    def read(self, part: PartId) -> memoryview:
+        """See `Storage.read`."""
+        known = self._known(part)
+        return self._memory(known.address, known.size).toreadonly()
+
+    def places(self, parts: Iterable[PartId]) -> list[Place]:
+        """Where clients find the bytes of `parts`, which are theirs to read for as long as the parts are pinned.
+
+        Raises:
+            StaleRowError: one is not stored (any more).
+        """
+        known = [self._known(part) for part in parts]
+        return [Place(*(_split(part.address) if part.size else (0, 0)), part.size, 0) for part in known]
+
+    def pin(self, parts: Iterable[PartId]) -> int:
+        """Keep the bytes of `parts` where they are until `unpin` of the number returned, even if they are dropped.
+
+        Raises:
+            StaleRowError: one is not stored (any more); none is pinned.
+        """
+        known = [self._known(part) for part in parts]
+        for part in known:
+            part.pins += 1
+        self._last_pin += 1
+        self._pins[self._last_pin] = known
+        return self._last_pin
+
+    def unpin(self, pin: int) -> None:
+        """Let go of what `pin` kept.
+
+        Raises:
+            QueueError: there is no such pin (any more).
+        """
+        if pin not in self._pins:
+            raise QueueError(f"there is no pin {pin}: it was taken back, or never given out")
+        known = self._pins.pop(pin)
+        for part in known:
+            part.pins -= 1
+        self._free({id(part): part for part in known if part.dropped and not part.pins}.values())
+
+    def drop(self, parts: Iterable[PartId]) -> None:
+        """See `Storage.drop`. The bytes of a pinned part are freed by its last `unpin`."""
+        known = [self._parts.pop(part) for part in parts if part in self._parts]
+        for part in known:
+            part.dropped = True
+        self._free(part for part in known if not part.pins)
+
+    def parts(self) -> Iterator[PartId]:
+        """See `Storage.parts`."""
+        return iter(list(self._parts))
+
+    def __contains__(self, part: PartId) -> bool:
+        """See `Storage.__contains__`."""
+        return part in self._parts
+
+    @property
+    def nbytes(self) -> int:
+        """See `Storage.nbytes`; dropped parts count while they are pinned."""
+        return self._stored + self._reserved.nbytes
+
+    def close(self) -> None:
+        """Remove the directory. Memory that is mapped or looked at stays until nobody does any more."""
+        self._segments.clear()
+        self._parts.clear()
+        if self._lock >= 0:
+            shutil.rmtree(self.directory)
+            os.close(self._lock)
+            self._lock = -1
+
+    def _known(self, part: PartId) -> _Part:
+        if part not in self._parts:
+            raise stale(part)
+        return self._parts[part]
+
+    def _memory(self, address: int, size: int) -> memoryview:
+        if size == 0:
+            return memoryview(bytearray())
+        segment, offset = _split(address)
+        return self._segments[segment][offset : offset + size]
+
+    def _free(self, parts: Iterable[_Part]) -> None:
+        runs = [(part.address, part.size) for part in parts]
+        self._stored -= sum(size for _, size in runs)
+        self._runs.free_all(run for run in runs if run[1])
+
+    def _add_segment(self, needed: int) -> None:
+        """Add free memory that holds a write of `needed` bytes, in place of empty segments if it must be."""
+        mapped = sum(map(len, self._segments.values()))
+        empty = {number: len(memory) for number, memory in self._segments.items() if self._is_empty(number)}
+        if mapped - sum(empty.values()) + needed > self._max_bytes:
+            raise StorageFull(
+                f"no room for a write of {needed} bytes that lie together: {self.nbytes} of {self._max_bytes} are "
+                f"taken; come again when rows have left, or raise the storage's max_bytes"
+            )
+        for number, size in empty.items():
+            if mapped + needed > self._max_bytes:
+                self._remove_segment(number)
+                mapped -= size
+        size = max(needed, min(self._segment_bytes, self._max_bytes - mapped))
+        self._last_segment += 1
+        self._segments[self._last_segment] = _make_segment(self.directory / str(self._last_segment), size)
+        self._runs.free(self._last_segment << _SPAN, size)
+
+    def _is_empty(self, number: int) -> bool:
+        return self._runs.is_free(number << _SPAN, len(self._segments[number]))
+
+    def _remove_segment(self, number: int) -> None:
+        self._runs.withdraw(number << _SPAN)
+        del self._segments[number]
+        (self.directory / str(number)).unlink()
+
+
+class ArenaView:
+    """The memory of an arena, as a client on the same host sees it. Segments are mapped when they are first needed."""
+
+    def __init__(self, directory: Path) -> None:
+        """`directory`: the arena's, as its unit names it."""
+        self._directory = directory
+        self._segments: dict[int, memoryview] = {}
+
+    def memory(self, place: Place) -> memoryview:
+        """The bytes of a reserved place, writable until it is committed or abandoned.
+
+        Raises:
+            QueueError: there is no such place.
+        """
+        if place.size == 0:
+            return memoryview(bytearray())
+        segment = self._segments.get(place.segment)
+        if segment is None:
+            segment = self._map(place.segment)
+        if place.offset < 0 or place.size < 0 or place.offset + place.size > len(segment):
+            raise QueueError(f"{place} lies outside its segment, which has {len(segment)} bytes")
+        return segment[place.offset : place.offset + place.size]
+
+    def read(self, place: Place) -> memoryview:
+        """The bytes of a part's place, read-only; good until the unit is told that they were read.
+
+        Raises:
+            QueueError: there is no such place.
+        """
+        return self.memory(place).toreadonly()
+
+    def close(self) -> None:
+        """Unmap everything that nobody looks at."""
+        self._segments.clear()
+
+    def _map(self, number: int) -> memoryview:
+        """Map a segment, and let go of those that the unit has removed."""
+        for known in [known for known in self._segments if not (self._directory / str(known)).exists()]:
+            del self._segments[known]
+        path = self._directory / str(number)
+        try:
+            file = os.open(path, os.O_RDWR)
+        except OSError as error:
+            raise QueueError(f"segment {number} of the arena cannot be opened: {path}: {error.strerror}") from None
+        self._segments[number] = _map_file(file)
+        return self._segments[number]
+
+
+def remove_orphans(parent: Path) -> None:
+    """Remove the directories in `parent` that arenas of this user left when their units died."""
+    for directory in parent.glob(f"{_PREFIX}*"):
+        if _is_orphan(directory):
+            shutil.rmtree(directory, ignore_errors=True)  # another unit may be removing it too
+
+
+def _is_orphan(directory: Path) -> bool:
+    """Whether the owner of an arena's directory is dead: it holds a lock for as long as it lives.
+
+    Unlike its process id that shows across containers, and is not mistaken for that of a newer process.
+    """
+    try:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return False  # not a directory, not ours, or gone by now
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(lock).st_uid == os.getuid()
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+
+
+def _make_directory(parent: Path) -> tuple[Path, int]:
+    """A private directory, and its locked descriptor. It gets its name when it is locked, so it is never an orphan."""
+    unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=parent))
+    lock = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return unnamed.rename(parent / unnamed.name[1:]), lock
+
+
+def _make_segment(path: Path, size: int) -> memoryview:
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        os.close(file)
+        path.unlink()
+        raise StorageFull(
+            f"{size} bytes of shared memory cannot be had in {path.parent}: {error.strerror}; "
+            f"make room there, or lower the storage's max_bytes"
+        ) from None
+    return _map_file(file)
+
+
+def _map_file(file: int) -> memoryview:
+    """Map a whole file and close it. It is unmapped when the last view of it goes."""
+    try:
+        return memoryview(mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
+    finally:
+        os.close(file)
+
+
+def _split(address: int) -> tuple[int, int]:
+    """Segment and offset."""
+    return address >> _SPAN, address & (1 << _SPAN) - 1
+
+
+def _address(place: Place) -> int:
+    return place.segment << _SPAN | place.offset
+
+
+def _gaps(size: int, used: Sequence[tuple[PartId, slice]]) -> Iterator[slice]:
+    """What the parts leave of a place of `size` bytes."""
+    end = 0
+    for _, where in used:
+        yield slice(end, where.start)
+        end = where.stop
+    yield slice(end, size)

@@ -1,0 +1,239 @@
+import errno
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import QueueError, StaleRowError
+from tailrace.transfer.queue.storage.arena import ArenaStorage, ArenaView
+from tailrace.transfer.queue.storage.base import PartId, Place, StorageFull
+
+ROOT = Path(__file__).parents[3]
+SEGMENT = 1024
+A, B, C = (PartId(slot, 0, 0) for slot in range(3))
+
+
+@pytest.fixture
+def arena(tmp_path: Path) -> Iterator[ArenaStorage]:
+    """Four segments of 1 KiB."""
+    storage = arena_in(tmp_path)
+    yield storage
+    storage.close()
+
+
+def arena_in(parent: Path, **changes: int) -> ArenaStorage:
+    return ArenaStorage(parent=parent, **{"max_bytes": 4 * SEGMENT, "segment_bytes": SEGMENT, **changes})
+
+
+def write(arena: ArenaStorage, part: PartId, content: bytes) -> Place:
+    place = arena.reserve(len(content))
+    arena.memory(place)[:] = content
+    arena.commit(place, [(part, len(content))])
+    return place
+
+
+def segments(arena: ArenaStorage) -> list[str]:
+    return sorted(path.name for path in arena.directory.iterdir())
+
+
+def run(script: str, *arguments: object) -> str:
+    """What another process prints."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+
+
+CLIENT = """
+import json, sys
+from pathlib import Path
+from tailrace.transfer.queue.storage.arena import ArenaView
+from tailrace.transfer.queue.storage.base import Place
+view = ArenaView(Path(sys.argv[1]))
+mine, theirs = (Place(*place) for place in json.loads(sys.argv[2]))
+view.memory(mine)[:] = b"from the client"
+print(bytes(view.read(theirs)).decode())
+"""
+
+
+def test_a_client_in_another_process_writes_and_reads_in_place(arena: ArenaStorage) -> None:
+    write(arena, A, b"from the unit")
+    place = arena.reserve(len(b"from the client"))
+    printed = run(CLIENT, arena.directory, json.dumps([place, *arena.places([A])]))
+    arena.commit(place, [(B, place.size)])
+    assert printed == "from the unit\n"
+    assert bytes(arena.read(B)) == b"from the client"
+
+
+def test_what_a_client_reads_cannot_be_written_to(arena: ArenaStorage) -> None:
+    write(arena, A, b"cells")
+    (place,) = arena.places([A])
+    with pytest.raises(TypeError, match="read-only"):
+        ArenaView(arena.directory).read(place)[0] = 1
+
+
+def test_the_directory_is_private_and_gone_when_the_arena_is_closed(tmp_path: Path) -> None:
+    arena = arena_in(tmp_path)
+    write(arena, A, b"cells")
+    assert stat.S_IMODE(arena.directory.stat().st_mode) == 0o700
+    arena.close()
+    arena.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_looked_at_outlives_the_arena(tmp_path: Path) -> None:
+    arena = arena_in(tmp_path)
+    write(arena, A, b"cells")
+    view = ArenaView(arena.directory)
+    seen = [arena.read(A), *map(view.read, arena.places([A]))]
+    arena.close()
+    view.close()
+    assert seen == [b"cells", b"cells"]
+
+
+DEAD_UNIT = """
+import os, sys
+from pathlib import Path
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+arena = ArenaStorage(parent=Path(sys.argv[1]), max_bytes=4096)
+arena.reserve(1)
+print(arena.directory, flush=True)
+os._exit(1)
+"""
+
+
+def test_a_unit_removes_what_a_dead_one_left_and_nothing_else(tmp_path: Path, arena: ArenaStorage) -> None:
+    (tmp_path / "tailrace-queue-notes.txt").write_text("a file")
+    (tmp_path / "tailrace-queue-link").symlink_to(tmp_path)
+    unit = subprocess.run(
+        [sys.executable, "-c", DEAD_UNIT, tmp_path], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert unit.returncode == 1, unit.stderr
+    orphan = Path(unit.stdout.strip())
+    assert (orphan / "1").exists()
+    before = set(tmp_path.iterdir())
+    other = arena_in(tmp_path)
+    assert set(tmp_path.iterdir()) == before - {orphan} | {other.directory}
+    other.close()
+
+
+def test_no_directory_is_an_error_that_names_the_place(tmp_path: Path) -> None:
+    with pytest.raises(QueueError, match=r"can be made in .*missing: No such file or directory"):
+        arena_in(tmp_path / "missing")
+
+
+def test_rows_dropped_one_by_one_give_back_room_for_one_large_write(arena: ArenaStorage) -> None:
+    place = arena.reserve(SEGMENT)
+    parts = [PartId(slot, 0, 0) for slot in range(SEGMENT // 16)]
+    arena.commit(place, [(part, 16) for part in parts])
+    for part in parts[::2] + parts[1::2]:
+        arena.drop([part])
+    again = arena.reserve(SEGMENT)
+    assert again[:3] == place[:3]
+
+
+def test_a_freed_segment_is_used_again(arena: ArenaStorage) -> None:
+    for _ in range(10):
+        write(arena, A, bytes(SEGMENT))
+        arena.drop([A])
+    assert segments(arena) == ["1"]
+
+
+def test_empty_segments_make_room_for_a_write_that_needs_a_larger_one(arena: ArenaStorage) -> None:
+    kept = write(arena, A, b"kept")
+    for part in (B, C):
+        write(arena, part, bytes(SEGMENT))
+    arena.drop([B, C])
+    place = arena.reserve(3 * SEGMENT)
+    assert place.segment not in (kept.segment, 2, 3)
+    assert segments(arena) == ["1", "4"]
+    assert bytes(arena.read(A)) == b"kept"
+
+
+def test_an_arena_whose_free_bytes_do_not_lie_together_is_full_and_loses_nothing(arena: ArenaStorage) -> None:
+    parts = [PartId(slot, 0, 0) for slot in range(8)]
+    for part in parts:
+        write(arena, part, bytes(SEGMENT // 2))
+    arena.drop(parts[::2])
+    with pytest.raises(StorageFull, match=f"that lie together: {2 * SEGMENT} of {4 * SEGMENT} are taken"):
+        arena.reserve(SEGMENT)
+    assert len(segments(arena)) == 4
+    assert arena.reserve(SEGMENT // 2).size == SEGMENT // 2
+
+
+def test_a_client_maps_the_segment_that_took_the_place_of_others(arena: ArenaStorage) -> None:
+    view = ArenaView(arena.directory)
+    view.memory(write(arena, A, bytes(SEGMENT)))
+    arena.drop([A])
+    place = arena.reserve(4 * SEGMENT)
+    view.memory(place)[:4] = b"here"
+    assert bytes(arena.memory(place)[:4]) == b"here"
+    with pytest.raises(QueueError, match="segment 1 of the arena cannot be opened"):
+        view.memory(Place(1, 0, 8, 0))
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        (Place(1, 0, SEGMENT + 1, 0), f"lies outside its segment, which has {SEGMENT} bytes"),
+        (Place(1, SEGMENT, 1, 0), "lies outside its segment"),
+        (Place(1, -8, 8, 0), "lies outside its segment"),
+        (Place(1, 8, -8, 0), "lies outside its segment"),
+        (Place(7, 0, 8, 0), "segment 7 of the arena cannot be opened"),
+    ],
+)
+def test_a_client_refuses_a_place_that_is_not_in_the_arena(arena: ArenaStorage, place: Place, message: str) -> None:
+    arena.reserve(1)
+    with pytest.raises(QueueError, match=message):
+        ArenaView(arena.directory).memory(place)
+
+
+def test_a_pinned_part_keeps_its_memory_until_the_last_unpin(arena: ArenaStorage) -> None:
+    write(arena, A, b"a" * 4 * SEGMENT)
+    first, second = arena.pin([A]), arena.pin([A, A])
+    arena.drop([A])
+    with pytest.raises(StaleRowError):
+        arena.pin([A])
+    for pin in (first, second):
+        with pytest.raises(StorageFull):
+            arena.reserve(1)
+        arena.unpin(pin)
+    assert arena.reserve(4 * SEGMENT).segment == 1
+
+
+def test_a_part_that_comes_again_is_not_mistaken_for_the_pinned_one(arena: ArenaStorage) -> None:
+    write(arena, A, b"old")
+    (old,) = arena.places([A])
+    pin = arena.pin([A])
+    arena.drop([A])
+    write(arena, A, b"new")
+    view = ArenaView(arena.directory)
+    assert bytes(view.read(old)) == b"old"
+    arena.unpin(pin)
+    assert bytes(arena.read(A)) == b"new"
+    assert arena.nbytes == 3
+
+
+def test_a_pin_of_a_part_that_is_gone_pins_nothing(arena: ArenaStorage) -> None:
+    write(arena, A, b"cells")
+    with pytest.raises(StaleRowError):
+        arena.pin([A, B])
+    arena.drop([A])
+    assert arena.nbytes == 0
+
+
+def test_a_machine_without_room_is_an_error_when_the_segment_is_made(
+    arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(file: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", no_room)
+        with pytest.raises(StorageFull, match=f"{SEGMENT} bytes of shared memory cannot be had in .*No space left"):
+            arena.reserve(1)
+    assert segments(arena) == []
+    arena.abandon(arena.reserve(4 * SEGMENT))
