@@ -1,0 +1,163 @@
+"""Parts in memory up to a budget, and in a file beyond it.
+
+    reserve ──▶ a buffer ──commit──▶ bytes ──more than the budget: least recently written first──▶ file
+
+The file has no name: it is gone with the process, however that ends. Freed runs of it are used again. A part comes back
+from the file when it is read and does not stay in memory: rows are mostly read once for each task.
+"""
+
+import os
+import tempfile
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.storage.base import (
+    PartId,
+    Place,
+    Reservations,
+    Storage,
+    StorageFull,
+    check_room,
+    fresh_parts,
+    stale,
+)
+from tailrace.transfer.queue.storage.runs import Runs
+
+
+class SpillStorage(Storage):
+    """See `Storage` for the contract. What `read` returned stays good even when the part is dropped."""
+
+    def __init__(self, *, directory: Path, memory_bytes: int, max_bytes: int) -> None:
+        """`directory`: of the file. `max_bytes`: of parts and reserved places together.
+
+        `memory_bytes`: of those that are in memory; reserved places always are, be they more than that.
+
+        Raises:
+            QueueError: there can be no file in `directory`.
+        """
+        try:
+            self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise QueueError(f"parts cannot spill to {directory}: {error.strerror}") from None
+        self._directory = directory
+        self._memory_bytes = memory_bytes
+        self._max_bytes = max_bytes
+        self._reserved = Reservations()
+        self._memory: OrderedDict[PartId, bytes] = OrderedDict()
+        self._in_memory = 0
+        self._file_parts: dict[PartId, tuple[int, int]] = {}
+        """Offset and size."""
+        self._in_file = 0
+        self._runs = Runs()
+        self._file_end = 0
+
+    def reserve(self, nbytes: int) -> Place:
+        """See `Storage.reserve`."""
+        check_room(nbytes, self.nbytes, self._max_bytes)
+        self._spill(nbytes)
+        return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
+
+    def memory(self, place: Place) -> memoryview:
+        """See `Storage.memory`."""
+        return self._reserved.memory(place)
+
+    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
+        """See `Storage.commit`."""
+        memory = self._reserved.memory(place)
+        fresh = fresh_parts(self, memory, parts)
+        for part, where in fresh:
+            self._memory[part] = bytes(memory[where])
+            self._in_memory += where.stop - where.start
+        try:
+            self._spill(-place.size)  # which is reserved no more
+        except StorageFull:
+            self.drop(part for part, _ in fresh)
+            raise
+        self._reserved.remove(place)
+
+    def abandon(self, place: Place) -> None:
+        """See `Storage.abandon`."""
+        self._reserved.remove(place)
+
+    def read(self, part: PartId) -> memoryview:
+        """See `Storage.read`."""
+        if part in self._memory:
+            return memoryview(self._memory[part])
+        if part in self._file_parts:
+            return memoryview(self._read_file(*self._file_parts[part])).toreadonly()
+        raise stale(part)
+
+    def drop(self, parts: Iterable[PartId]) -> None:
+        """See `Storage.drop`."""
+        runs = []
+        for part in parts:
+            self._in_memory -= len(self._memory.pop(part, b""))
+            runs.append(self._file_parts.pop(part, (0, 0)))
+        self._in_file -= sum(size for _, size in runs)
+        self._runs.free_all(run for run in runs if run[1])
+
+    def parts(self) -> Iterator[PartId]:
+        """See `Storage.parts`."""
+        return iter([*self._memory, *self._file_parts])
+
+    def __contains__(self, part: PartId) -> bool:
+        """See `Storage.__contains__`."""
+        return part in self._memory or part in self._file_parts
+
+    @property
+    def nbytes(self) -> int:
+        """See `Storage.nbytes`."""
+        return self._in_memory + self._in_file + self._reserved.nbytes
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of parts that are in the file."""
+        return self._in_file
+
+    def close(self) -> None:
+        """See `Storage.close`."""
+        self._file.close()
+        self._memory.clear()
+        self._file_parts.clear()
+
+    def _spill(self, more: int) -> None:
+        """Move parts to the file until there is room in memory for `more` bytes, or all are there."""
+        while self._memory and self._in_memory + self._reserved.nbytes + more > self._memory_bytes:
+            part, stored = next(iter(self._memory.items()))
+            self._file_parts[part] = (self._write_file(stored), len(stored))
+            self._in_file += len(stored)
+            del self._memory[part]
+            self._in_memory -= len(stored)
+
+    def _write_file(self, stored: bytes) -> int:
+        """Write somewhere in the file, and return where."""
+        if not stored:
+            return 0
+        offset = self._runs.allocate(len(stored))
+        if offset is None:
+            self._runs.free(self._file_end, len(stored))
+            self._file_end += len(stored)
+            offset = self._runs.allocate(len(stored))
+            assert offset is not None, "the file has just grown by so much"
+        rest = memoryview(stored)
+        try:
+            while rest:
+                rest = rest[os.pwrite(self._file.fileno(), rest, offset + len(stored) - len(rest)) :]
+        except OSError as error:
+            self._runs.free(offset, len(stored))
+            raise StorageFull(
+                f"{len(stored)} bytes cannot be written to the file in {self._directory}: {error.strerror}; "
+                f"make room there, or lower the storage's max_bytes"
+            ) from None
+        return offset
+
+    def _read_file(self, offset: int, size: int) -> bytearray:
+        stored = bytearray(size)
+        rest = memoryview(stored)
+        while rest:
+            count = os.preadv(self._file.fileno(), [rest], offset + size - len(rest))
+            assert count, f"the file ends before {offset + size}"
+            rest = rest[count:]
+        return stored
