@@ -1,0 +1,160 @@
+"""Parts in a Redis server, where they survive the unit.
+
+    reserve ──▶ a buffer ──commit: one transaction──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
+                                                      <name>:sizes                       a hash of all parts' sizes
+
+A new unit of the same name finds the parts of the old one. One unit at a time may use a name: it knows without asking
+which parts there are. Every change may be repeated, so a call that failed half-way is put right by the next try.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tailrace.errors import QueueError, one_line
+from tailrace.transfer.queue.storage.base import (
+    PartId,
+    Place,
+    Reservations,
+    Storage,
+    StorageFull,
+    check_room,
+    fresh_parts,
+    stale,
+)
+
+
+class RedisStorage(Storage):
+    """See `Storage` for the contract; any call but `memory` and `abandon` raises QueueError where the server fails it.
+
+    What `read` returned stays good even when the part is dropped.
+    """
+
+    def __init__(self, *, url: str, name: str, timeout_s: float, max_bytes: int) -> None:
+        """Connect, and find the parts that were stored under `name`.
+
+        `url`: such as redis://127.0.0.1:6379/0. `timeout_s`: a call that the server does not answer for so long is
+        tried once more, on a new connection. `max_bytes`: of parts and reserved places together.
+
+        Raises:
+            QueueError: the server cannot be reached, or what is stored under `name` is not parts.
+        """
+        try:
+            self._client: Any = redis.Redis.from_url(
+                url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 1)
+            )
+        except ValueError as error:
+            raise QueueError(f"the address of Redis is not valid: {one_line(error)}") from None
+        options = self._client.connection_pool.connection_kwargs
+        self._address = options.get("path") or f"{options.get('host')}:{options.get('port')}"
+        self._name = name
+        self._max_bytes = max_bytes
+        self._reserved = Reservations()
+        self._sizes = self._load()
+        self._stored = sum(self._sizes.values())
+
+    def reserve(self, nbytes: int) -> Place:
+        """See `Storage.reserve`."""
+        check_room(nbytes, self.nbytes, self._max_bytes)
+        return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
+
+    def memory(self, place: Place) -> memoryview:
+        """See `Storage.memory`."""
+        return self._reserved.memory(place)
+
+    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
+        """See `Storage.commit`."""
+        memory = self._reserved.memory(place)
+        fresh = fresh_parts(self, memory, parts)
+        sizes = {part: where.stop - where.start for part, where in fresh}
+        if fresh:
+            with self._server(), self._client.pipeline(transaction=True) as pipeline:
+                pipeline.mset({self._key(part): memory[where] for part, where in fresh})
+                pipeline.hset(self._sizes_key, mapping={_field(part): size for part, size in sizes.items()})
+                pipeline.execute()
+        self._sizes.update(sizes)
+        self._stored += sum(sizes.values())
+        self._reserved.remove(place)
+
+    def abandon(self, place: Place) -> None:
+        """See `Storage.abandon`."""
+        self._reserved.remove(place)
+
+    def read(self, part: PartId) -> memoryview:
+        """See `Storage.read`."""
+        if part not in self._sizes:
+            raise stale(part)
+        with self._server():
+            stored = self._client.get(self._key(part))
+        if stored is None:
+            raise stale(part)
+        return memoryview(stored)
+
+    def drop(self, parts: Iterable[PartId]) -> None:
+        """See `Storage.drop`."""
+        known = [part for part in dict.fromkeys(parts) if part in self._sizes]
+        if not known:
+            return
+        with self._server(), self._client.pipeline(transaction=True) as pipeline:
+            pipeline.unlink(*map(self._key, known))
+            pipeline.hdel(self._sizes_key, *map(_field, known))
+            pipeline.execute()
+        for part in known:
+            self._stored -= self._sizes.pop(part)
+
+    def parts(self) -> Iterator[PartId]:
+        """See `Storage.parts`."""
+        return iter(list(self._sizes))
+
+    def __contains__(self, part: PartId) -> bool:
+        """See `Storage.__contains__`."""
+        return part in self._sizes
+
+    @property
+    def nbytes(self) -> int:
+        """See `Storage.nbytes`."""
+        return self._stored + self._reserved.nbytes
+
+    def close(self) -> None:
+        """Close the connections; the parts stay in the server."""
+        self._client.close()
+
+    @property
+    def _sizes_key(self) -> str:
+        return f"{self._name}:sizes"
+
+    def _key(self, part: PartId) -> str:
+        return f"{self._name}:{_field(part)}"
+
+    def _load(self) -> dict[PartId, int]:
+        with self._server():
+            stored = dict(self._client.hscan_iter(self._sizes_key, count=10_000))
+        try:
+            return {_part(field): int(size) for field, size in stored.items()}
+        except (ValueError, TypeError):
+            raise QueueError(
+                f"{self._sizes_key!r} in Redis at {self._address} does not hold sizes of parts; "
+                f"give the queue another name"
+            ) from None
+
+    @contextmanager
+    def _server(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.exceptions.OutOfMemoryError as error:
+            raise StorageFull(f"Redis at {self._address} has no room: {one_line(error)}") from None
+        except redis.RedisError as error:
+            raise QueueError(f"Redis at {self._address} failed: {one_line(error)}") from None
+
+
+def _field(part: PartId) -> str:
+    return f"{part.slot}:{part.generation}:{part.tag}"
+
+
+def _part(field: bytes) -> PartId:
+    slot, generation, tag = map(int, field.split(b":"))
+    return PartId(slot, generation, tag)

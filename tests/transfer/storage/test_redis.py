@@ -1,0 +1,121 @@
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+redis = pytest.importorskip("redis", reason="the package redis is not installed")
+
+from tailrace.errors import QueueError, StaleRowError  # noqa: E402
+from tailrace.transfer.queue.storage.base import PartId, StorageFull  # noqa: E402
+from tailrace.transfer.queue.storage.redis import RedisStorage  # noqa: E402
+from tests.transfer.storage.machine import MAX_BYTES, DurableMachine, run_machine  # noqa: E402
+
+A, B = PartId(0, 0, 0), PartId(1, 2, 3)
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Any]:
+    """The server itself, empty."""
+    made = redis.Redis.from_url(redis_url)
+    made.flushall()
+    yield made
+    made.close()
+
+
+def storage_at(url: str, name: str = "queue", *, timeout_s: float = 10) -> RedisStorage:
+    return RedisStorage(url=url, name=name, timeout_s=timeout_s, max_bytes=MAX_BYTES)
+
+
+def write(storage: RedisStorage, part: PartId, content: bytes) -> None:
+    place = storage.reserve(len(content))
+    storage.memory(place)[:] = content
+    storage.commit(place, [(part, len(content))])
+
+
+def test_units_that_come_and_go_change_nothing(redis_url: str, client: Any) -> None:
+    run_machine(lambda: DurableMachine(lambda name: storage_at(redis_url, name)))
+
+
+def test_parts_survive_the_unit(redis_url: str, client: Any) -> None:
+    first = storage_at(redis_url)
+    write(first, A, b"cells")
+    write(first, B, b"outputs")
+    first.drop([A])
+    first.close()
+    second = storage_at(redis_url)
+    assert list(second.parts()) == [B]
+    assert bytes(second.read(B)) == b"outputs"
+    assert second.nbytes == len(b"outputs")
+    second.close()
+
+
+def test_every_key_begins_with_the_name_and_a_drop_leaves_none(redis_url: str, client: Any) -> None:
+    storage, other = storage_at(redis_url, "one"), storage_at(redis_url, "other")
+    write(storage, B, b"cells")
+    assert sorted(client.keys()) == [b"one:1:2:3", b"one:sizes"]
+    assert list(other.parts()) == []
+    storage.drop([B])
+    assert client.keys() == []
+    storage.close()
+    other.close()
+
+
+def test_a_part_that_the_server_lost_is_gone(redis_url: str, client: Any) -> None:
+    storage = storage_at(redis_url)
+    write(storage, B, b"cells")
+    client.delete("queue:1:2:3")
+    with pytest.raises(StaleRowError):
+        storage.read(B)
+    storage.close()
+
+
+@pytest.mark.parametrize(("field", "size"), [("x", "1"), ("1:2", "1"), ("1:2:3", "many")])
+def test_foreign_data_under_the_name_is_refused(redis_url: str, client: Any, field: str, size: str) -> None:
+    client.hset("queue:sizes", field, size)
+    with pytest.raises(QueueError, match=r"'queue:sizes' in Redis at .* does not hold sizes of parts"):
+        storage_at(redis_url)
+
+
+def test_a_key_of_another_type_is_refused(redis_url: str, client: Any) -> None:
+    client.set("queue:sizes", "text")
+    with pytest.raises(QueueError, match="WRONGTYPE"):
+        storage_at(redis_url)
+
+
+def test_a_server_without_room_is_full_and_the_write_can_come_again(redis_url: str, client: Any) -> None:
+    storage = storage_at(redis_url)
+    place = storage.reserve(5)
+    storage.memory(place)[:] = b"cells"
+    client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(StorageFull, match=r"Redis at .* has no room"):
+            storage.commit(place, [(A, 5)])
+    finally:
+        client.config_set("maxmemory", 0)
+    assert list(storage.parts()) == []
+    storage.commit(place, [(A, 5)])
+    assert bytes(storage.read(A)) == b"cells"
+    storage.close()
+
+
+def test_a_server_that_is_not_there_is_an_error_that_names_its_address(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(QueueError, match=f"Redis at 127.0.0.1:{port} failed: .*refused"):
+        storage_at(f"redis://:secret@127.0.0.1:{port}/0")
+    with pytest.raises(QueueError, match=f"Redis at {tmp_path}/none failed: "):
+        storage_at(f"unix://{tmp_path}/none")
+
+
+def test_a_server_that_never_answers_is_an_error_that_names_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with pytest.raises(QueueError, match=rf"Redis at 127.0.0.1:{port} failed: (?i:.*time.?out)"):
+            storage_at(f"redis://127.0.0.1:{port}/0", timeout_s=0.05)
+
+
+def test_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(QueueError, match=r"the address of Redis is not valid: .*scheme"):
+        storage_at("http://127.0.0.1")
