@@ -1,6 +1,8 @@
 """Schema of the transfer queue."""
 
-from pydantic import PositiveFloat, PositiveInt
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from tailrace.config.base import Config
 
@@ -16,3 +18,51 @@ class QueueConfig(Config):
     """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
     timeout_s: PositiveFloat = 3600.0
     """Seconds that a put or a claim waits at the most."""
+
+
+class MemoryStorageConfig(Config):
+    """Cells in the memory of the storage unit; they travel to clients in messages."""
+
+    type: Literal["memory"] = "memory"
+    max_bytes: PositiveInt = 4 * 2**30
+    """Bytes that a unit holds at the most."""
+
+
+class ArenaStorageConfig(Config):
+    """Cells in memory that a storage unit shares with the clients on its host; they are not copied between them."""
+
+    type: Literal["arena"] = "arena"
+    directory: str = "/dev/shm"
+    """Where the files of the shared memory are made; a file system in memory."""
+    max_bytes: PositiveInt = 4 * 2**30
+    """Bytes that a unit holds at the most."""
+
+
+class SpillStorageConfig(Config):
+    """Cells in the memory of the storage unit up to a budget, and in a file beyond it."""
+
+    type: Literal["spill"] = "spill"
+    directory: str
+    """Where the file is made; on a disk."""
+    memory_bytes: PositiveInt = 4 * 2**30
+    """Bytes that a unit holds in memory; the least recently written go to the file."""
+    max_bytes: PositiveInt = 64 * 2**30
+    """Bytes that a unit holds at the most, in memory and in the file together."""
+
+
+class RedisStorageConfig(Config):
+    """Cells in a Redis server, where they survive the storage unit."""
+
+    type: Literal["redis"] = "redis"
+    url: str = "redis://127.0.0.1:6379/0"
+    """The server: redis://host:port/database, rediss:// for TLS, or unix:///path."""
+    timeout_s: PositiveFloat = 10.0
+    """Seconds that the server has to answer; a call is tried twice."""
+    max_bytes: PositiveInt = 4 * 2**30
+    """Bytes that a unit stores at the most."""
+
+
+StorageConfig = Annotated[
+    MemoryStorageConfig | ArenaStorageConfig | SpillStorageConfig | RedisStorageConfig, Field(discriminator="type")
+]
+"""Where a storage unit of the transfer queue keeps cells."""

@@ -1,0 +1,42 @@
+"""Makes the storage that a configuration names."""
+
+from pathlib import Path
+
+from tailrace.config.transfer import (
+    ArenaStorageConfig,
+    MemoryStorageConfig,
+    RedisStorageConfig,
+    SpillStorageConfig,
+    StorageConfig,
+)
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.storage.base import Storage
+
+
+def make_storage(config: StorageConfig, *, name: str) -> Storage:
+    """The storage of `config.type` for a unit. `name`: of queue and unit, unique where units share a server.
+
+    Raises:
+        QueueError: the storage cannot be made, such as for a server that cannot be reached.
+    """
+    match config:
+        case MemoryStorageConfig():
+            from tailrace.transfer.queue.storage.memory import MemoryStorage
+
+            return MemoryStorage(max_bytes=config.max_bytes)
+        case ArenaStorageConfig():
+            from tailrace.transfer.queue.storage.arena import ArenaStorage
+
+            return ArenaStorage(parent=Path(config.directory), max_bytes=config.max_bytes)
+        case SpillStorageConfig():
+            from tailrace.transfer.queue.storage.spill import SpillStorage
+
+            return SpillStorage(
+                directory=Path(config.directory), memory_bytes=config.memory_bytes, max_bytes=config.max_bytes
+            )
+        case RedisStorageConfig():
+            try:
+                from tailrace.transfer.queue.storage.redis import RedisStorage
+            except ModuleNotFoundError:
+                raise QueueError("storage in Redis needs the package redis: pip install 'tailrace[redis]'") from None
+            return RedisStorage(url=config.url, name=name, timeout_s=config.timeout_s, max_bytes=config.max_bytes)
