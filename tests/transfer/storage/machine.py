@@ -195,6 +195,7 @@ class StorageMachine(RuleBasedStateMachine):
             self.storage.abandon(place)
         self.storage.drop(PARTS)
         assert self.storage.nbytes == 0
+        self.storage.abandon(self.storage.reserve(MAX_BYTES))
         self.storage.close()
 
 

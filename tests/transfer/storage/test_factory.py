@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from tailrace.config.transfer import StorageConfig
+from tailrace.errors import QueueError
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.factory import make_storage
 from tailrace.transfer.queue.storage.memory import MemoryStorage
@@ -32,6 +34,13 @@ def test_a_configuration_makes_a_storage_in_redis_under_the_name(redis_url: str)
     storage = make_storage(parse({"type": "redis", "url": redis_url}), name="factory")
     assert type(storage) is RedisStorage
     storage.close()
+
+
+def test_redis_without_its_package_is_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    monkeypatch.delitem(sys.modules, "tailrace.transfer.queue.storage.redis", raising=False)
+    with pytest.raises(QueueError, match=r"pip install 'tailrace\[redis\]'"):
+        make_storage(parse({"type": "redis"}), name="queue")
 
 
 def parse(values: dict[str, Any]) -> StorageConfig:

@@ -72,7 +72,7 @@ def test_freed_runs_of_the_file_are_used_again(storage: SpillStorage, tmp_path: 
 
 
 def test_a_full_disk_fails_the_write_and_leaves_everything_as_it_was(
-    storage: SpillStorage, monkeypatch: pytest.MonkeyPatch
+    storage: SpillStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(storage, A, b"a" * 50)
     large = storage.reserve(500)
@@ -84,6 +84,7 @@ def test_a_full_disk_fails_the_write_and_leaves_everything_as_it_was(
     assert storage.nbytes == 550
     storage.commit(large, [(B, 250), (C, 250)])
     assert storage.read(A) == b"a" * 50
+    assert len(on_disk(tmp_path)) == 550
 
 
 def test_a_full_disk_makes_a_full_storage(storage: SpillStorage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,6 @@ def _check_filled(memory: memoryview, parts: Sequence[tuple[PartId, int]]) -> No
         raise QueueError(f"{wrong[0][0]} is said to have {wrong[0][1]} bytes; the number must be 0 or more")
     if (total := sum(size for _, size in parts)) != len(memory):
         raise QueueError(f"{len(parts)} parts of {total} bytes in all were committed in a place of {len(memory)} bytes")
-    twice, times = Counter(part for part, _ in parts).most_common(1)[0] if parts else (None, 1)
-    if times > 1:
+    if len(dict(parts)) < len(parts):
+        [(twice, _)] = Counter(part for part, _ in parts).most_common(1)
         raise QueueError(f"{twice} was named twice in one commit; a part is written once")
