@@ -2,12 +2,13 @@
 
 import logging
 import sys
+import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
-from tailrace.errors import TailraceError, UserError
+from tailrace.errors import TailraceError, TailraceWarning, UserError
 
 app = typer.Typer(
     add_completion=False,
@@ -166,6 +167,7 @@ def main() -> None:
     log = logging.getLogger("tailrace")  # says on stderr what takes a while
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
+    warnings.showwarning = _warn
     try:
         app()
     except UserError as error:
@@ -174,6 +176,21 @@ def main() -> None:
         sys.exit(_fail(error, 1))
     except OSError as error:  # a full disk, a missing right: it names what was refused, and a traceback adds nothing
         sys.exit(_fail(error, 1))
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line: where in Tailrace's code one of its own warnings was given is of no interest."""
+    if issubclass(category, TailraceWarning):
+        print(f"tailrace: warning: {message}", file=sys.stderr)
+    else:
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _fail(error: Exception, code: int) -> int:

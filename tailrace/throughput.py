@@ -52,11 +52,12 @@ class Throughput:
         """What was made, how fast, and what it took: one line."""
         stats = self._stats()
         first = "" if self._first_s is None else f" · first sample after {duration(self._first_s)}"
+        switches = f" · TP changed {counted(stats.switches, 'time')}" if stats.switches else ""
         return (
             f"{counted(self.samples, 'sample')} · {counted(self.tokens, 'token')} in {duration(self._elapsed)} · "
             f"{number(self.tokens / self._elapsed)} tokens/s{first} · "
             f"prefill {counted(stats.prefilled_tokens, 'token')} computed, {stats.shared_tokens:,} shared · "
-            f"{counted(stats.preemptions, 'preemption')}"
+            f"{counted(stats.preemptions, 'preemption')}{switches}"
         )
 
     @property

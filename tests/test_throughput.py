@@ -1,6 +1,7 @@
 """Progress is counted in samples and tokens, and shown where somebody looks."""
 
 import asyncio
+from dataclasses import replace
 from io import StringIO
 
 import numpy as np
@@ -34,6 +35,11 @@ def sample(tokens: int) -> Sample:
         weight_versions=np.zeros(tokens, np.int64),
         finish_reason=FinishReason.STOP,
     )
+
+
+def test_the_summary_says_how_often_tp_changed_where_it_did() -> None:
+    assert "TP" not in Throughput(3, lambda: STATS).summary()
+    assert Throughput(3, lambda: replace(STATS, switches=2)).summary().endswith("1 preemption · TP changed 2 times")
 
 
 def test_the_summary_counts_samples_tokens_prefill_and_preemptions() -> None:

@@ -135,7 +135,13 @@ class NativeEngineConfig(Config):
             return self
         if self.ranks == 1:
             raise ValueError("with adaptive_tp needs several ranks to arrange; raise dp or tp, or leave it out")
-        for degree in self.adaptive_tp.degrees or ():
+        degrees = self.adaptive_tp.degrees
+        if degrees is not None and len({self.tp, *degrees}) < 2:
+            raise ValueError(
+                f"with adaptive_tp.degrees {list(degrees)} leaves no choice beside tp = {self.tp}; name others, or "
+                "leave degrees out"
+            )
+        for degree in degrees or ():
             if self.ranks % degree:
                 raise ValueError(
                     f"with adaptive_tp.degrees has {degree}, which does not divide dp · tp = {self.ranks}; remove it"

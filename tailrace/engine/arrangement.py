@@ -119,6 +119,7 @@ class Arrangement:
             self._start_over(RankDied(str(error)))
             raise SwitchFailed(f"the switch from TP {source.tp} to TP {tp} failed: {error}") from error
         self._failures = 0
+        self.counts.switches += 1
         dispatcher = Dispatcher(new)
         plan.commit(old, dispatcher.choose)  # before the lanes change, so that none is ever seen without its sequences
         self._adopt(target, new, dispatcher)

@@ -37,6 +37,8 @@ class EngineStats:
     """Times that a running sequence gave up its blocks to another, to be computed again."""
     restarts: int = 0
     """Times that worker processes died and were replaced."""
+    switches: int = 0
+    """Times that the TP degree changed."""
     used_blocks: int
     total_blocks: int
     version: WeightVersion

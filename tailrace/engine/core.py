@@ -204,6 +204,7 @@ class EngineCore:
             steps=counts.steps,
             preemptions=counts.preemptions,
             restarts=counts.restarts,
+            switches=counts.switches,
             used_blocks=sum(scheduler.blocks.used for scheduler in schedulers),
             total_blocks=sum(scheduler.blocks.total for scheduler in schedulers),
             version=self.version,

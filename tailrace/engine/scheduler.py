@@ -39,6 +39,8 @@ class Counts:
     steps: int = 0
     restarts: int = 0
     """Of ranks that died."""
+    switches: int = 0
+    """Of the TP degree."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import numpy.typing as npt
 from tailrace.errors import ConfigError, did_you_mean
 from tailrace.types import IntArray
 
+LEAST_LENGTHS = 8
+"""Responses that have to have finished before the survival curve says anything of the others."""
 ROUNDING = 1e-9
 """Sequences; below which an expected number counts as equal to another."""
 
@@ -32,6 +34,11 @@ class RemainingEstimate(Protocol):
     """Says what each unfinished response will still make."""
 
     name: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether it knows enough to be relied on."""
+        ...
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
         """Tokens for each, from 1 to its `most`. Where nothing tells two apart, the one given first ends first."""
@@ -61,6 +68,7 @@ class Bound:
     """Each reaches its maximum: conservative, and what PAT assumes (section 4.2, Online Switch Strategy)."""
 
     name = "bound"
+    ready = True
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
         """See `RemainingEstimate`."""
@@ -71,6 +79,7 @@ class Ranked:
     """Each makes what was expected of it before it began; one without an expectation reaches its maximum."""
 
     name = "ranked"
+    ready = True
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
         """See `RemainingEstimate`. One that has outlived what was expected is taken to end at once."""
@@ -96,6 +105,11 @@ class Survival:
 
     def __init__(self, history: LengthHistory) -> None:
         self._history = history
+
+    @property
+    def ready(self) -> bool:
+        """See `RemainingEstimate`. With few lengths it would take nearly all responses for the longest possible."""
+        return len(self._history) >= LEAST_LENGTHS
 
     def remaining(self, unfinished: Sequence[Unfinished]) -> list[int]:
         """See `RemainingEstimate`."""

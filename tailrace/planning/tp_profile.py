@@ -148,7 +148,7 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         except FileNotFoundError:
             raise ConfigError(f"TP profile {path} does not exist; profile the model first, or name another") from None
         except OSError as error:
-            raise ConfigError(f"TP profile {path} cannot be read: {error.strerror}; see who may read it") from None
+            raise ConfigError(f"TP profile {path} cannot be read: {error.strerror}; it has to be a file") from None
         try:
             found = msgspec.json.decode(content, type=_Header).format
             if found != FORMAT:
@@ -183,7 +183,8 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int = 40) -> list[tuple[int, int]]:
     """The sampling points (B, L): batch size and context length of each sequence.
 
-    Batch sizes are powers of two and the largest; if these are too many for `points`, some that are evenly spread.
+    Batch sizes are powers of two and the largest; if these are too many for `points`, some that are evenly spread, the
+    smallest and the largest at the least.
     Each has a few lengths as far as the budget goes, half of them up to `SHORT`; the last is the longest that
     there is room for, so that nothing inside the budget has to be extrapolated.
 
@@ -205,7 +206,7 @@ def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int
             f"room for a sequence of {SHORTEST} tokens; raise them"
         )
     largest = min(max_batch_size, token_budget // shortest)
-    sizes = _batch_sizes(largest, points // LENGTHS)
+    sizes = _batch_sizes(largest, max(2, points // LENGTHS))
     return [
         (size, length)
         for size in sizes

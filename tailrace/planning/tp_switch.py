@@ -141,8 +141,14 @@ class _Plan(NamedTuple):
         return self.seconds + self.return_s
 
 
+MOST_SURPRISE = math.log(16.0)
+"""Switches are taken for at most so many times as long as profiled, and at least its inverse; as a logarithm."""
+SURPRISE_RATE = 0.5
+"""Share of a switch's error by which the correction of all switches moves: there are few to learn from."""
+
+
 class SwitchController:
-    """Decides for one engine. Keeps the correction of the predictor, and when it was last asked."""
+    """Decides for one engine. Keeps what corrects the predictions, and when it was last asked."""
 
     def __init__(
         self,
@@ -179,6 +185,8 @@ class SwitchController:
         """Sequences that were unfinished when `due` was asked last."""
         self._steps = 0.0
         """Since the last decision, as the mean of the replicas."""
+        self._surprise = 0.0
+        """Logarithm of what switches took over what was profiled."""
 
     def begin(self) -> None:
         """Another batch comes: the next question is its first."""
@@ -203,6 +211,13 @@ class SwitchController:
         """Take in a measured decode step of one replica; see `CorrectedPredictor.observe`."""
         self._steps += 1 / replicas
         self.predictor.observe(tp, batch_size, context_tokens, replicas, seconds)
+
+    def observe_switch(self, predicted_s: float, seconds: float) -> None:
+        """Take in what a switch took, without groups and capture. Memory that was put to other use since the last one
+        makes it longer."""
+        if predicted_s > 0 and seconds > 0:
+            surprise = self._surprise + SURPRISE_RATE * math.log(seconds / predicted_s)
+            self._surprise = min(MOST_SURPRISE, max(-MOST_SURPRISE, surprise))
 
     def decide(self, snapshot: Snapshot) -> Decision:
         """Compare what is left to do under each degree.
@@ -290,13 +305,13 @@ class SwitchController:
         self, snapshot: Snapshot, tp: int, running: Sequence[Sequence[Work]], merged: Sequence[Sequence[Work]]
     ) -> SwitchTerms:
         """Of a switch to `tp` from the snapshot's degree, with the snapshot's groups."""
-        cost = self._costs[snapshot.tp, tp]
-        move_s = sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
+        cost, longer = self._costs[snapshot.tp, tp], math.exp(self._surprise)
+        move_s = longer * sent_bytes(running, snapshot.tp, snapshot.kv_bytes_per_token) / cost.kv_bytes_per_s
         recompute_s = max(self._prefill_s(tp, works) for works in merged)
         return SwitchTerms(
             groups_s=self._groups_s(snapshot, tp),
-            reshard_s=cost.reshard_s,
-            rest_s=cost.rest_s,
+            reshard_s=longer * cost.reshard_s,
+            rest_s=longer * cost.rest_s,
             capture_s=self._profile.capture_s.get(tp, 0.0),
             move_s=move_s,
             recompute_s=recompute_s,

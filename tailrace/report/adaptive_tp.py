@@ -16,7 +16,7 @@ def adaptive_tp_figure(run: RunData) -> Figure | None:
     events = list(run.of("adaptive_tp"))[-_SHOWN:]
     if not events:
         return None
-    kept = [event for event in events if not _changes(event) and "failure" not in event.info]
+    kept = [event for event in events if not _changes(event) and "decision" in event.info]
     switched = [event for event in events if _changes(event) and "failure" not in event.info]
     failed = [event for event in events if "failure" in event.info]
     data = [

@@ -106,6 +106,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("sampling.stop=5", "sampling.stop is 5: input should be a valid list"),
         ("sampling.stop_token_ids=5", "sampling.stop_token_ids is 5: input should be a valid list"),
         ("engine.grammar=vllm", "unknown key engine.grammar; did you mean engine.type=vllm?"),
+        ("engine.adaptive_tp={degrees: []}", "several ranks"),
         ("engine.grammar={a: 1}", "unknown key engine.grammar; expected one of adaptive_tp, block_size"),
         ("engine.link={latency_us:1}", "YAML needs a space after the colon: latency_us: 1"),
         (

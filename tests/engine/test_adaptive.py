@@ -140,6 +140,13 @@ def test_every_decision_is_told_with_all_its_terms(core: EngineCore) -> None:
     assert core.adaptive_tp.take() == []
 
 
+def test_the_end_of_a_stage_is_told_also_where_nothing_changes(core: EngineCore) -> None:
+    assert core.adaptive_tp is not None
+    run_core(core, uniform())
+    *_, last = core.adaptive_tp.take()
+    assert (last.unfinished, last.decision, last.source_tp, last.target_tp) == (0, None, 1, 1)
+
+
 def test_nothing_changes_where_all_responses_end_together(core: EngineCore) -> None:
     run_core(core, uniform())
     assert changes(core) == []
@@ -191,8 +198,7 @@ def test_what_was_refused_is_not_tried_again_in_the_stage(
     refused = [verdict for verdict in verdicts if verdict.failure]
     assert len(refused) == 1
     assert refused[0].report is None
-    last = verdicts[-1].decision
-    assert last is not None
+    last = [verdict.decision for verdict in verdicts if verdict.decision is not None][-1]
     assert last.ruled_out == {2: refused[0].failure}
     assert core.arrangement.config.tp == 1
     run_core(core, skewed(first=100))

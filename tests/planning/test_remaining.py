@@ -114,6 +114,18 @@ def test_an_estimate_sees_lengths_that_come_later() -> None:
     assert estimate.remaining([unfinished(0, 50)]) == [7]
 
 
+def test_the_survival_curve_is_relied_on_once_some_lengths_were_seen() -> None:
+    history = LengthHistory()
+    estimate = make_estimate("survival", history)
+    seen = []
+    for tokens in range(10):
+        seen.append(estimate.ready)
+        history.add(tokens + 1)
+    assert seen == [False] * 8 + [True] * 2
+    assert make_estimate("bound", LengthHistory()).ready
+    assert make_estimate("ranked", LengthHistory()).ready
+
+
 def test_an_unknown_estimate_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"'survivel' is no estimate .* bound, survival, ranked; did you mean 'surv"):
         make_estimate("survivel", history())

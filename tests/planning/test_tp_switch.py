@@ -334,6 +334,16 @@ def test_measured_steps_stretch_what_is_predicted_but_not_the_base() -> None:
     assert slow.predictor.base.step_s(1, 1, 100, 2) == pytest.approx(0.011)
 
 
+def test_switches_that_take_longer_than_profiled_are_expected_to_do_so_again() -> None:
+    surprised, snapshot = controller(), example(200, 100, kv_bytes_per_token=0)
+    before = of(surprised.decide(snapshot), 2)
+    for _ in range(20):
+        surprised.observe_switch(of(surprised.decide(snapshot), 2).switch_s - before.groups_s, 3 * 0.12)
+    after_all = of(surprised.decide(snapshot), 2)
+    assert [after_all.reshard_s, after_all.rest_s] == pytest.approx([0.3, 0.06])
+    assert (after_all.groups_s, after_all.recompute_s) == (before.groups_s, before.recompute_s)
+
+
 # no flapping
 
 

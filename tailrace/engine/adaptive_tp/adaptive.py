@@ -42,7 +42,7 @@ class Verdict:
     """Of that, for steps under way."""
     unfinished: int
     decision: Decision | None
-    """None where the engine returns at the end of a stage, which nobody has to ask about."""
+    """None at the end of a stage, where the engine returns, if it has to, and nobody has to ask."""
     source_tp: int
     target_tp: int
     report: SwitchReport | None = None
@@ -97,9 +97,10 @@ class AdaptiveTP:
         self.degrees = tuple(tp for tp in profile.degrees if config.degrees is None or tp in config.degrees)
         """That it chooses from."""
         self._history = LengthHistory()
+        self._estimate = make_estimate(config.estimate, self._history)
         self._controller = SwitchController(
             profile,
-            make_estimate(config.estimate, self._history),
+            self._estimate,
             max_batch_size=arrangement.config.max_batch_size,
             least_gain=config.least_gain,
             steps_between=config.steps_between,
@@ -138,7 +139,8 @@ class AdaptiveTP:
     def wanted(self) -> Wanted | None:
         """A switch that pays, if there is one now."""
         unfinished, tp = self._arrangement.unfinished, self._arrangement.config.tp
-        if not self._arrangement.can_switch or not self._controller.due(unfinished):
+        due = self._controller.due(unfinished)
+        if not (due and self._estimate.ready and self._arrangement.can_switch):
             return None
         if self._stage is None or unfinished >= 2 * self._stage.fewest:
             self._stage = _Stage(tp, most=unfinished, fewest=unfinished)
@@ -171,6 +173,9 @@ class AdaptiveTP:
         (candidate,) = (candidate for candidate in decision.candidates if candidate.tp == decision.chosen)
         # What the last steps have cached where nothing was cached moves, too.
         report, failure = self._switch(decision.chosen, move=candidate.state != "recompute")
+        if report is not None and candidate.state != "recompute":  # which is done by the steps that follow
+            predicted_s = candidate.switch_s - candidate.capture_s - candidate.groups_s
+            self._controller.observe_switch(predicted_s, report.total_s - report.groups_s)
         self._stage.decided(decision.unfinished, self._arrangement.config.tp)
         self.verdicts.append(
             Verdict(
@@ -189,21 +194,24 @@ class AdaptiveTP:
     def close_stage(self) -> None:
         """Nothing is unfinished: return to the degree of the full batch."""
         assert self._stage is not None
-        began, source_tp, home_tp = time.perf_counter(), self._arrangement.config.tp, self._stage.home_tp
-        if source_tp != home_tp and self._arrangement.can_switch:
-            report, failure = self._switch(home_tp, move=False)
-            self.verdicts.append(
-                Verdict(
-                    began_at=began,
-                    ended_at=time.perf_counter(),
-                    unfinished=0,
-                    decision=None,
-                    source_tp=source_tp,
-                    target_tp=home_tp,
-                    report=report,
-                    failure=failure,
-                )
+        began, source_tp, target_tp = time.perf_counter(), self._arrangement.config.tp, self._stage.home_tp
+        report, failure = None, ""
+        if not self._arrangement.can_switch:
+            target_tp = source_tp
+        if source_tp != target_tp:
+            report, failure = self._switch(target_tp, move=False)
+        self.verdicts.append(
+            Verdict(
+                began_at=began,
+                ended_at=time.perf_counter(),
+                unfinished=0,
+                decision=None,
+                source_tp=source_tp,
+                target_tp=target_tp,
+                report=report,
+                failure=failure,
             )
+        )
         self._stage = None
 
     def _switch(self, target: int, *, move: bool) -> tuple[SwitchReport | None, str]:
