@@ -11,6 +11,8 @@ TailraceError
 │   ├── StaleRowError           a row id whose row is gone
 │   ├── LeaseError              an ack or nack without a live lease
 │   ├── QueueTimeout            a put or claim that waited its limit
+│   ├── WireError               a message between its processes that cannot be read, a peer that is refused
+│   │   └── PeerLost            a peer that did not answer in time
 │   └── QueueClosed             the queue was closed while waiting or before the call
 ├── EngineError (RuntimeError)  generation
 │   └── RequestError            a request that can never be served
@@ -67,6 +69,14 @@ class LeaseError(QueueError):
 
 class QueueTimeout(QueueError):
     """A put or a claim waited as long as it was allowed to."""
+
+
+class WireError(QueueError):
+    """A message between processes of the queue cannot be read or sent, or one of them does not know the token."""
+
+
+class PeerLost(WireError):
+    """A process of the queue did not answer in time; what it was asked for may have happened or not."""
 
 
 class QueueClosed(QueueError):

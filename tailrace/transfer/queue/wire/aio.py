@@ -1,0 +1,161 @@
+"""The client of an event loop: any number of operations at once, over one socket for each server.
+
+It drives the sockets by their file descriptors itself. ZeroMQ's becomes readable when something may have changed, and
+any call on the socket, a send too, may use that up: so after each it is asked what has come.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import zmq
+
+from tailrace.errors import TailraceError
+from tailrace.transfer.queue.wire.calls import Call, Operation
+from tailrace.transfer.queue.wire.connection import Connection, Patience
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.handshake import Identity
+from tailrace.transfer.queue.wire.sockets import readable
+
+T = TypeVar("T")
+
+_Outcome = asyncio.Future[Reply | TailraceError]
+
+
+class _Wire:
+    """A connection in an event loop."""
+
+    def __init__(self, connection: Connection, tick_s: float) -> None:
+        self._connection = connection
+        self._tick_s = tick_s
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection.socket.fileno(), connection.receive)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, call: Call) -> tuple[int, _Outcome]:
+        outcome: _Outcome = self._loop.create_future()
+        number = self._connection.start(call, partial(_settle, outcome))
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._tick_s, self._on_timer)
+        self._look()
+        return number, outcome
+
+    def cancel(self, number: int) -> None:
+        self._connection.cancel(number)
+        self._look()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.remove_reader(self._connection.socket.fileno())
+        self._connection.close()
+
+    def _look(self) -> None:
+        if readable(self._connection.socket):
+            self._loop.call_soon(self._receive)
+
+    def _receive(self) -> None:
+        if not self._connection.socket.closed:
+            self._connection.receive()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._connection.tick()
+        self._look()
+        if not self._connection.idle:
+            self._timer = self._loop.call_later(self._tick_s, self._on_timer)
+
+
+class AsyncClient:
+    """Carries out operations beside each other: `async with AsyncClient("rollout", token) as client: ...`.
+
+    For one event loop. An operation that is cancelled takes back what it was waiting for.
+    """
+
+    def __init__(self, name: str, token: bytes, *, patience: Patience | None = None) -> None:
+        """`name`: for people.
+
+        Raises:
+            WireError: the token is too short.
+        """
+        self._identity = Identity(name, token)
+        self._patience = patience or Patience()
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._wires: dict[str, _Wire] = {}
+
+    async def __aenter__(self) -> Self:
+        """Nothing to do: it connects where a call goes."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    async def run(self, operation: Operation[T]) -> T:
+        """The result of `operation`.
+
+        Raises:
+            PeerLost: a server did not answer within its limit.
+            TailraceError: what a server answered with.
+        """
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    replies = await self._exchange(step.calls)
+                except TailraceError as error:
+                    self._tell(step.otherwise)
+                    step = operation.throw(error)
+                except BaseException:  # cancelled
+                    self._tell(step.otherwise)
+                    raise
+                else:
+                    step = operation.send(replies)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            operation.close()
+
+    def close(self) -> None:
+        """Hang up; what was sent last may take a second to leave. Operations under way raise QueueClosed."""
+        for wire in self._wires.values():
+            wire.close()
+        self._wires.clear()
+        self._context.term()
+
+    async def _exchange(self, calls: Sequence[Call]) -> list[Reply]:
+        started: list[tuple[_Wire, int, _Outcome]] = []
+        replies: list[Reply] = []
+        try:
+            for call in calls:
+                wire = self._wire(call.to)
+                started.append((wire, *wire.start(call)))
+            for _, _, outcome in started:
+                result = await outcome
+                if isinstance(result, TailraceError):
+                    raise result
+                replies.append(result)
+        finally:
+            for wire, number, _ in started[len(replies) :]:
+                wire.cancel(number)
+        return replies
+
+    def _tell(self, calls: Sequence[Call]) -> None:
+        for call in calls:
+            self._wire(call.to).start(call)
+
+    def _wire(self, endpoint: str) -> _Wire:
+        if endpoint not in self._wires:
+            connection = Connection(self._context, endpoint, self._identity, self._patience)
+            self._wires[endpoint] = _Wire(connection, self._patience.tick_s)
+        return self._wires[endpoint]
+
+
+def _settle(outcome: _Outcome, result: Reply | TailraceError) -> None:
+    if not outcome.done():  # cancelled in the same turn of the loop
+        outcome.set_result(result)

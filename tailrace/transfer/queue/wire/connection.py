@@ -1,0 +1,243 @@
+"""A client's connection to one server: many requests at once, each with its retries and its limit.
+
+    start ──▶ waiting ──sent, sent again──▶ answer ──▶ then(reply or error)
+                 ▲                             │ Stranger: say Hello first; all that waits is sent again
+                 └─────────────────────────────┘ Waiting: a sign of life
+
+It never waits: the faces (`SyncClient`, `AsyncClient`) and a server's loop call `receive` when the socket is readable
+and `tick` now and then. A request ends by its answer, by `cancel`, or as PeerLost: when the server has given no sign of
+life for `limit_s`, or no answer within that and the time that the request may wait. ZeroMQ connects again by itself.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import zmq
+
+from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
+from tailrace.transfer.queue.wire.calls import Call, expect
+from tailrace.transfer.queue.wire.frames import Reply, check_frames, decode_answer, decode_header, encode
+from tailrace.transfer.queue.wire.handshake import Identity
+from tailrace.transfer.queue.wire.messages import Cancel, Challenge, Failure, Hello, Stranger, Waiting, Welcome
+from tailrace.transfer.queue.wire.sockets import dealer, receive, send
+
+Then: TypeAlias = Callable[[Reply | TailraceError], None]
+"""Gets the reply, or the error that took its place. Raises nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a client tries."""
+
+    limit_s: float = 30.0
+    """Seconds without a sign of life after which a server counts as lost."""
+    retry_s: float = 1.0
+    """Seconds before a request is sent again; twice as many each time after that."""
+    max_retry_s: float = 8.0
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between looks at what is due."""
+        return min(self.retry_s, self.limit_s) / 4
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    call: Call
+    then: Then
+    entering: bool
+    """Part of saying Hello: sent at once."""
+    started: float
+    retry_at: float
+    retry_s: float
+
+
+class Connection:
+    """To one server. One identity has one connection to each server, since requests are counted by it."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        endpoint: str,
+        identity: Identity,
+        patience: Patience,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Connects in the background.
+
+        Raises:
+            WireError: that is no endpoint.
+        """
+        self.socket = dealer(context, endpoint)
+        self._endpoint = endpoint
+        self._identity = identity
+        self._patience = patience
+        self._clock = clock
+        self._requests: dict[int, _Request] = {}
+        """By number, ascending: those without an answer."""
+        self._next_number = 1
+        self._known = False
+        """Whether the server knows this connection, as far as is known here."""
+        self._heard = -math.inf
+        self._ticked = -math.inf
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for an answer: no `tick` is needed."""
+        return not self._requests
+
+    def start(self, call: Call, then: Then) -> int:
+        """Send `call`; `receive` or `tick` ends it with `then`. Returns its number, for `cancel`.
+
+        Raises:
+            WireError: it has a frame that is too long.
+        """
+        check_frames(call.frames)
+        number = self._add(call, then, entering=False)
+        if self._known:
+            self._send(number)
+        elif not any(request.entering for request in self._requests.values()):
+            self._say_hello()
+        return number
+
+    def receive(self) -> None:
+        """Take in all that has come."""
+        while (message := receive(self.socket, copied=1)) is not None:
+            self._take(*message)
+
+    def tick(self) -> None:
+        """Send again what is due, and give up what has waited too long. Does nothing before `Patience.tick_s`."""
+        now = self._clock()
+        if now < self._ticked + self._patience.tick_s:
+            return
+        self._ticked = now
+        for number, request in list(self._requests.items()):
+            if number not in self._requests:
+                continue  # ended with one before it
+            if self._is_lost(request, now):
+                self._give_up(number, now)
+            elif now >= request.retry_at and (self._known or request.entering):
+                request.retry_s = min(2 * request.retry_s, self._patience.max_retry_s)
+                request.retry_at = now + request.retry_s
+                self._send(number)
+
+    def cancel(self, number: int) -> None:
+        """Wait for a request no more; the server is told. `then` is not called. Harmless where it has ended."""
+        if number not in self._requests:
+            return
+        if self._known and self._requests[number].call.message.mutates:
+            head = encode(self._take_number(), next(iter(self._requests)), Cancel(number))
+            send(self.socket, head)
+        del self._requests[number]
+
+    def close(self) -> None:
+        """End all requests with QueueClosed. What was sent may take a second to leave. Closing twice is harmless."""
+        self._refuse(QueueClosed("this client was closed"))
+        self.socket.close()
+
+    def _add(self, call: Call, then: Then, *, entering: bool) -> int:
+        now = self._clock()
+        if not self._requests:
+            self._ticked = now
+        number = self._take_number()
+        retry_s = self._patience.retry_s
+        self._requests[number] = _Request(call, then, entering, now, now + retry_s, retry_s)
+        return number
+
+    def _take_number(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _send(self, number: int) -> None:
+        call = self._requests[number].call
+        send(self.socket, encode(number, next(iter(self._requests)), call.message, call.frames))
+
+    def _take(self, head: list[bytes], frames: list[memoryview]) -> None:
+        try:
+            header = decode_header(head[0])
+        except WireError:
+            return  # nothing says whose answer it is; that request is sent again
+        if header.number not in self._requests:
+            return  # a second answer, or one that came too late
+        self._heard = self._clock()
+        try:
+            answer = decode_answer(header)
+        except WireError as error:
+            self._end(header.number, error)
+            return
+        match answer:
+            case Waiting():
+                return
+            case Stranger():
+                self._be_a_stranger(header.number)
+            case Failure():
+                self._end(header.number, answer.error())
+            case _:
+                self._end(header.number, Reply(answer, frames))
+
+    def _end(self, number: int, result: Reply | TailraceError) -> None:
+        self._requests.pop(number).then(result)
+
+    def _is_lost(self, request: _Request, now: float) -> bool:
+        limit = self._patience.limit_s
+        silent_since = max(self._heard, request.started)
+        return now >= silent_since + limit or now >= request.started + request.call.wait_s + limit
+
+    def _give_up(self, number: int, now: float) -> None:
+        request = self._requests[number]
+        waited = now - request.started
+        error = PeerLost(
+            f"{type(request.call.message).__name__} to {self._endpoint} had no answer after {waited:.1f} s; "
+            f"is that process alive, and on a machine that is not overloaded?"
+        )
+        self.cancel(number)
+        request.then(error)
+
+    # Saying Hello
+
+    def _be_a_stranger(self, number: int) -> None:
+        """The server does not know this connection (any more): it was made anew, or the server was."""
+        if self._known or self._requests[number].entering:
+            self._known = False
+            for entering in [number for number, request in self._requests.items() if request.entering]:
+                del self._requests[entering]
+            self._say_hello()
+
+    def _say_hello(self) -> None:
+        hello = self._identity.hello()
+        self._ask_to_enter(hello, lambda result: self._on_challenge(hello, result))
+
+    def _ask_to_enter(self, message: Any, then: Then) -> None:
+        self._send(self._add(Call(self._endpoint, message), then, entering=True))
+
+    def _on_challenge(self, hello: Hello, result: Reply | TailraceError) -> None:
+        try:
+            prove = self._identity.prove(hello, expect(_checked(result), Challenge))
+        except TailraceError as error:
+            self._refuse(error)
+        else:
+            self._ask_to_enter(prove, self._on_welcome)
+
+    def _on_welcome(self, result: Reply | TailraceError) -> None:
+        try:
+            expect(_checked(result), Welcome)
+        except TailraceError as error:
+            self._refuse(error)
+        else:
+            self._known = True
+            for number in self._requests:
+                self._send(number)
+
+    def _refuse(self, error: TailraceError) -> None:
+        for number in list(self._requests):
+            self._end(number, error)
+
+
+def _checked(result: Reply | TailraceError) -> Reply:
+    if isinstance(result, TailraceError):
+        raise result
+    return result

@@ -1,0 +1,141 @@
+"""Who may speak: both ends of a connection prove that they know the queue's token, and neither says it.
+
+    client ──Hello(name, nonce)──▶ server ──Challenge(nonce, proof)──▶ client ──Prove(proof)──▶ server ──Welcome──▶
+
+A proof is an HMAC-SHA-256 under the token over a word for the side, both nonces and the client's name. It holds for one
+connection: ZeroMQ gives every new one a routing id of its own, and a server knows its peers by that.
+"""
+
+import hmac
+import secrets
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from tailrace.errors import WireError
+from tailrace.transfer.queue.wire.messages import NONCE_BYTES, PROTOCOL, Challenge, Hello, Prove
+from tailrace.transfer.queue.wire.sockets import host_id
+
+_MAX_GUESTS = 1024
+"""Connections that have said Hello but not proved anything; the oldest is forgotten for one more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A client as servers know it."""
+
+    name: str
+    """For people; the client's own is `unique`."""
+    token: bytes = field(repr=False)
+    unique: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        check_token(self.token)
+        object.__setattr__(self, "unique", f"{self.name[:100]}-{secrets.token_hex(8)}")
+
+    def hello(self) -> Hello:
+        """The first message of a connection."""
+        return Hello(self.unique, host_id(), PROTOCOL, secrets.token_bytes(NONCE_BYTES))
+
+    def prove(self, hello: Hello, challenge: Challenge) -> Prove:
+        """The answer to a challenge.
+
+        Raises:
+            WireError: the server does not know the token.
+        """
+        if not hmac.compare_digest(challenge.proof, proof_of_server(self.token, hello, challenge.nonce)):
+            raise WireError("the server does not know the token of this queue; give both the same")
+        return Prove(proof_of_client(self.token, hello, challenge.nonce))
+
+
+def check_token(token: bytes) -> None:
+    """A token must not be one that can be guessed.
+
+    Raises:
+        WireError: it is shorter than 16 bytes.
+    """
+    if len(token) < 16:
+        raise WireError(f"a token of {len(token)} bytes can be guessed; give 16 or more: secrets.token_bytes(32)")
+
+
+def proof_of_server(token: bytes, hello: Hello, nonce: bytes) -> bytes:
+    """What a server that knows the token says to `hello`, with a nonce of its own."""
+    return _proof(token, b"server", hello, nonce)
+
+
+def proof_of_client(token: bytes, hello: Hello, nonce: bytes) -> bytes:
+    """What a client that knows the token says to the server's nonce."""
+    return _proof(token, b"client", hello, nonce)
+
+
+def _proof(token: bytes, side: bytes, hello: Hello, nonce: bytes) -> bytes:
+    return hmac.digest(token, side + hello.nonce + nonce + hello.client.encode(), "sha256")
+
+
+@dataclass(slots=True)
+class _Visit:
+    client: str
+    heard: float
+
+
+class Door:
+    """A server's side: which connection belongs to which client. `now` never goes back, in seconds."""
+
+    def __init__(self, token: bytes, *, silence_s: float) -> None:
+        """`silence_s`: after that long without a word, a connection has to say Hello again."""
+        check_token(token)
+        self._token = token
+        self._silence_s = silence_s
+        self._guests: OrderedDict[bytes, tuple[Hello, bytes]] = OrderedDict()
+        self._visits: OrderedDict[bytes, _Visit] = OrderedDict()
+        """By the time of their last word."""
+
+    def client(self, connection: bytes, now: float) -> str | None:
+        """Whose words these are; None for someone who has not proved anything."""
+        visit = self._visits.get(connection)
+        if visit is None:
+            return None
+        visit.heard = now
+        self._visits.move_to_end(connection)
+        return visit.client
+
+    def challenge(self, connection: bytes, hello: Hello) -> Challenge:
+        """The answer to Hello.
+
+        Raises:
+            WireError: it speaks another protocol.
+        """
+        if hello.protocol != PROTOCOL:
+            raise WireError(f"client {hello.client!r} speaks protocol {hello.protocol}, this server {PROTOCOL}")
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._guests[connection] = (hello, nonce)
+        if len(self._guests) > _MAX_GUESTS:
+            self._guests.popitem(last=False)
+        return Challenge(nonce, proof_of_server(self._token, hello, nonce))
+
+    def enter(self, connection: bytes, prove: Prove, now: float) -> str | None:
+        """Let a connection in: the name of its client; None where it has not said Hello (or too long ago).
+
+        Raises:
+            WireError: its proof is wrong.
+        """
+        guest = self._guests.pop(connection, None)
+        if guest is None:
+            return None
+        hello, nonce = guest
+        if not hmac.compare_digest(prove.proof, proof_of_client(self._token, hello, nonce)):
+            raise WireError(f"client {hello.client!r} does not know the token of this queue; give both the same")
+        self._visits.pop(connection, None)  # the newest word comes last
+        self._visits[connection] = _Visit(hello.client, now)
+        return hello.client
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next connection has been silent for too long."""
+        return next(iter(self._visits.values())).heard + self._silence_s if self._visits else None
+
+    def silent(self, now: float) -> set[str]:
+        """Forget connections that were silent for too long; the clients that have no other."""
+        gone: set[str] = set()
+        while (deadline := self.next_deadline) is not None and deadline <= now:
+            gone.add(self._visits.popitem(last=False)[1].client)
+        return gone.difference(visit.client for visit in self._visits.values()) if gone else gone

@@ -1,0 +1,427 @@
+"""What controller, units and clients say to each other: msgpack arrays that begin with their name.
+
+    anyone ──Hello──▶ Challenge ──Prove──▶ Welcome     at every server first; nothing else is heard before
+    client ──▶ controller   Look, Admit, Claim, Ack, Nack, Renew, Stats; Cancel takes back a request of its own
+    client ──▶ unit         Reserve, Write, Read, Done
+    unit ──▶ controller     Join, Written
+    controller ──▶ unit     Settle, Inventory
+
+A set of rows travels as packed int64, little-endian, row by row: `rows [n, 2]` is the slot and generation of n rows.
+A request that `mutates` is carried out once however often it is sent: a repetition gets the first answer again.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, ClassVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from tailrace import errors
+from tailrace.errors import TailraceError, WireError
+from tailrace.transfer.queue.base import QueueStats, RowId
+from tailrace.types import ColumnKind, IntArray, TaskSpec
+
+PROTOCOL = 1
+"""Raised with every change of a message; only equal ones talk to each other."""
+NONCE_BYTES = DIGEST_BYTES = 32
+NO_VERSION = -1
+"""Stands for the weight version of a row without `weight_versions`."""
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
+Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Name = Annotated[str, Meta(min_length=1, max_length=200)]
+
+_PACKED = np.dtype("<i8")
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all."""
+
+    mutates: ClassVar[bool] = False
+    """Whether the server keeps the answer for a repetition."""
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Consecutive rows with cells in the same columns."""
+
+    rows: Count
+    columns: list[str]
+    """In the order in which their cells lie in memory."""
+    lengths: bytes
+    """[rows, columns]: elements of arrays, bytes of text and JSON values, 1 for numbers."""
+
+    def table(self) -> IntArray:
+        """`lengths` as an array.
+
+        Raises:
+            WireError: they are not of that shape.
+        """
+        if len(self.lengths) != self.rows * len(self.columns) * _PACKED.itemsize:
+            raise WireError(
+                f"{len(self.lengths)} bytes are not the lengths of {self.rows} rows in {len(self.columns)} columns"
+            )
+        return np.frombuffer(self.lengths, dtype=_PACKED).reshape(self.rows, len(self.columns))
+
+
+class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A storage unit."""
+
+    number: Count
+    endpoints: list[str]
+    """Where it listens: any of them."""
+    host: str
+    """See `host_id`: clients with the same one share its memory."""
+    directory: str
+    """Of the files of its shared memory; empty where it has none."""
+
+
+# To every server
+
+
+class Hello(Message, frozen=True):
+    """The first word of a connection."""
+
+    client: Name
+    """Unique, also among processes that have ended: what was asked under it counts once."""
+    host: str
+    protocol: int
+    nonce: Nonce
+    """For the server to prove with that it knows the token."""
+
+
+class Challenge(Message, frozen=True):
+    """Answer to Hello."""
+
+    nonce: Nonce
+    """For the client."""
+    proof: Digest
+    """See `handshake.proof_of_server`."""
+
+
+class Prove(Message, frozen=True):
+    """Second word of a connection."""
+
+    proof: Digest
+    """See `handshake.proof_of_client`."""
+
+
+class Look(Message, frozen=True):
+    """Ask for a Welcome again: units may have joined."""
+
+
+class Welcome(Message, frozen=True):
+    """Answer to Prove and Look."""
+
+    epoch: int
+    """Of the server: another one says that it was started anew."""
+    units: list[Unit] = []
+    columns: dict[str, ColumnKind] = {}
+    tasks: list[TaskSpec] = []
+
+
+class Beat(Message, frozen=True):
+    """A sign of life."""
+
+
+class Cancel(Message, frozen=True):
+    """The sender does not wait for one of its requests any more: forget it, or undo what it has brought about."""
+
+    number: Count
+
+
+class Accepted(Message, frozen=True):
+    """Answer to all that need no other."""
+
+
+class Waiting(Message, frozen=True):
+    """Answer to a repetition: the request has come, and its answer will."""
+
+
+class Stranger(Message, frozen=True):
+    """Answer to all on a connection that has not said Hello: say it, then ask again."""
+
+
+class Failure(Message, frozen=True):
+    """The answer is an error."""
+
+    kind: str
+    """The name of a class in tailrace.errors."""
+    text: str
+
+    @classmethod
+    def of(cls, error: TailraceError) -> "Failure":
+        """The failure that says `error`; a class of elsewhere goes by its nearest base in tailrace.errors."""
+        known = (base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
+        return cls(next(known), str(error))
+
+    def error(self) -> TailraceError:
+        """What to raise for it."""
+        kind = getattr(errors, self.kind, None)
+        if isinstance(kind, type) and issubclass(kind, TailraceError):
+            return kind(self.text)
+        return WireError(f"an error of unknown kind {self.kind!r:.80}: {self.text}")
+
+
+# To the controller
+
+
+class Admit(Message, frozen=True):
+    """Ask for room for new rows: whole groups, all or none."""
+
+    mutates: ClassVar[bool] = True
+    rows: bytes
+    """[n, 3]: group_id, group_size, order."""
+    versions: bytes
+    """[n], the oldest weight version of each row, or NO_VERSION."""
+    runs: list[Run]
+    """Of all rows, in their order."""
+    wait_s: Seconds
+
+
+class Admitted(Message, frozen=True):
+    """Answer to Admit: write the rows there now."""
+
+    rows: bytes
+    """[n, 2], in the order of the request."""
+    unit: Count
+
+
+class Claim(Message, frozen=True):
+    """Ask for rows under a lease."""
+
+    mutates: ClassVar[bool] = True
+    task: str
+    limit: Count | None
+    """Rows at the most."""
+    rank: Count | None
+    """For policies that choose for each rank."""
+    wait_s: Seconds
+
+
+class Claimed(Message, frozen=True):
+    """Answer to Claim."""
+
+    lease_id: int
+    lease_s: float
+    rows: bytes
+    """[n, 4]: slot, generation, group_id, order."""
+    units: bytes
+    """[n], the number of the unit that has the row."""
+    columns: list[str]
+    """Those that the task reads."""
+    tags: bytes
+    """[n, columns]: the tag of the part whose cell counts."""
+
+
+class Ack(Message, frozen=True):
+    """The outputs under tag `lease_id` count, and the rows are consumed."""
+
+    mutates: ClassVar[bool] = True
+    lease_id: int
+    rows: bytes
+    """[n, 2]"""
+    versions: bytes
+    """[n], the oldest weight version among the outputs of each row, or NO_VERSION."""
+    runs: list[Run]
+
+
+class Nack(Message, frozen=True):
+    """Give rows back."""
+
+    mutates: ClassVar[bool] = True
+    lease_id: int
+    rows: bytes | None
+    """[n, 2]; None for all that are still leased, be it none."""
+
+
+class Renew(Message, frozen=True):
+    """Start the time of a lease anew."""
+
+    lease_id: int
+
+
+class Stats(Message, frozen=True):
+    """Ask for counts."""
+
+
+class Counted(Message, frozen=True):
+    """Answer to Stats."""
+
+    stats: QueueStats
+
+
+class Join(Message, frozen=True):
+    """A unit offers itself."""
+
+    mutates: ClassVar[bool] = True
+    endpoints: list[str]
+    host: str
+    directory: str
+
+
+class Joined(Message, frozen=True):
+    """Answer to Join."""
+
+    unit: Count
+
+
+class Written(Message, frozen=True):
+    """A unit has the parts of these rows under this tag."""
+
+    tag: int
+    rows: bytes
+    """[n, 2]"""
+
+
+# To a unit
+
+
+class Reserve(Message, frozen=True):
+    """Ask for shared memory to write parts into."""
+
+    mutates: ClassVar[bool] = True
+    nbytes: Count
+
+
+class Reserved(Message, frozen=True):
+    """Answer to Reserve."""
+
+    place: int
+    segment: str
+    """A file in the unit's directory."""
+    offset: Count
+    """Bytes."""
+
+
+class Write(Message, frozen=True):
+    """Parts for rows. Without a place, a frame for each run comes along: its parts one after the other."""
+
+    mutates: ClassVar[bool] = True
+    tag: int
+    """0 for new rows, else the lease id."""
+    rows: bytes
+    """[n, 2]"""
+    runs: list[Run]
+    place: int | None
+    """The reserved one that holds them, one after the other."""
+
+
+class Read(Message, frozen=True):
+    """Ask for cells."""
+
+    rows: bytes
+    """[n, 2]"""
+    columns: list[str]
+    tags: bytes
+    """[n, columns]"""
+    shared: bool
+    """Whether the sender can map the unit's memory."""
+
+
+class Cells(Message, frozen=True):
+    """Answer to Read: where each cell begins, in the frames that come along or in shared memory."""
+
+    lengths: bytes
+    """[n, columns], see `Run.lengths`."""
+    places: bytes
+    """[n, columns, 2]: the number of the frame, or of the segment in `segments`, and bytes from its beginning."""
+    segments: list[str]
+    pin: int | None
+    """What keeps shared memory as it is until it is Done; None for cells in frames."""
+
+
+class Done(Message, frozen=True):
+    """The sender needs this memory no more."""
+
+    mutates: ClassVar[bool] = True
+    pins: list[int]
+    """Of reads."""
+    places: list[int]
+    """Reserved ones that it has not written and will not write."""
+
+
+class Settle(Message, frozen=True):
+    """Parts that nobody will read."""
+
+    parts: bytes
+    """[n, 3]: slot, generation, tag: parts that lost."""
+    rows: bytes
+    """[n, 2]: rows that left the queue, with all of their parts."""
+
+
+class Inventory(Message, frozen=True):
+    """Ask which parts there are."""
+
+
+class Parts(Message, frozen=True):
+    """Answer to Inventory."""
+
+    parts: bytes
+    """[n, 3]: slot, generation, tag."""
+
+
+Request = (
+    Hello
+    | Prove
+    | Look
+    | Beat
+    | Cancel
+    | Admit
+    | Claim
+    | Ack
+    | Nack
+    | Renew
+    | Stats
+    | Join
+    | Written
+    | Reserve
+    | Write
+    | Read
+    | Done
+    | Settle
+    | Inventory
+)
+Answer = (
+    Challenge
+    | Welcome
+    | Accepted
+    | Waiting
+    | Stranger
+    | Failure
+    | Admitted
+    | Claimed
+    | Counted
+    | Joined
+    | Reserved
+    | Cells
+    | Parts
+)
+
+
+def pack(numbers: IntArray | Iterable[RowId]) -> bytes:
+    """Integers as they travel."""
+    array = numbers if isinstance(numbers, np.ndarray) else np.array(list(numbers), dtype=_PACKED)
+    return array.astype(_PACKED, copy=False).tobytes()
+
+
+def unpack(packed: bytes, width: int) -> IntArray:
+    """[n, width], read-only, without a copy.
+
+    Raises:
+        WireError: the bytes are not such an array.
+    """
+    if width < 1 or len(packed) % (_PACKED.itemsize * width):
+        raise WireError(f"{len(packed)} bytes are not rows of {width} int64 numbers")
+    return np.frombuffer(packed, dtype=_PACKED).reshape(-1, width)
+
+
+def row_ids(packed: bytes) -> list[RowId]:
+    """The ids in `rows [n, 2]`.
+
+    Raises:
+        WireError: as for `unpack`.
+    """
+    return [RowId(*row) for row in unpack(packed, 2).tolist()]

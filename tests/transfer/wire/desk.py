@@ -1,0 +1,181 @@
+"""A controller and a unit in one, for tests: rows wait for claims, cells are the bytes that came.
+
+python -m tests.transfer.wire.desk TOKEN ENDPOINT…      prints where it listens, serves until a signal
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from tailrace.errors import LeaseError, QueueTimeout
+from tailrace.transfer.queue.base import QueueStats, RowId
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import (
+    Accepted,
+    Ack,
+    Admit,
+    Admitted,
+    Cancel,
+    Cells,
+    Claim,
+    Claimed,
+    Counted,
+    Failure,
+    Nack,
+    Read,
+    Renew,
+    Request,
+    Stats,
+    Unit,
+    Welcome,
+    Write,
+    pack,
+    row_ids,
+    unpack,
+)
+from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket, stopped_by_signals
+from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, host_id
+from tests.transfer.wire.rows import cells_of, packed
+
+TOKEN = b"a token that nobody guesses"
+LIMIT_S = 20.0
+UNIT = 7
+
+
+class Desk(Service):
+    """One task; each claim gets one row. Stats count: rows waiting, bytes written, claims waiting."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._ready: deque[RowId] = deque()
+        self._admitted = 0
+        self._leases: dict[int, RowId] = {}
+        self._claims: dict[Ticket, float] = {}
+        self._parts: dict[tuple[int, int, int], bytes] = {}
+        self._next_lease = 1
+        self.forgotten: list[str] = []
+
+    @property
+    def handlers(self) -> Mapping[type[Request], Handler]:
+        return {
+            Admit: self._admit,
+            Claim: self._claim,
+            Cancel: self._cancel,
+            Ack: self._ack,
+            Nack: self._nack,
+            Renew: self._renew,
+            Stats: self._stats,
+            Write: self._write,
+            Read: self._read,
+        }
+
+    def welcome(self) -> Welcome:
+        return Welcome(1, [Unit(UNIT, self._server.endpoints, host_id(), "")])
+
+    @property
+    def next_deadline(self) -> float | None:
+        return min(self._claims.values(), default=None)
+
+    def tick(self, now: float) -> None:
+        for ticket in [ticket for ticket, deadline in self._claims.items() if deadline <= now]:
+            del self._claims[ticket]
+            self._server.reply(ticket, Failure.of(QueueTimeout("a claim waited its limit")))
+
+    def gone(self, client: str) -> None:
+        self.forgotten.append(client)
+
+    def _admit(self, incoming: Incoming) -> Reply:
+        count = len(unpack(incoming.message.rows, 3))
+        rows = [RowId(self._admitted + index, 0) for index in range(count)]
+        self._admitted += count
+        self._ready += rows
+        self._serve()
+        return Reply(Admitted(pack(rows), UNIT))
+
+    def _claim(self, incoming: Incoming) -> None:
+        self._claims[incoming.ticket] = time.monotonic() + incoming.message.wait_s
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._ready and self._claims:
+            ticket = next(iter(self._claims))
+            del self._claims[ticket]
+            lease, row = self._next_lease, self._ready.popleft()
+            self._next_lease += 1
+            self._leases[lease] = row
+            rows = packed([[*row, 3, 300 + row.slot]])
+            claimed = Claimed(lease, 60.0, rows, packed([UNIT]), ["prompt_ids"], packed([[0]]))
+            self._server.reply(ticket, claimed)
+
+    def _cancel(self, incoming: Incoming) -> Reply:
+        ticket = Ticket(incoming.ticket.client, incoming.message.number)
+        self._claims.pop(ticket, None)
+        match self._server.answered(ticket):
+            case Claimed(lease_id=lease):
+                self._give_back(lease)
+        return Reply(Accepted())
+
+    def _give_back(self, lease: int) -> None:
+        if lease not in self._leases:
+            raise LeaseError(f"lease {lease} holds nothing")
+        self._ready.appendleft(self._leases.pop(lease))
+        self._serve()
+
+    def _ack(self, incoming: Incoming) -> Reply:
+        if self._leases.pop(incoming.message.lease_id, None) is None:
+            raise LeaseError(f"lease {incoming.message.lease_id} holds nothing")
+        return Reply(Accepted())
+
+    def _nack(self, incoming: Incoming) -> Reply:
+        self._give_back(incoming.message.lease_id)
+        return Reply(Accepted())
+
+    def _renew(self, incoming: Incoming) -> Reply:
+        if incoming.message.lease_id not in self._leases:
+            raise LeaseError(f"lease {incoming.message.lease_id} holds nothing")
+        return Reply(Accepted())
+
+    def _stats(self, incoming: Incoming) -> Reply:
+        size = sum(map(len, self._parts.values()))
+        return Reply(Counted(QueueStats(rows=len(self._ready), bytes=size, blocked_puts=len(self._claims), tasks={})))
+
+    def _write(self, incoming: Incoming) -> Reply:
+        rows = iter(row_ids(incoming.message.rows))
+        for run, frame in zip(incoming.message.runs, incoming.frames, strict=True):
+            for cell in cells_of(run, frame):
+                self._parts[(*next(rows), incoming.message.tag)] = bytes(cell)
+        return Reply(Accepted())
+
+    def _read(self, incoming: Incoming) -> Reply:
+        rows, tags = unpack(incoming.message.rows, 2).tolist(), unpack(incoming.message.tags, 1).tolist()
+        cells = [self._parts[(*row, *tag)] for row, tag in zip(rows, tags, strict=True)]
+        places = packed([[[frame, 0]] for frame in range(len(cells))])
+        return Reply(Cells(packed([[len(cell) // 8] for cell in cells]), places, [], None), cells)
+
+
+@contextmanager
+def serving(server: Server, service: Service | None = None) -> Iterator[Server]:
+    """Run `server` in a thread."""
+    thread = threading.Thread(target=server.run, args=(service or Desk(server),))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "the server does not stop"
+
+
+def main() -> None:
+    token, *endpoints = sys.argv[1:]
+    server = Server("desk", token.encode(), endpoints=endpoints or DEFAULT_ENDPOINTS)
+    with stopped_by_signals(server):
+        print(*server.endpoints, flush=True)
+        server.run(Desk(server))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Messages survive the way, and bytes that are none are refused."""
+
+import tracemalloc
+from contextlib import suppress
+from typing import get_args
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace import errors
+from tailrace.errors import LeaseError, QueueError, TailraceError, WireError
+from tailrace.transfer.queue.base import QueueStats, RowId, TaskStats
+from tailrace.transfer.queue.wire import messages
+from tailrace.transfer.queue.wire.frames import (
+    MAX_FRAME_BYTES,
+    check_frames,
+    decode_answer,
+    decode_header,
+    decode_request,
+    encode,
+)
+from tailrace.transfer.queue.wire.messages import (
+    Answer,
+    Beat,
+    Claim,
+    Failure,
+    Request,
+    Run,
+    Unit,
+    Welcome,
+    pack,
+    row_ids,
+    unpack,
+)
+from tailrace.types import ColumnKind, TaskSpec
+from tests.transfer.wire.rows import ints, packed
+
+ROWS = packed([[1, 2], [3, 4]])
+RUN = Run(2, ["prompt_ids"], packed([[5], [6]]))
+BYTES = b"x" * 32
+TASK = TaskStats(waiting=1, ready=2, leased=3, consumed=4, expired=5)
+EXAMPLES: list[messages.Message] = [
+    messages.Hello("a-1", "host", 1, BYTES),
+    messages.Prove(BYTES),
+    messages.Look(),
+    Beat(),
+    messages.Cancel(3),
+    messages.Admit(packed([[1, 1, 7]]), packed([-1]), [RUN], 5.0),
+    Claim("actor", 4, None, 5.0),
+    messages.Ack(9, ROWS, packed([3, 4]), [RUN]),
+    messages.Nack(9, None),
+    messages.Nack(9, ROWS),
+    messages.Renew(9),
+    messages.Stats(),
+    messages.Join(["tcp://h:1"], "host", "/dev/shm/x"),
+    messages.Written(9, ROWS),
+    messages.Reserve(2**40),
+    messages.Write(0, ROWS, [RUN], None),
+    messages.Read(ROWS, ["prompt_ids"], packed([0, 9]), True),
+    messages.Done([4], []),
+    messages.Settle(packed([[1, 2, 3]]), ROWS),
+    messages.Inventory(),
+    messages.Challenge(BYTES, BYTES),
+    Welcome(
+        3,
+        [Unit(0, ["ipc:///a"], "host", "")],
+        {"prompt_ids": ColumnKind.INTS},
+        [TaskSpec(name="actor", reads=("prompt_ids",), writes=())],
+    ),
+    messages.Accepted(),
+    messages.Waiting(),
+    messages.Stranger(),
+    Failure("LeaseError", "gone"),
+    messages.Admitted(ROWS, 0),
+    messages.Claimed(9, 60.0, packed([[1, 2, 3, 4]]), packed([0]), ["prompt_ids"], packed([[0]])),
+    messages.Counted(QueueStats(rows=1, bytes=2, blocked_puts=0, tasks={"actor": TASK})),
+    messages.Joined(2),
+    messages.Reserved(1, "0", 64),
+    messages.Cells(packed([[5]]), packed([[[0, 0]]]), [], None),
+    messages.Parts(packed([[1, 2, 3]])),
+]
+
+
+def test_there_is_an_example_of_every_message() -> None:
+    assert {type(example) for example in EXAMPLES} == {*get_args(Request), *get_args(Answer)}
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_arrives_as_it_was_sent(message: Request | Answer) -> None:
+    [frame] = encode(7, 5, message)
+    header = decode_header(frame)
+    decode = decode_request if isinstance(message, get_args(Request)) else decode_answer
+    assert (header.number, header.oldest, decode(header)) == (7, 5, message)
+
+
+def read(frame: bytes) -> list[Request | Answer]:
+    """What a frame can be read as; WireError where its header cannot."""
+    header = decode_header(frame)
+    found: list[Request | Answer] = []
+    for decode in (decode_request, decode_answer):
+        with suppress(WireError):
+            found.append(decode(header))
+    return found
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_any_bytes_are_a_message_or_a_wire_error(frame: bytes) -> None:
+    for start in (b"", b"\x93\x01\x00", b"\x93\x01\x00\x95\xa5Claim"):
+        with suppress(WireError):
+            assert len(read(start + frame)) <= 1
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_a_damaged_message_is_a_message_or_a_wire_error(message: Request | Answer, data: st.DataObject) -> None:
+    frame = bytearray(encode(7, 5, message)[0])
+    for _ in range(data.draw(st.integers(1, 3))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    del frame[data.draw(st.integers(1, len(frame))) :]
+    with suppress(WireError):
+        assert len(read(bytes(frame))) <= 1
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xdd\xff\xff\xff\xff",  # an array of 2**32 - 1
+        b"\x93\x01\x00\xdd\xff\xff\xff\xff",
+        b"\x93\x01\x00\xdb\xff\xff\xff\xff",  # a string
+        b"\x93\x01\x00\x92\xa4Done\xdd\xff\xff\xff\xff\x01",
+        b"\x93\x01\x00\x93\xa4Done\xdd\xff\xff\xff\xff",
+        b"\x93\x01\x00\x92\xa5Prove\xc6\xff\xff\xff\xff",  # bytes
+        b"\x93\x01\x00\x93\xa7Welcome\x01\xdf\xff\xff\xff\xff",  # a map
+        b"\x93\x01\x00" + b"\x91" * 100_000,
+        b"\x91" * 100_000,
+    ],
+)
+def test_a_length_that_is_claimed_is_not_made_room_for(frame: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with suppress(WireError):
+            assert read(frame) == []
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -1.0])
+def test_a_wait_without_an_end_is_refused(wait_s: float) -> None:
+    with pytest.raises(WireError, match="not a request"):
+        decode_request(decode_header(encode(1, 1, Claim("actor", None, None, wait_s))[0]))
+
+
+def test_fields_that_a_message_does_not_have_are_refused() -> None:
+    frame = msgspec.msgpack.encode((1, 1, ("Beat", 3)))
+    with pytest.raises(WireError, match="not a request"):
+        decode_request(decode_header(frame))
+
+
+def test_packed_numbers_come_back_and_others_are_refused() -> None:
+    np.testing.assert_array_equal(unpack(packed([[1, 2], [3, -4]]), 2), ints([[1, 2], [3, -4]]))
+    assert row_ids(pack([RowId(1, 2), RowId(3, 4)])) == [RowId(1, 2), RowId(3, 4)]
+    assert row_ids(b"") == []
+    for data, width in ((b"1234567", 1), (packed([1, 2, 3]), 2), (b"", 0)):
+        with pytest.raises(WireError, match="bytes are not rows"):
+            unpack(data, width)
+
+
+def test_lengths_have_the_shape_that_their_run_says() -> None:
+    np.testing.assert_array_equal(RUN.table(), ints([[5], [6]]))
+    assert Run(3, [], b"").table().shape == (3, 0)
+    with pytest.raises(WireError, match="8 bytes are not the lengths of 2 rows in 1 columns"):
+        Run(2, ["prompt_ids"], packed([5])).table()
+
+
+def test_a_frame_beyond_the_limit_is_refused_before_it_is_sent() -> None:
+    check_frames([b"small"])
+    with pytest.raises(WireError, match="send fewer rows"):
+        check_frames([np.empty(MAX_FRAME_BYTES // 8 + 1, dtype=np.int64).data])
+
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TailraceError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_raised_on_the_other_side_as_what_it_was(kind: type[TailraceError]) -> None:
+    error = Failure.of(kind("the reason")).error()
+    assert (type(error), str(error)) == (kind, "the reason")
+
+
+def test_an_error_of_elsewhere_is_its_nearest_known_base() -> None:
+    class OwnError(LeaseError):
+        pass
+
+    assert type(Failure.of(OwnError("x")).error()) is LeaseError
+
+
+@pytest.mark.parametrize("kind", ["difflib", "nearest", "SystemExit", ""])
+def test_a_failure_of_no_known_kind_is_a_wire_error(kind: str) -> None:
+    error = Failure(kind, "boom").error()
+    assert isinstance(error, QueueError)
+    assert "boom" in str(error)
