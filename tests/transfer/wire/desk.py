@@ -41,7 +41,7 @@ from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, host_id
 from tests.transfer.wire.rows import cells_of, packed
 
 TOKEN = b"a token that nobody guesses"
-LIMIT_S = 20.0
+LIMIT_S = 20
 UNIT = 7
 
 
@@ -91,8 +91,9 @@ class Desk(Service):
         count = len(unpack(incoming.message.rows, 3))
         rows = [RowId(self._admitted + index, 0) for index in range(count)]
         self._admitted += count
-        self._ready += rows
-        self._serve()
+        if not incoming.message.runs:  # else when they are written
+            self._ready += rows
+            self._serve()
         return Reply(Admitted(pack(rows), UNIT))
 
     def _claim(self, incoming: Incoming) -> None:
@@ -143,10 +144,14 @@ class Desk(Service):
         return Reply(Counted(QueueStats(rows=len(self._ready), bytes=size, blocked_puts=len(self._claims), tasks={})))
 
     def _write(self, incoming: Incoming) -> Reply:
-        rows = iter(row_ids(incoming.message.rows))
+        rows = row_ids(incoming.message.rows)
+        unwritten = iter(rows)
         for run, frame in zip(incoming.message.runs, incoming.frames, strict=True):
             for cell in cells_of(run, frame):
-                self._parts[(*next(rows), incoming.message.tag)] = bytes(cell)
+                self._parts[(*next(unwritten), incoming.message.tag)] = bytes(cell)
+        if incoming.message.tag == 0:
+            self._ready += rows
+            self._serve()
         return Reply(Accepted())
 
     def _read(self, incoming: Incoming) -> Reply:

@@ -12,11 +12,11 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from tailrace.errors import TailraceError
+from tailrace.errors import QueueClosed, TailraceError
 from tailrace.transfer.queue.wire.calls import Call, Operation
 from tailrace.transfer.queue.wire.connection import Connection, Patience
 from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.handshake import Identity
+from tailrace.transfer.queue.wire.handshake import Identity, check_token
 from tailrace.transfer.queue.wire.sockets import readable
 
 T = TypeVar("T")
@@ -31,16 +31,19 @@ class _Wire:
         self._connection = connection
         self._tick_s = tick_s
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(connection.socket.fileno(), connection.receive)
+        self._loop.add_reader(connection.socket.fileno(), self._receive)
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, call: Call) -> tuple[int, _Outcome]:
+    def start(self, call: Call, *, held: bool) -> tuple[int, _Outcome]:
         outcome: _Outcome = self._loop.create_future()
-        number = self._connection.start(call, partial(_settle, outcome))
+        number = self._connection.start(call, partial(_settle, outcome), held=held)
         if self._timer is None:
             self._timer = self._loop.call_later(self._tick_s, self._on_timer)
         self._look()
         return number, outcome
+
+    def take(self, number: int) -> None:
+        self._connection.take(number)
 
     def cancel(self, number: int) -> None:
         self._connection.cancel(number)
@@ -53,12 +56,12 @@ class _Wire:
         self._connection.close()
 
     def _look(self) -> None:
-        if readable(self._connection.socket):
+        if not self._connection.socket.closed and readable(self._connection.socket):
             self._loop.call_soon(self._receive)
 
     def _receive(self) -> None:
-        if not self._connection.socket.closed:
-            self._connection.receive()
+        while not self._connection.socket.closed and self._connection.receive():
+            pass
 
     def _on_timer(self) -> None:
         self._timer = None
@@ -80,7 +83,9 @@ class AsyncClient:
         Raises:
             WireError: the token is too short.
         """
-        self._identity = Identity(name, token)
+        check_token(token)
+        self._name = name
+        self._token = token
         self._patience = patience or Patience()
         self._context: zmq.Context[Any] = zmq.Context()
         self._wires: dict[str, _Wire] = {}
@@ -100,6 +105,7 @@ class AsyncClient:
 
         Raises:
             PeerLost: a server did not answer within its limit.
+            QueueClosed: this client was closed.
             TailraceError: what a server answered with.
         """
         try:
@@ -134,24 +140,29 @@ class AsyncClient:
         try:
             for call in calls:
                 wire = self._wire(call.to)
-                started.append((wire, *wire.start(call)))
+                started.append((wire, *wire.start(call, held=True)))
             for _, _, outcome in started:
                 result = await outcome
                 if isinstance(result, TailraceError):
                     raise result
                 replies.append(result)
-        finally:
-            for wire, number, _ in started[len(replies) :]:
+        except BaseException:  # cancelled, too: even when the answer is there
+            for wire, number, _ in started:
                 wire.cancel(number)
+            raise
+        for wire, number, _ in started:
+            wire.take(number)
         return replies
 
     def _tell(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            self._wire(call.to).start(call)
+        for call in calls if not self._context.closed else ():
+            self._wire(call.to).start(call, held=False)
 
     def _wire(self, endpoint: str) -> _Wire:
+        if self._context.closed:
+            raise QueueClosed("this client was closed")
         if endpoint not in self._wires:
-            connection = Connection(self._context, endpoint, self._identity, self._patience)
+            connection = Connection(self._context, endpoint, Identity(self._name, self._token), self._patience)
             self._wires[endpoint] = _Wire(connection, self._patience.tick_s)
         return self._wires[endpoint]
 

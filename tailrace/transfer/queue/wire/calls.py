@@ -106,30 +106,39 @@ class Directory:
         self.controller = controller
         self._units: dict[int, Unit] = {}
 
-    def look(self) -> Operation[Welcome]:
+    def look(self, *, otherwise: Sequence[Call] = ()) -> Operation[Welcome]:
         """Ask the controller for units, columns and tasks."""
-        welcome = yield from _one(Call(self.controller, Look()), Welcome)
+        [reply] = yield Step([Call(self.controller, Look())], otherwise)
+        welcome = expect(reply, Welcome)
         self._units = {unit.number: unit for unit in welcome.units}
         return welcome
 
-    def unit(self, number: int) -> Operation[Unit]:
+    def unit(self, number: int, *, otherwise: Sequence[Call] = ()) -> Operation[Unit]:
         """A unit by its number; the controller is asked where it is not known yet.
 
         Raises:
-            WireError: the controller does not know it either.
+            WireError: the controller does not know it either; `otherwise` has been done.
         """
         if number not in self._units:
-            yield from self.look()
+            yield from self.look(otherwise=otherwise)
         if number not in self._units:
+            if otherwise:
+                yield Step(otherwise)
             raise WireError(f"the controller has named unit {number}, but its units are {sorted(self._units)}")
         return self._units[number]
 
-    def endpoint(self, number: int) -> Operation[str]:
-        """Where to reach a unit: by ipc on its own host."""
-        unit = yield from self.unit(number)
+    def endpoint(self, number: int, *, otherwise: Sequence[Call] = ()) -> Operation[str]:
+        """Where to reach a unit: by ipc on its own host. `otherwise`: done where it cannot be found out.
+
+        Raises:
+            WireError: there is no such unit, or no way to it from here.
+        """
+        unit = yield from self.unit(number, otherwise=otherwise)
         local = unit.host == host_id()
         reachable = [endpoint for endpoint in unit.endpoints if local or not endpoint.startswith("ipc:")]
         if not reachable:
+            if otherwise:
+                yield Step(otherwise)
             raise WireError(f"unit {number} listens at {unit.endpoints} alone, which cannot be reached from this host")
         return min(reachable, key=lambda endpoint: not endpoint.startswith("ipc:"))
 
@@ -156,11 +165,7 @@ def claim(
     reads: dict[int, tuple[IntArray, Call]] = {}
     for number in np.unique(units).tolist():
         places = np.flatnonzero(units == number)
-        try:
-            endpoint = yield from directory.endpoint(number)
-        except WireError:
-            yield Step([], otherwise=[give_back])
-            raise
+        endpoint = yield from directory.endpoint(number, otherwise=[give_back])
         read = Read(pack(rows[places]), claimed.columns, pack(tags[places]), False)
         reads[number] = (places, Call(endpoint, read))
     replies = yield Step([call for _, call in reads.values()], otherwise=[give_back])
@@ -174,6 +179,8 @@ def ack(directory: Directory, lease_id: int, outputs: Mapping[int, Batch]) -> Op
     """Write output cells to the units that have the rows, then have them count."""
     writes: list[Call] = []
     for number, batch in outputs.items():
+        if not batch.frames:
+            continue  # a task without outputs
         endpoint = yield from directory.endpoint(number)
         writes.append(Call(endpoint, Write(lease_id, pack(batch.rows), list(batch.runs), None), batch.frames))
     for reply in (yield Step(writes)):

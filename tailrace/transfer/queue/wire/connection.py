@@ -21,7 +21,7 @@ from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.wire.calls import Call, expect
 from tailrace.transfer.queue.wire.frames import Reply, check_frames, decode_answer, decode_header, encode
 from tailrace.transfer.queue.wire.handshake import Identity
-from tailrace.transfer.queue.wire.messages import Cancel, Challenge, Failure, Hello, Stranger, Waiting, Welcome
+from tailrace.transfer.queue.wire.messages import Cancel, Challenge, Failure, Hello, Request, Stranger, Waiting, Welcome
 from tailrace.transfer.queue.wire.sockets import dealer, receive, send
 
 Then: TypeAlias = Callable[[Reply | TailraceError], None]
@@ -48,6 +48,7 @@ class Patience:
 class _Request:
     call: Call
     then: Then
+    held: bool
     entering: bool
     """Part of saying Hello: sent at once."""
     started: float
@@ -56,7 +57,7 @@ class _Request:
 
 
 class Connection:
-    """To one server. One identity has one connection to each server, since requests are counted by it."""
+    """To one server. Each has an identity of its own, since a server counts the requests of one."""
 
     def __init__(
         self,
@@ -77,7 +78,9 @@ class Connection:
         self._patience = patience
         self._clock = clock
         self._requests: dict[int, _Request] = {}
-        """By number, ascending: those without an answer."""
+        """By number: those without an answer."""
+        self._open: dict[int, Request] = {}
+        """By number, ascending: those without an answer, or held: the server keeps their answers."""
         self._next_number = 1
         self._known = False
         """Whether the server knows this connection, as far as is known here."""
@@ -89,24 +92,29 @@ class Connection:
         """Nothing waits for an answer: no `tick` is needed."""
         return not self._requests
 
-    def start(self, call: Call, then: Then) -> int:
-        """Send `call`; `receive` or `tick` ends it with `then`. Returns its number, for `cancel`.
+    def start(self, call: Call, then: Then, *, held: bool = False) -> int:
+        """Send `call`; `receive` or `tick` ends it with `then`. Returns its number.
+
+        `held`: it can be cancelled even after its answer has come, until `take`.
 
         Raises:
             WireError: it has a frame that is too long.
         """
         check_frames(call.frames)
-        number = self._add(call, then, entering=False)
+        number = self._add(call, then, held=held)
         if self._known:
             self._send(number)
         elif not any(request.entering for request in self._requests.values()):
             self._say_hello()
         return number
 
-    def receive(self) -> None:
-        """Take in all that has come."""
-        while (message := receive(self.socket, copied=1)) is not None:
-            self._take(*message)
+    def receive(self) -> bool:
+        """Take in a message; whether there was one."""
+        message = receive(self.socket, copied=1)
+        if message is None:
+            return False
+        self._take(*message)
+        return True
 
     def tick(self) -> None:
         """Send again what is due, and give up what has waited too long. Does nothing before `Patience.tick_s`."""
@@ -124,37 +132,51 @@ class Connection:
                 request.retry_at = now + request.retry_s
                 self._send(number)
 
+    def take(self, number: int) -> None:
+        """The answer of a held request has been made use of."""
+        self._open.pop(number, None)
+
     def cancel(self, number: int) -> None:
-        """Wait for a request no more; the server is told. `then` is not called. Harmless where it has ended."""
-        if number not in self._requests:
+        """Have a request undone; `then` is not called any more. Harmless where it has ended and is not held."""
+        message = self._open.get(number)
+        if message is None:
             return
-        if self._known and self._requests[number].call.message.mutates:
-            head = encode(self._take_number(), next(iter(self._requests)), Cancel(number))
-            send(self.socket, head)
-        del self._requests[number]
+        if self._known and message.mutates:
+            send(self.socket, encode(self._next(), self._oldest, Cancel(number)))
+        del self._open[number]
+        self._requests.pop(number, None)
 
     def close(self) -> None:
-        """End all requests with QueueClosed. What was sent may take a second to leave. Closing twice is harmless."""
-        self._refuse(QueueClosed("this client was closed"))
-        self.socket.close()
+        """Have all undone that is under way, with QueueClosed. It may take a second to leave. Harmless twice."""
+        ended = list(self._requests.values())
+        for number in list(self._open):
+            self.cancel(number)
+        for request in ended:
+            request.then(QueueClosed("this client was closed"))
+        self.socket.close(None if self._known else 0)
 
-    def _add(self, call: Call, then: Then, *, entering: bool) -> int:
+    def _add(self, call: Call, then: Then, *, held: bool = False, entering: bool = False) -> int:
         now = self._clock()
         if not self._requests:
             self._ticked = now
-        number = self._take_number()
+        number = self._next()
+        self._open[number] = call.message
         retry_s = self._patience.retry_s
-        self._requests[number] = _Request(call, then, entering, now, now + retry_s, retry_s)
+        self._requests[number] = _Request(call, then, held, entering, now, now + retry_s, retry_s)
         return number
 
-    def _take_number(self) -> int:
+    @property
+    def _oldest(self) -> int:
+        return next(iter(self._open))
+
+    def _next(self) -> int:
         number = self._next_number
         self._next_number += 1
         return number
 
     def _send(self, number: int) -> None:
         call = self._requests[number].call
-        send(self.socket, encode(number, next(iter(self._requests)), call.message, call.frames))
+        send(self.socket, encode(number, self._oldest, call.message, call.frames))
 
     def _take(self, head: list[bytes], frames: list[memoryview]) -> None:
         try:
@@ -180,7 +202,10 @@ class Connection:
                 self._end(header.number, Reply(answer, frames))
 
     def _end(self, number: int, result: Reply | TailraceError) -> None:
-        self._requests.pop(number).then(result)
+        request = self._requests.pop(number)
+        if not request.held or isinstance(result, TailraceError):  # an error leaves nothing to undo
+            del self._open[number]
+        request.then(result)
 
     def _is_lost(self, request: _Request, now: float) -> bool:
         limit = self._patience.limit_s
@@ -204,7 +229,7 @@ class Connection:
         if self._known or self._requests[number].entering:
             self._known = False
             for entering in [number for number, request in self._requests.items() if request.entering]:
-                del self._requests[entering]
+                del self._requests[entering], self._open[entering]
             self._say_hello()
 
     def _say_hello(self) -> None:
@@ -234,7 +259,7 @@ class Connection:
 
     def _refuse(self, error: TailraceError) -> None:
         for number in list(self._requests):
-            self._end(number, error)
+            self._end(number, type(error)(str(error)))  # each its own: they are raised in different places
 
 
 def _checked(result: Reply | TailraceError) -> Reply:

@@ -21,10 +21,10 @@ _MAX_GUESTS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A client as servers know it."""
+    """A connection as servers know it, also when ZeroMQ has made it anew."""
 
     name: str
-    """For people; the client's own is `unique`."""
+    """For people; no other identity has the same `unique`."""
     token: bytes = field(repr=False)
     unique: str = field(init=False)
 

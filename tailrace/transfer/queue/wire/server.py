@@ -48,7 +48,7 @@ from tailrace.transfer.queue.wire.messages import (
     Waiting,
     Welcome,
 )
-from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, receive, router, send
+from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, Listener, receive, send
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -127,19 +127,30 @@ class Server:
         Raises:
             WireError: it cannot listen there, or the token is too short.
         """
-        self._identity = Identity(name, token)
+        self._name = name
+        self._token = token
         self._door = Door(token, silence_s=silence_s)
         self._patience = patience or Patience()
         self._clock = clock
         self._clients: dict[str, Answers] = {}
         self._links: dict[Any, Connection] = {}
         self._context: zmq.Context[Any] = zmq.Context()
-        self._socket, self.endpoints = router(self._context, endpoints)
+        try:
+            self._listener = Listener(self._context, endpoints)
+        except WireError:
+            self._context.term()
+            raise
+        self._socket = self._listener.socket
         self._wake, self._waker = socket.socketpair()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._stopped = False
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Where it listens."""
+        return list(self._listener.endpoints)
 
     def link(self, endpoint: str) -> Connection:
         """A connection to another server, as a client of it, that this server's loop drives.
@@ -147,7 +158,7 @@ class Server:
         Raises:
             WireError: that is no endpoint.
         """
-        link = Connection(self._context, endpoint, self._identity, self._patience, self._clock)
+        link = Connection(self._context, endpoint, Identity(self._name, self._token), self._patience, self._clock)
         self._links[link.socket] = link
         self._poller.register(link.socket, zmq.POLLIN)
         return link
@@ -278,7 +289,7 @@ class Server:
                 answers.keep(ticket.number)
             handler = handlers.get(type(message))
             if handler is None:
-                raise WireError(f"{type(message).__name__} is not for this server, which is {self._identity.name!r}")
+                raise WireError(f"{type(message).__name__} is not for this server, which is {self._name!r}")
             reply = handler(Incoming(ticket, message, frames))
             if reply is not None:
                 check_frames(reply.frames)
@@ -293,7 +304,7 @@ class Server:
     def _close(self) -> None:
         for link in list(self._links.values()):
             self.unlink(link)
-        self._socket.close()
+        self._listener.close()
         self._context.term()
         self._wake.close()
         self._waker.close()

@@ -1,6 +1,8 @@
 """ZeroMQ sockets as the queue uses them, and where they listen."""
 
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -14,6 +16,7 @@ from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES, Buffer
 DEFAULT_ENDPOINTS = ("ipc://*", "tcp://127.0.0.1:*")
 """A socket in a new directory that only this user may enter, and a free port of this machine alone."""
 
+_NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _HIGH_WATER = 100_000
 """Messages on their way to or from one peer; those beyond are dropped by a server and sent again by the client."""
 _LINGER_MS = 1000
@@ -39,24 +42,39 @@ def dealer(context: "zmq.Context[Any]", endpoint: str) -> zmq.SyncSocket:
     return socket
 
 
-def router(context: "zmq.Context[Any]", endpoints: Sequence[str]) -> tuple[zmq.SyncSocket, list[str]]:
-    """The socket of a server, and where it listens, the `*` of `endpoints` filled in.
+class Listener:
+    """The socket of a server."""
 
-    Raises:
-        WireError: it cannot listen at one of them.
-    """
-    socket = _tuned(context.socket(zmq.ROUTER))
-    bound: list[str] = []
-    for endpoint in endpoints:
-        try:
-            socket.bind(endpoint)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            raise WireError(
-                f"cannot listen at {endpoint!r}: {error.strerror}; expected ipc://PATH or tcp://HOST:PORT that is free"
-            ) from None
-        bound.append(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-    return socket, bound
+    def __init__(self, context: "zmq.Context[Any]", endpoints: Sequence[str]) -> None:
+        """Listen at `endpoints`; `ipc://*` is a socket in a new directory that only this user may enter.
+
+        Raises:
+            WireError: it cannot listen at one of them.
+        """
+        self.socket = _tuned(context.socket(zmq.ROUTER))
+        self.endpoints: list[str] = []
+        """Where it listens, each `*` filled in."""
+        self._directories: list[str] = []
+        for endpoint in endpoints:
+            try:
+                self.socket.bind(self._private() if endpoint == "ipc://*" else endpoint)
+            except zmq.ZMQError as error:
+                self.close()
+                raise WireError(
+                    f"cannot listen at {endpoint!r}: {error.strerror}; "
+                    f"expected ipc://PATH or tcp://HOST:PORT that is free"
+                ) from None
+            self.endpoints.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def close(self) -> None:
+        """Hang up; what was sent last may take a second to leave."""
+        self.socket.close()
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)  # ZeroMQ removes its socket a moment later or sooner
+
+    def _private(self) -> str:
+        self._directories.append(tempfile.mkdtemp(prefix="tailrace-"))
+        return f"ipc://{self._directories[-1]}/socket"
 
 
 def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memoryview]] | None:
@@ -65,7 +83,7 @@ def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memo
     Fewer than `copied` frames come back where the message has no more.
     """
     try:
-        head = [socket.recv(zmq.NOBLOCK)]
+        head = [socket.recv(_NOW)]
     except zmq.Again:
         return None
     tail: list[memoryview] = []
@@ -84,11 +102,10 @@ def readable(socket: zmq.SyncSocket) -> bool:
 
 def send(socket: zmq.SyncSocket, frames: Sequence[Buffer]) -> None:
     """Send without waiting; long frames without a copy, so they must not change. What finds no room is dropped."""
-    more = zmq.NOBLOCK | zmq.SNDMORE
     try:
         for frame in frames[:-1]:
-            socket.send(frame, more, copy=False)
-        socket.send(frames[-1], zmq.NOBLOCK, copy=False)
+            socket.send(frame, _NOW_AND_MORE, copy=False)
+        socket.send(frames[-1], _NOW, copy=False)
     except zmq.Again:
         return  # as if lost on the way; no message is sent in part
 

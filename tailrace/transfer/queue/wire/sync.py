@@ -8,11 +8,11 @@ from typing import Any, Self, TypeVar
 
 import zmq
 
-from tailrace.errors import TailraceError
+from tailrace.errors import QueueClosed, TailraceError
 from tailrace.transfer.queue.wire.calls import Call, Operation
 from tailrace.transfer.queue.wire.connection import Connection, Patience
 from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.handshake import Identity
+from tailrace.transfer.queue.wire.handshake import Identity, check_token
 
 T = TypeVar("T")
 
@@ -32,6 +32,10 @@ class _Gathering:
         else:
             self.replies[place] = result
 
+    def check(self) -> None:
+        if self.error is not None:
+            raise self.error
+
 
 class SyncClient:
     """Carries out operations one after the other: `with SyncClient("trainer", token) as client: client.run(...)`.
@@ -45,7 +49,9 @@ class SyncClient:
         Raises:
             WireError: the token is too short.
         """
-        self._identity = Identity(name, token)
+        check_token(token)
+        self._name = name
+        self._token = token
         self._patience = patience or Patience()
         self._tick_ms = math.ceil(self._patience.tick_s * 1000)
         self._context: zmq.Context[Any] = zmq.Context()
@@ -68,6 +74,7 @@ class SyncClient:
 
         Raises:
             PeerLost: a server did not answer within its limit.
+            QueueClosed: this client was closed.
             TailraceError: what a server answered with.
         """
         try:
@@ -102,14 +109,16 @@ class SyncClient:
         try:
             for place, call in enumerate(calls):
                 connection = self._connection(call.to)
-                started.append((connection, connection.start(call, partial(gathering.put, place))))
+                started.append((connection, connection.start(call, partial(gathering.put, place), held=True)))
             while gathering.missing and gathering.error is None:
                 self._turn()
-        finally:
+            gathering.check()
+        except BaseException:  # Ctrl-C, too
             for connection, number in started:
                 connection.cancel(number)
-        if gathering.error is not None:
-            raise gathering.error
+            raise
+        for connection, number in started:
+            connection.take(number)
         return [reply for reply in gathering.replies if reply is not None]
 
     def _turn(self) -> None:
@@ -123,8 +132,10 @@ class SyncClient:
             self._connection(call.to).start(call, _ignore)
 
     def _connection(self, endpoint: str) -> Connection:
+        if self._context.closed:
+            raise QueueClosed("this client was closed")
         if endpoint not in self._connections:
-            connection = Connection(self._context, endpoint, self._identity, self._patience)
+            connection = Connection(self._context, endpoint, Identity(self._name, self._token), self._patience)
             self._connections[endpoint] = connection
             self._by_socket[connection.socket] = connection
             self._poller.register(connection.socket, zmq.POLLIN)

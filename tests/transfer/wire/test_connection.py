@@ -1,0 +1,289 @@
+"""Retries, limits and Hello, against a server that is played here by hand; time is a number."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError, WireError
+from tailrace.transfer.queue.wire.calls import Call
+from tailrace.transfer.queue.wire.connection import Connection, Patience
+from tailrace.transfer.queue.wire.frames import Header, Reply, decode_header, decode_request, encode
+from tailrace.transfer.queue.wire.handshake import Door, Identity
+from tailrace.transfer.queue.wire.messages import (
+    Accepted,
+    Answer,
+    Beat,
+    Cancel,
+    Claim,
+    Failure,
+    Hello,
+    Joined,
+    Prove,
+    Renew,
+    Request,
+    Stranger,
+    Waiting,
+    Welcome,
+)
+from tailrace.transfer.queue.wire.sockets import Listener, receive, send
+from tests.transfer.wire.desk import LIMIT_S, TOKEN
+
+PATIENCE = Patience(limit_s=30.0, retry_s=1.0, max_retry_s=4.0)
+
+
+class Stage:
+    """A connection, and the server at its other end."""
+
+    def __init__(self, token: bytes = TOKEN) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self.listener = Listener(self.context, ["ipc://*"])
+        self.socket, [endpoint] = self.listener.socket, self.listener.endpoints
+        self.door = Door(token, silence_s=99)
+        self.now = 0.0
+        self.endpoint = endpoint
+        self.connection = Connection(
+            self.context, endpoint, Identity("tester", TOKEN), PATIENCE, clock=lambda: self.now
+        )
+        self.results: dict[int, Reply | TailraceError] = {}
+        self.route = b""
+
+    def start(self, message: Request, wait_s: float = 0.0) -> int:
+        number: int
+        number = self.connection.start(
+            Call(self.endpoint, message, wait_s=wait_s), lambda result: self.results.__setitem__(number, result)
+        )
+        return number
+
+    def arrived(self) -> Header:
+        """The next message at the server."""
+        assert self.socket.poll(LIMIT_S * 1000), "nothing comes"
+        message = receive(self.socket, copied=2)
+        assert message is not None
+        [self.route, head], _ = message
+        return decode_header(head)
+
+    def asked(self) -> tuple[int, Request]:
+        header = self.arrived()
+        return header.number, decode_request(header)
+
+    def nothing_comes(self) -> bool:
+        """Whether nothing was sent: what is sent after it is the next to come."""
+        marker = self.connection.start(Call(self.endpoint, Renew(0)), lambda _: None)
+        alone = self.arrived().number == marker
+        self.say(marker, Accepted())
+        return alone
+
+    def say(self, number: int, answer: Answer) -> None:
+        self.say_bytes(encode(number, 0, answer)[0])
+
+    def say_bytes(self, head: Any) -> None:
+        send(self.socket, [self.route, head])
+        assert self.connection.socket.poll(LIMIT_S * 1000), "nothing comes back"
+        assert self.connection.receive()
+
+    def greet(self) -> None:
+        number, hello = self.asked()
+        assert isinstance(hello, Hello)
+        self.say(number, self.door.challenge(self.route, hello))
+        number, prove = self.asked()
+        assert isinstance(prove, Prove)
+        assert self.door.enter(self.route, prove, self.now) is not None
+        self.say(number, Welcome(1))
+
+    def pass_time(self, until: float) -> None:
+        while self.now < until:
+            self.now += PATIENCE.tick_s
+            self.connection.tick()
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    made = Stage()
+    yield made
+    made.connection.close()
+    made.listener.close()
+    made.context.term()
+
+
+@pytest.fixture
+def known(stage: Stage) -> Stage:
+    """A stage after Hello."""
+    number = stage.start(Beat())
+    stage.greet()
+    assert stage.asked() == (number, Beat())
+    stage.say(number, Accepted())
+    return stage
+
+
+def test_what_is_asked_before_hello_is_sent_after_it(stage: Stage) -> None:
+    first, second = stage.start(Renew(1)), stage.start(Renew(2))
+    stage.greet()
+    assert [stage.asked(), stage.asked()] == [(first, Renew(1)), (second, Renew(2))]
+
+
+def test_answers_in_any_order_go_to_their_own_requests(known: Stage) -> None:
+    first, second = known.start(Renew(1)), known.start(Renew(2))
+    known.say(second, Joined(2))
+    known.say(first, Failure("LeaseError", "gone"))
+    assert known.results[second] == Reply(Joined(2), [])
+    assert isinstance(known.results[first], LeaseError)
+    assert known.connection.idle
+
+
+def test_each_request_says_which_answers_are_still_waited_for(known: Stage) -> None:
+    first, second = known.start(Renew(1)), known.start(Renew(2))
+    assert [known.arrived().oldest, known.arrived().oldest] == [first, first]
+    known.say(first, Accepted())
+    third = known.start(Renew(3))
+    header = known.arrived()
+    assert (header.number, header.oldest) == (third, second)
+
+
+def test_a_request_without_an_answer_is_sent_again_more_and_more_seldom_until_its_limit(known: Stage) -> None:
+    number = known.start(Renew(1))
+    assert known.asked() == (number, Renew(1))
+    sent: list[float] = []
+    while number not in known.results:
+        known.now += PATIENCE.tick_s
+        known.connection.tick()
+        if known.socket.poll(0) or (known.now in (1.0, 3.0, 7.0, 11.0) and known.socket.poll(LIMIT_S * 1000)):
+            assert known.asked() == (number, Renew(1))
+            sent.append(known.now)
+    assert sent[:4] == [1.0, 3.0, 7.0, 11.0]
+    assert known.now == 30.0
+    error = known.results[number]
+    assert isinstance(error, PeerLost)
+    assert "Renew to ipc://" in str(error)
+    assert "had no answer after 30.0 s" in str(error)
+
+
+def test_a_server_that_is_not_there_is_lost_after_the_limit(stage: Stage) -> None:
+    number = stage.start(Renew(1))
+    stage.pass_time(29.5)
+    assert not stage.results
+    stage.pass_time(30.0)
+    assert isinstance(stage.results[number], PeerLost)
+
+
+def test_a_server_that_gives_signs_of_life_may_take_as_long_as_the_request_may_wait(known: Stage) -> None:
+    number = known.start(Claim("actor", None, None, 100.0), wait_s=100.0)
+    for _ in range(4):
+        known.pass_time(known.now + 25)
+        known.say(number, Waiting())
+    known.pass_time(129.5)
+    assert number not in known.results
+    known.say(number, Waiting())
+    known.pass_time(130.0)
+    assert isinstance(known.results[number], PeerLost)
+
+
+def test_a_silent_server_is_lost_even_while_a_request_may_wait(known: Stage) -> None:
+    number = known.start(Claim("actor", None, None, 3600.0), wait_s=3600.0)
+    known.pass_time(30.0)
+    assert isinstance(known.results[number], PeerLost)
+
+
+def test_a_stranger_says_hello_and_asks_everything_again(known: Stage) -> None:
+    first, second = known.start(Renew(1)), known.start(Renew(2))
+    assert [known.asked(), known.asked()] == [(first, Renew(1)), (second, Renew(2))]
+    known.say(first, Stranger())
+    known.say(second, Stranger())
+    known.greet()
+    assert [known.asked(), known.asked()] == [(first, Renew(1)), (second, Renew(2))]
+    known.say(second, Accepted())
+    assert list(known.results.values()) == [Reply(Accepted(), [])] * 2  # of the Beat, and of this one
+
+
+def test_a_server_made_anew_in_the_middle_of_hello_is_greeted_again(stage: Stage) -> None:
+    number = stage.start(Renew(1))
+    hello_number, hello = stage.asked()
+    assert isinstance(hello, Hello)
+    stage.say(hello_number, stage.door.challenge(stage.route, hello))
+    prove_number, _ = stage.asked()
+    stage.say(prove_number, Stranger())
+    stage.greet()
+    assert stage.asked() == (number, Renew(1))
+
+
+def test_hello_is_said_again_when_it_gets_lost(stage: Stage) -> None:
+    number = stage.start(Renew(1))
+    lost, _ = stage.asked()
+    stage.pass_time(1.0)
+    again = stage.arrived()
+    assert again.number == lost
+    hello = decode_request(again)
+    assert isinstance(hello, Hello)
+    stage.say(lost, stage.door.challenge(stage.route, hello))
+    prove_number, prove = stage.asked()
+    assert isinstance(prove, Prove)
+    assert stage.door.enter(stage.route, prove, 0.0)
+    stage.say(prove_number, Welcome(1))
+    assert stage.asked() == (number, Renew(1))
+
+
+def test_a_server_that_does_not_know_the_token_ends_what_waits_and_the_next_request_tries_again(stage: Stage) -> None:
+    first, second = stage.start(Renew(1)), stage.start(Renew(2))
+    number, hello = stage.asked()
+    assert isinstance(hello, Hello)
+    stage.say(number, Door(b"another token of some length", silence_s=9).challenge(stage.route, hello))
+    for error in (stage.results[first], stage.results[second]):
+        assert isinstance(error, WireError)
+        assert "does not know the token" in str(error)
+    third = stage.start(Renew(3))
+    stage.greet()
+    assert stage.asked() == (third, Renew(3))
+
+
+def test_late_double_and_senseless_answers_change_nothing(known: Stage) -> None:
+    number = known.start(Renew(1))
+    known.say(number, Accepted())
+    known.say(number, Failure("LeaseError", "too late"))
+    known.say(number + 50, Accepted())
+    known.say_bytes(b"\xc1 no message")
+    assert known.results[number] == Reply(Accepted(), [])
+
+
+def test_an_answer_that_cannot_be_read_is_the_error_of_its_request(known: Stage) -> None:
+    number = known.start(Renew(1))
+    known.say_bytes(encode(number, 0, Beat())[0])
+    error = known.results[number]
+    assert isinstance(error, WireError)
+    assert "bytes are not an answer" in str(error)
+
+
+def test_a_cancelled_request_that_changes_something_is_taken_back(known: Stage) -> None:
+    number = known.start(Claim("actor", None, None, 5.0))
+    assert known.arrived().number == number
+    known.connection.cancel(number)
+    header = known.arrived()
+    assert decode_request(header) == Cancel(number)
+    assert header.oldest == number, "its answer must still be known, to be undone"
+    known.say(number, Accepted())
+    known.connection.cancel(number)
+    assert number not in known.results
+    assert known.connection.idle
+
+
+def test_a_cancelled_request_that_changes_nothing_is_just_forgotten(known: Stage) -> None:
+    number = known.start(Renew(1))
+    assert known.arrived().number == number
+    known.connection.cancel(number)
+    assert known.connection.idle
+    assert known.nothing_comes()
+
+
+def test_closing_ends_what_waits(known: Stage) -> None:
+    number = known.start(Renew(1))
+    known.connection.close()
+    assert isinstance(known.results[number], QueueClosed)
+    known.connection.close()
+
+
+@pytest.mark.parametrize("endpoint", ["nowhere", "tcp://", "http://a:1", "tcp://127.0.0.1:port", "ipc://" + "a" * 300])
+def test_what_is_no_endpoint_is_refused(stage: Stage, endpoint: str) -> None:
+    with pytest.raises(WireError, match="expected ipc://PATH or tcp://HOST:PORT"):
+        Connection(stage.context, endpoint, Identity("tester", TOKEN), PATIENCE)
+    with pytest.raises(WireError, match="cannot listen at"):
+        Listener(stage.context, [endpoint])
