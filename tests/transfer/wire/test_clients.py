@@ -74,11 +74,11 @@ class Process:
         assert self._process.stdout is not None
         self.endpoints = self._process.stdout.readline().split()
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         os.kill(self._process.pid, number)
 
-    def end(self) -> None:
-        self._process.kill()
+    def end(self, *, kill: bool = False) -> None:
+        self.send(signal.SIGKILL if kill else signal.SIGTERM)
         self._process.wait(LIMIT_S)
         assert self._process.stdout is not None
         self._process.stdout.close()
@@ -178,12 +178,13 @@ def test_a_server_that_stands_still_is_lost_and_heard_again_when_it_goes_on(face
         with using(face) as patient, using(face, HASTY) as hasty:
             to = process.endpoints[0]
             patient.run(ask(to, Beat()))
-            process.signal(signal.SIGSTOP)
+            process.send(signal.SIGSTOP)
             with pytest.raises(PeerLost, match="Beat to ipc:"):
                 hasty.run(ask(to, Beat()))
-            process.signal(signal.SIGCONT)
+            process.send(signal.SIGCONT)
             patient.run(ask(to, Beat()))
     finally:
+        process.send(signal.SIGCONT)
         process.end()
 
 
@@ -192,7 +193,7 @@ def test_a_dead_server_is_lost_and_the_next_at_its_place_is_greeted_anew(tmp_pat
     first = Process(endpoint)
     with using(face) as patient, using(face, HASTY) as hasty:
         patient.run(ask(endpoint, Beat()))
-        first.end()
+        first.end(kill=True)
         with pytest.raises(PeerLost):
             hasty.run(ask(endpoint, Beat()))
         second = Process(endpoint)

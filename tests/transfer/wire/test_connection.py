@@ -185,6 +185,19 @@ def test_a_silent_server_is_lost_even_while_a_request_may_wait(known: Stage) -> 
     assert isinstance(known.results[number], PeerLost)
 
 
+def test_the_time_in_which_nobody_looked_is_not_the_servers_silence(known: Stage) -> None:
+    first, second = known.start(Renew(1)), known.start(Renew(2))
+    assert [known.asked(), known.asked()] == [(first, Renew(1)), (second, Renew(2))]
+    send(known.socket, [known.route, *encode(first, 0, Accepted())])
+    assert known.connection.socket.poll(LIMIT_S * 1000)
+    known.now += 3600.0
+    known.connection.tick()
+    assert known.results[first] == Reply(Accepted(), [])
+    assert second not in known.results
+    known.pass_time(known.now + 30.0)
+    assert isinstance(known.results[second], PeerLost)
+
+
 def test_a_stranger_says_hello_and_asks_everything_again(known: Stage) -> None:
     first, second = known.start(Renew(1)), known.start(Renew(2))
     assert [known.asked(), known.asked()] == [(first, Renew(1)), (second, Renew(2))]

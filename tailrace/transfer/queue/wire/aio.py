@@ -155,7 +155,9 @@ class AsyncClient:
         return replies
 
     def _tell(self, calls: Sequence[Call]) -> None:
-        for call in calls if not self._context.closed else ():
+        if self._context.closed:
+            return
+        for call in calls:
             self._wire(call.to).start(call, held=False)
 
     def _wire(self, endpoint: str) -> _Wire:

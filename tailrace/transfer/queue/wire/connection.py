@@ -34,9 +34,9 @@ class Patience:
 
     limit_s: float = 30.0
     """Seconds without a sign of life after which a server counts as lost."""
-    retry_s: float = 1.0
-    """Seconds before a request is sent again; twice as many each time after that."""
-    max_retry_s: float = 8.0
+    retry_s: float = 5.0
+    """Seconds before a request is sent again, twice as many each time after that. Few get lost: with a connection."""
+    max_retry_s: float = 20.0
 
     @property
     def tick_s(self) -> float:
@@ -121,7 +121,10 @@ class Connection:
         now = self._clock()
         if now < self._ticked + self._patience.tick_s:
             return
+        self._forgive(now - self._ticked)
         self._ticked = now
+        while not self.socket.closed and self.receive():
+            pass  # what has come in time is not late because nobody looked
         for number, request in list(self._requests.items()):
             if number not in self._requests:
                 continue  # ended with one before it
@@ -206,6 +209,14 @@ class Connection:
         if not request.held or isinstance(result, TailraceError):  # an error leaves nothing to undo
             del self._open[number]
         request.then(result)
+
+    def _forgive(self, passed_s: float) -> None:
+        """Time in which this process did not look, busy or stopped, is not the server's silence."""
+        unseen = passed_s - max(self._patience.tick_s, self._patience.limit_s / 4)
+        if unseen > 0:
+            for request in self._requests.values():
+                request.started += unseen
+                request.retry_at += unseen
 
     def _is_lost(self, request: _Request, now: float) -> bool:
         limit = self._patience.limit_s

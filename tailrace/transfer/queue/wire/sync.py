@@ -128,6 +128,8 @@ class SyncClient:
             connection.tick()
 
     def _tell(self, calls: Sequence[Call]) -> None:
+        if self._context.closed:
+            return
         for call in calls:
             self._connection(call.to).start(call, _ignore)
 
