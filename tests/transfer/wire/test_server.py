@@ -7,7 +7,9 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -192,14 +194,13 @@ def test_a_request_that_this_server_is_not_for_is_a_failure(peer: Peer) -> None:
 
 
 def test_the_error_of_a_handler_reaches_who_asked_and_nobody_else(server: Server, peer: Peer) -> None:
-    other = Peer(server.endpoints[1])
-    other.enter()
-    failure = peer.ask(9, Renew(-1))
-    assert (failure, other.ask(9, Beat())) == (Failure("LeaseError", "lease -1 holds nothing"), Accepted())
+    with closing(Peer(server.endpoints[1])) as other:
+        other.enter()
+        failure = peer.ask(9, Renew(-1))
+        assert (failure, other.ask(9, Beat())) == (Failure("LeaseError", "lease -1 holds nothing"), Accepted())
     failure = peer.ask(10, Admit(b"odd", b"", [], 0.0))
     assert isinstance(failure, Failure)
     assert failure.kind == "WireError"
-    other.close()
 
 
 def test_a_request_that_comes_again_gets_the_first_answer_on_whatever_connection(peer: Peer) -> None:
@@ -253,16 +254,33 @@ def test_cancelling_forgets_what_waits_and_undoes_what_was_done(peer: Peer) -> N
     assert again.rows == claimed.rows
 
 
+class Forgetting(Desk):
+    """Tells when it has been told of a client that is gone."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(server)
+        self.told = threading.Event()
+
+    def gone(self, client: str) -> None:
+        super().gone(client)
+        self.told.set()
+
+
 def test_a_client_that_is_silent_is_forgotten_and_comes_back_by_hello() -> None:
-    server = Server("desk", TOKEN, silence_s=0.0)
-    desk = Desk(server)
-    with serving(server, desk):
-        peer = Peer(server.endpoints[0])
+    now = 0.0
+    server = Server("desk", TOKEN, silence_s=5.0, clock=lambda: now)
+    desk = Forgetting(server)
+    with serving(server, desk), closing(Peer(server.endpoints[0])) as peer:
         peer.enter()
-        assert peer.ask(3, Beat()) == Stranger()
+        assert peer.ask(3, Beat()) == Accepted()
+        with closing(Peer(server.endpoints[0])) as other:
+            now = 5.0
+            assert other.ask(1, Beat()) == Stranger(), "which only wakes the server"
+            assert desk.told.wait(LIMIT_S)
+        assert desk.forgotten == [peer.identity.unique]
+        assert peer.ask(4, Beat()) == Stranger()
         peer.enter()
-        peer.close()
-    assert set(desk.forgotten) == {peer.identity.unique}
+        assert peer.ask(5, Beat()) == Accepted()
 
 
 def test_a_link_of_a_server_to_another_carries_requests_in_its_loop(server: Server) -> None:
