@@ -40,7 +40,6 @@ class Verdict:
     ended_at: float
     waited_s: float = 0.0
     """Of that, for steps under way."""
-    unfinished: int
     decision: Decision | None
     """None at the end of a stage, where the engine returns, if it has to, and nobody has to ask."""
     source_tp: int
@@ -49,6 +48,11 @@ class Verdict:
     """Of the switch; None where there was none."""
     failure: str = ""
     """Why there was none, though it was decided on."""
+
+    @property
+    def unfinished(self) -> int:
+        """Sequences when it was asked."""
+        return 0 if self.decision is None else self.decision.unfinished
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,6 @@ class AdaptiveTP:
             Verdict(
                 began_at=asked_at,
                 ended_at=decided_at,
-                unfinished=unfinished,
                 decision=decision,
                 source_tp=tp,
                 target_tp=tp,
@@ -182,7 +185,6 @@ class AdaptiveTP:
                 began_at=wanted.asked_at,
                 ended_at=time.perf_counter(),
                 waited_s=began - wanted.decided_at,
-                unfinished=decision.unfinished,
                 decision=decision,
                 source_tp=decision.tp,
                 target_tp=decision.chosen,
@@ -204,7 +206,6 @@ class AdaptiveTP:
             Verdict(
                 began_at=began,
                 ended_at=time.perf_counter(),
-                unfinished=0,
                 decision=None,
                 source_tp=source_tp,
                 target_tp=target_tp,

@@ -14,18 +14,15 @@ import numpy as np
 
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec, to_bytes
+from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.types import ColumnKind, Value, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """Validated cells of one row: a part."""
+class Cells(CellFacts):
+    """Validated cells of one row: a part, and what is known of it without its contents."""
 
     data: bytes
-    lengths: dict[str, int]
-    """By column, see `cells.Part.lengths`."""
-    version: WeightVersion | None
-    """The smallest entry of `weight_versions`; None where that is not among the cells, or empty."""
 
     @property
     def nbytes(self) -> int:

@@ -21,7 +21,6 @@ from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TransferQueue
 from tailrace.transfer.queue.control_plane import ControlPlane, Lease
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
-from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
 from tailrace.types import COLUMNS, ColumnKind, Value
@@ -142,7 +141,7 @@ class LocalQueue(TransferQueue):
         """See `TransferQueue.ack`."""
         self._expire()
         cells = {row: self._data.freeze(output) for row, output in outputs.items()}
-        retired = self._control.ack(claim.lease_id, {row: _facts(output) for row, output in cells.items()})
+        retired = self._control.ack(claim.lease_id, cells)
         for row, output in cells.items():
             self._data.write(row, output)
         for row in retired:
@@ -216,7 +215,7 @@ class LocalQueue(TransferQueue):
         total = self._data.nbytes + sum(cell.nbytes for cell in cells)
         if len(self._control) + len(rows) > self._config.max_rows or total > self._config.max_bytes:
             return None
-        ids = self._control.put(rows, [_facts(cell) for cell in cells])
+        ids = self._control.put(rows, cells)
         for row_id, cell in zip(ids, cells, strict=True):
             self._data.write(row_id, cell)
         return ids
@@ -263,7 +262,3 @@ class LocalQueue(TransferQueue):
     def _usage(self) -> str:
         rows, nbytes = len(self._control), self._data.nbytes
         return f"{rows} of {self._config.max_rows} rows and {nbytes} of {self._config.max_bytes} bytes are taken"
-
-
-def _facts(cells: Cells) -> CellFacts:
-    return CellFacts(lengths=cells.lengths, version=cells.version)

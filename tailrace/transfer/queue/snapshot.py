@@ -9,7 +9,6 @@ from tailrace.errors import ColumnError, QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.control_plane import ControlState, RowRecord
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
-from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import ColumnKind
 
@@ -95,7 +94,7 @@ def decode_snapshot(
             group_id=row.group_id,
             order=row.order,
             consumed=tuple(row.consumed),
-            facts=CellFacts(lengths=cells[row_id].lengths, version=cells[row_id].version),
+            facts=cells[row_id],
         )
         for row_id, row in zip(ids, record.rows, strict=True)
     ]

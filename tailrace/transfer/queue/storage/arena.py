@@ -21,7 +21,6 @@ from tailrace.errors import QueueError
 from tailrace.transfer.queue.storage.base import (
     PartId,
     Place,
-    Reservations,
     Storage,
     StorageFull,
     check_room,
@@ -48,7 +47,7 @@ class _Part:
 
 class ArenaStorage(Storage):
     """See `Storage` for the contract. What `read` returned is overwritten some time after the part is dropped, unless
-    it is pinned.
+    it is pinned; dropped parts count as bytes taken while they are pinned.
     """
 
     def __init__(self, *, parent: Path, max_bytes: int, segment_bytes: int = 64 * 2**20) -> None:
@@ -59,22 +58,20 @@ class ArenaStorage(Storage):
         Raises:
             QueueError: the directory cannot be made.
         """
+        super().__init__(max_bytes=max_bytes)
         try:
             remove_orphans(parent)
             self.directory, self._lock = _make_directory(parent)
             """Where clients find the segments."""
         except OSError as error:
             raise QueueError(f"no directory for shared memory can be made in {parent}: {error.strerror}") from None
-        self._max_bytes = max_bytes
         self._segment_bytes = segment_bytes
         self._segments: dict[int, memoryview] = {}
         self._last_segment = 0
         self._runs = Runs(align=_ALIGNMENT)
-        self._reserved = Reservations()
         self._parts: dict[PartId, _Part] = {}
         self._pins: dict[int, list[_Part]] = {}
         self._last_pin = 0
-        self._stored = 0
 
     def reserve(self, nbytes: int) -> Place:
         """See `Storage.reserve`. It may be full with bytes to spare, where they do not lie together."""
@@ -89,10 +86,6 @@ class ArenaStorage(Storage):
         segment, offset = _split(address)
         return self._reserved.add(segment, offset, self._memory(address, nbytes))
 
-    def memory(self, place: Place) -> memoryview:
-        """See `Storage.memory`."""
-        return self._reserved.memory(place)
-
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """See `Storage.commit`. Nothing is copied."""
         fresh = fresh_parts(self, self._reserved.memory(place), parts)
@@ -105,7 +98,7 @@ class ArenaStorage(Storage):
 
     def abandon(self, place: Place) -> None:
         """See `Storage.abandon`."""
-        self._reserved.remove(place)
+        super().abandon(place)
         self._runs.free(_address(place), place.size)
 
     def read(self, part: PartId) -> memoryview:
@@ -162,11 +155,6 @@ class ArenaStorage(Storage):
     def __contains__(self, part: PartId) -> bool:
         """See `Storage.__contains__`."""
         return part in self._parts
-
-    @property
-    def nbytes(self) -> int:
-        """See `Storage.nbytes`; dropped parts count while they are pinned."""
-        return self._stored + self._reserved.nbytes
 
     def close(self) -> None:
         """Remove the directory. Memory that is mapped or looked at stays until nobody does any more."""

@@ -41,9 +41,15 @@ class Place(NamedTuple):
 
 
 class Storage(ABC):
-    """Parts by id, and room for those that are being written."""
+    """Parts by id, and room for those that are being written: by default buffers of this process."""
 
-    @abstractmethod
+    def __init__(self, *, max_bytes: int) -> None:
+        """`max_bytes`: of parts and reserved places together."""
+        self._max_bytes = max_bytes
+        self._reserved = Reservations()
+        self._stored = 0
+        """Bytes of all parts."""
+
     def reserve(self, nbytes: int) -> Place:
         """Room for the parts of one write.
 
@@ -51,14 +57,16 @@ class Storage(ABC):
             StorageFull: there is none.
             QueueError: `nbytes` is negative.
         """
+        check_room(nbytes, self.nbytes, self._max_bytes)
+        return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
 
-    @abstractmethod
     def memory(self, place: Place) -> memoryview:
         """The bytes of a reserved place, writable.
 
         Raises:
             QueueError: the place is not reserved (any more).
         """
+        return self._reserved.memory(place)
 
     @abstractmethod
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
@@ -73,13 +81,13 @@ class Storage(ABC):
             StorageFull: no room after all; the place is still reserved.
         """
 
-    @abstractmethod
     def abandon(self, place: Place) -> None:
         """Free a reserved place. Only when nobody can still be writing to it.
 
         Raises:
             QueueError: the place is not reserved (any more).
         """
+        self._reserved.remove(place)
 
     @abstractmethod
     def read(self, part: PartId) -> memoryview:
@@ -102,9 +110,9 @@ class Storage(ABC):
         """Whether a part is stored."""
 
     @property
-    @abstractmethod
     def nbytes(self) -> int:
         """Bytes taken: of parts, and of places that are reserved."""
+        return self._stored + self._reserved.nbytes
 
     @abstractmethod
     def close(self) -> None:

@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tailrace.transfer.queue.storage.base import (
     PartId,
     Place,
-    Reservations,
     Storage,
-    check_room,
     fresh_parts,
     stale,
 )
@@ -23,19 +21,8 @@ class MemoryStorage(Storage):
 
     def __init__(self, *, max_bytes: int) -> None:
         """`max_bytes`: of parts and reserved places together."""
-        self._max_bytes = max_bytes
-        self._reserved = Reservations()
+        super().__init__(max_bytes=max_bytes)
         self._parts: dict[PartId, bytes] = {}
-        self._stored = 0
-
-    def reserve(self, nbytes: int) -> Place:
-        """See `Storage.reserve`."""
-        check_room(nbytes, self.nbytes, self._max_bytes)
-        return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
-
-    def memory(self, place: Place) -> memoryview:
-        """See `Storage.memory`."""
-        return self._reserved.memory(place)
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """See `Storage.commit`."""
@@ -43,10 +30,6 @@ class MemoryStorage(Storage):
         for part, where in fresh_parts(self, memory, parts):
             self._parts[part] = bytes(memory[where])
             self._stored += where.stop - where.start
-        self._reserved.remove(place)
-
-    def abandon(self, place: Place) -> None:
-        """See `Storage.abandon`."""
         self._reserved.remove(place)
 
     def read(self, part: PartId) -> memoryview:
@@ -67,11 +50,6 @@ class MemoryStorage(Storage):
     def __contains__(self, part: PartId) -> bool:
         """See `Storage.__contains__`."""
         return part in self._parts
-
-    @property
-    def nbytes(self) -> int:
-        """See `Storage.nbytes`."""
-        return self._stored + self._reserved.nbytes
 
     def close(self) -> None:
         """See `Storage.close`."""

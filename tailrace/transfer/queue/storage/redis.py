@@ -19,10 +19,8 @@ from tailrace.errors import QueueError, one_line
 from tailrace.transfer.queue.storage.base import (
     PartId,
     Place,
-    Reservations,
     Storage,
     StorageFull,
-    check_room,
     fresh_parts,
     stale,
 )
@@ -43,6 +41,7 @@ class RedisStorage(Storage):
         Raises:
             QueueError: the server cannot be reached, or what is stored under `name` is not parts.
         """
+        super().__init__(max_bytes=max_bytes)
         try:
             self._client: Any = redis.Redis.from_url(
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 1)
@@ -52,19 +51,8 @@ class RedisStorage(Storage):
         options = self._client.connection_pool.connection_kwargs
         self._address = options.get("path") or f"{options.get('host')}:{options.get('port')}"
         self._name = name
-        self._max_bytes = max_bytes
-        self._reserved = Reservations()
         self._sizes = self._load()
         self._stored = sum(self._sizes.values())
-
-    def reserve(self, nbytes: int) -> Place:
-        """See `Storage.reserve`."""
-        check_room(nbytes, self.nbytes, self._max_bytes)
-        return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
-
-    def memory(self, place: Place) -> memoryview:
-        """See `Storage.memory`."""
-        return self._reserved.memory(place)
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """See `Storage.commit`."""
@@ -78,10 +66,6 @@ class RedisStorage(Storage):
                 pipeline.execute()
         self._sizes.update(sizes)
         self._stored += sum(sizes.values())
-        self._reserved.remove(place)
-
-    def abandon(self, place: Place) -> None:
-        """See `Storage.abandon`."""
         self._reserved.remove(place)
 
     def read(self, part: PartId) -> memoryview:
@@ -113,11 +97,6 @@ class RedisStorage(Storage):
     def __contains__(self, part: PartId) -> bool:
         """See `Storage.__contains__`."""
         return part in self._sizes
-
-    @property
-    def nbytes(self) -> int:
-        """See `Storage.nbytes`."""
-        return self._stored + self._reserved.nbytes
 
     def close(self) -> None:
         """Close the connections; the parts stay in the server."""

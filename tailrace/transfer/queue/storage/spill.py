@@ -16,7 +16,6 @@ from tailrace.errors import QueueError
 from tailrace.transfer.queue.storage.base import (
     PartId,
     Place,
-    Reservations,
     Storage,
     StorageFull,
     check_room,
@@ -37,16 +36,14 @@ class SpillStorage(Storage):
         Raises:
             QueueError: there can be no file in `directory`.
         """
+        super().__init__(max_bytes=max_bytes)
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
         except OSError as error:
             raise QueueError(f"parts cannot spill to {directory}: {error.strerror}") from None
         self._directory = directory
         self._memory_bytes = memory_bytes
-        self._max_bytes = max_bytes
-        self._reserved = Reservations()
         self._memory: OrderedDict[PartId, bytes] = OrderedDict()
-        self._in_memory = 0
         self._file_parts: dict[PartId, tuple[int, int]] = {}
         """Offset and size."""
         self._in_file = 0
@@ -59,26 +56,18 @@ class SpillStorage(Storage):
         self._spill(nbytes)
         return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
 
-    def memory(self, place: Place) -> memoryview:
-        """See `Storage.memory`."""
-        return self._reserved.memory(place)
-
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """See `Storage.commit`."""
         memory = self._reserved.memory(place)
         fresh = fresh_parts(self, memory, parts)
         for part, where in fresh:
             self._memory[part] = bytes(memory[where])
-            self._in_memory += where.stop - where.start
+            self._stored += where.stop - where.start
         try:
             self._spill(-place.size)  # which is reserved no more
         except StorageFull:
             self.drop(part for part, _ in fresh)
             raise
-        self._reserved.remove(place)
-
-    def abandon(self, place: Place) -> None:
-        """See `Storage.abandon`."""
         self._reserved.remove(place)
 
     def read(self, part: PartId) -> memoryview:
@@ -93,9 +82,11 @@ class SpillStorage(Storage):
         """See `Storage.drop`."""
         runs = []
         for part in parts:
-            self._in_memory -= len(self._memory.pop(part, b""))
+            self._stored -= len(self._memory.pop(part, b""))
             runs.append(self._file_parts.pop(part, (0, 0)))
-        self._in_file -= sum(size for _, size in runs)
+        freed = sum(size for _, size in runs)
+        self._in_file -= freed
+        self._stored -= freed
         self._runs.free_all(run for run in runs if run[1])
 
     def parts(self) -> Iterator[PartId]:
@@ -105,11 +96,6 @@ class SpillStorage(Storage):
     def __contains__(self, part: PartId) -> bool:
         """See `Storage.__contains__`."""
         return part in self._memory or part in self._file_parts
-
-    @property
-    def nbytes(self) -> int:
-        """See `Storage.nbytes`."""
-        return self._in_memory + self._in_file + self._reserved.nbytes
 
     @property
     def spilled(self) -> int:
@@ -124,12 +110,11 @@ class SpillStorage(Storage):
 
     def _spill(self, more: int) -> None:
         """Move parts to the file until there is room in memory for `more` bytes, or all are there."""
-        while self._memory and self._in_memory + self._reserved.nbytes + more > self._memory_bytes:
+        while self._memory and self.nbytes - self._in_file + more > self._memory_bytes:
             part, stored = next(iter(self._memory.items()))
             self._file_parts[part] = (self._write_file(stored), len(stored))
             self._in_file += len(stored)
             del self._memory[part]
-            self._in_memory -= len(stored)
 
     def _write_file(self, stored: bytes) -> int:
         """Write somewhere in the file, and return where."""
