@@ -10,6 +10,8 @@ TailraceError
 │   ├── ColumnError             an unknown column, a wrong dtype or shape, a missing output
 │   ├── StaleRowError           a row id whose row is gone
 │   ├── LeaseError              an ack or nack without a live lease
+│   ├── GroupExists             a group that was put before
+│   ├── StorageFull             no room for a write now
 │   ├── QueueTimeout            a put or claim that waited its limit
 │   ├── WireError               a message between its processes that cannot be read, a peer that is refused
 │   │   └── PeerLost            a peer that did not answer in time
@@ -65,6 +67,14 @@ class StaleRowError(QueueError):
 
 class LeaseError(QueueError):
     """An ack or nack names rows that the claim does not hold (any more)."""
+
+
+class GroupExists(QueueError):
+    """A group was put before: it is in the queue, or its rows have left it."""
+
+
+class StorageFull(QueueError):
+    """There is no room for a write now."""
 
 
 class QueueTimeout(QueueError):

@@ -12,7 +12,7 @@ from tailrace.config.pipeline import ObserveConfig, PipelineConfig
 from tailrace.config.prompts import PromptsConfig
 from tailrace.config.rewards import RewardsConfig
 from tailrace.config.trainer import CheckpointConfig, EvaluationConfig, TrainerConfig
-from tailrace.config.transfer import QueueConfig
+from tailrace.config.transfer import LocalQueueConfig, QueueConfig
 
 
 class RunConfig(Config):
@@ -32,7 +32,7 @@ class RunConfig(Config):
     algorithm: GrpoConfig = GrpoConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = NativeEngineConfig()
-    queue: QueueConfig = QueueConfig()
+    queue: QueueConfig = LocalQueueConfig()
     trainer: TrainerConfig = TrainerConfig()
     pipeline: PipelineConfig = PipelineConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -71,7 +71,7 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _queue_holds_a_step(self) -> Self:
-        if self.queue.max_rows < self.trainer.train_batch_size:
+        if self.queue.type != "remote" and self.queue.max_rows < self.trainer.train_batch_size:
             raise ValueError(
                 f"queue.max_rows {self.queue.max_rows} cannot hold the {self.trainer.train_batch_size} rows of a step; "
                 f"raise it to trainer.train_batch_size or more"

@@ -2,29 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tailrace.config.base import Config
-
-
-class QueueConfig(Config):
-    """Bounds of the transfer queue."""
-
-    max_rows: PositiveInt = 65536
-    """Rows stored at the most; producers wait beyond that."""
-    max_bytes: PositiveInt = 4 * 2**30
-    """Bytes of cells stored at the most; producers wait beyond that."""
-    lease_s: PositiveFloat = 600.0
-    """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
-    timeout_s: PositiveFloat = 3600.0
-    """Seconds that a put or a claim waits at the most."""
 
 
 class MemoryStorageConfig(Config):
     """Cells in the memory of the storage unit; they travel to clients in messages."""
 
     type: Literal["memory"] = "memory"
-    max_bytes: PositiveInt = 4 * 2**30
+    max_bytes: PositiveInt = 8 * 2**30
     """Bytes that a unit holds at the most."""
 
 
@@ -34,7 +21,7 @@ class ArenaStorageConfig(Config):
     type: Literal["arena"] = "arena"
     directory: str = "/dev/shm"
     """Where the files of the shared memory are made; a file system in memory."""
-    max_bytes: PositiveInt = 4 * 2**30
+    max_bytes: PositiveInt = 8 * 2**30
     """Bytes that a unit holds at the most."""
 
 
@@ -66,3 +53,56 @@ StorageConfig = Annotated[
     MemoryStorageConfig | ArenaStorageConfig | SpillStorageConfig | RedisStorageConfig, Field(discriminator="type")
 ]
 """Where a storage unit of the transfer queue keeps cells."""
+
+
+class _Bounds(Config):
+    """What every queue of this run's own has."""
+
+    max_rows: PositiveInt = 65536
+    """Rows stored at the most; producers wait beyond that."""
+    max_bytes: PositiveInt = 4 * 2**30
+    """Bytes of cells stored at the most; producers wait beyond that. Outputs of tasks may exceed it."""
+    lease_s: PositiveFloat = 600.0
+    """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
+    timeout_s: PositiveFloat = 3600.0
+    """Seconds that a put or a claim waits at the most."""
+
+
+class LocalQueueConfig(_Bounds):
+    """A transfer queue inside the process of the run."""
+
+    type: Literal["local"] = "local"
+
+
+class ServiceQueueConfig(_Bounds):
+    """A transfer queue in processes of its own: a controller and storage units."""
+
+    type: Literal["service"] = "service"
+    units: PositiveInt = 2
+    """Storage units to start; others may join."""
+    replicas: PositiveInt = 1
+    """Units that each row is written to; with 2, no row is lost with a unit. Fewer where fewer are alive."""
+    storage: StorageConfig = ArenaStorageConfig()
+    """Where units keep cells."""
+    listen: str = "127.0.0.1"
+    """The address of this machine at which the processes listen, at ports that are free. Others are not reached."""
+    client_limit_s: PositiveFloat = 30.0
+    """Seconds without a sign of life after which a client counts as dead, and its rows go back."""
+    unit_limit_s: PositiveFloat = 10.0
+    """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
+
+
+class RemoteQueueConfig(Config):
+    """A transfer queue that runs already."""
+
+    type: Literal["remote"] = "remote"
+    connection: str
+    """The file that `tailrace queue serve` has written: where the queue is, and its token."""
+    timeout_s: PositiveFloat = 3600.0
+    """Seconds that a put or a claim waits at the most."""
+    shared_memory: bool = True
+    """Whether cells may pass through the memory of units on this host; otherwise through sockets."""
+
+
+QueueConfig = Annotated[LocalQueueConfig | ServiceQueueConfig | RemoteQueueConfig, Field(discriminator="type")]
+"""The transfer queue of a run."""

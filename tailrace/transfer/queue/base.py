@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tailrace.types import Value
+from tailrace.types import Value, WeightVersion
 
 
 class RowId(NamedTuple):
@@ -40,6 +40,8 @@ class NewRow:
     """Place among all rows of the run: training step, prompt, sample. Policies that keep an order keep this one."""
     cells: Mapping[str, Value]
     """Columns known from the start."""
+    not_before: WeightVersion = 0
+    """Admission by weight version: it is let in when the queue has heard of this one, see `TransferQueue.advance`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,9 @@ class Row:
     group_id: int
     order: int
     cells: Mapping[str, Value]
+    """Arrays are read-only."""
+    units: tuple[int, ...] = ()
+    """Numbers of the storage units that have it; a queue inside one process has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +78,23 @@ class TaskStats:
     consumed: int
     """Since the queue was made."""
     expired: int
-    """Rows that went back because a lease expired, since the queue was made."""
+    """Rows that went back because a lease expired or its holder died, since the queue was made."""
+    claims: int = 0
+    """Consumers waiting for rows."""
+    wait_s: float = 0.0
+    """Seconds that claims which have been answered had to wait, in all, since the queue was made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitStats:
+    """One storage unit."""
+
+    number: int
+    name: str
+    alive: bool
+    rows: int
+    bytes: int
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +104,17 @@ class QueueStats:
     rows: int
     bytes: int
     blocked_puts: int
-    """Producers waiting for room."""
+    """Producers waiting to put rows."""
+    blocked_by: str | None = None
+    """What the first of them waits for, in words; None where nobody waits."""
+    put_wait_s: float = 0.0
+    """Seconds that puts which have been answered had to wait, in all, since the queue was made."""
+    version: WeightVersion = 0
+    """The newest weight version that the queue has heard of."""
+    lost_groups: int = 0
+    """Groups that have to be put again, see `TransferQueue.lost_groups`."""
     tasks: Mapping[str, TaskStats]
+    units: tuple[UnitStats, ...] = ()
 
 
 class TransferQueue(ABC):
@@ -96,7 +126,8 @@ class TransferQueue(ABC):
 
         Raises:
             ColumnError: an unknown column, a wrong dtype or shape.
-            QueueError: a group that is incomplete or there already, or rows that never fit the capacity.
+            QueueError: a group that is incomplete, or rows that never fit the capacity.
+            GroupExists: a group that was put before, whether its rows are still there or have left.
             QueueTimeout, QueueClosed
         """
 
@@ -142,15 +173,33 @@ class TransferQueue(ABC):
         """
 
     @abstractmethod
-    def stats(self) -> QueueStats:
-        """Counts, at once."""
+    async def advance(self, version: WeightVersion) -> None:
+        """Weights of `version` are there: let rows in that wait for it. An older one than was heard of is passed over."""
 
     @abstractmethod
-    def snapshot(self) -> bytes:
-        """The rows, their cells and what was consumed, as msgpack; leased rows count as ready."""
+    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+        """Wait until rows are lost with the storage unit that had them; the group_ids that have to be put again.
+
+        A group stays lost until it is put again, whole. Tasks whose outputs nobody needs (the actor) are not handed
+        those of its rows that they have consumed; all others are handed all of them, whatever they did before.
+
+        Raises:
+            QueueTimeout, QueueClosed
+        """
 
     @abstractmethod
-    def restore(self, snapshot: bytes) -> None:
+    async def stats(self) -> QueueStats:
+        """Counts of this moment."""
+
+    @abstractmethod
+    async def snapshot(self) -> bytes:
+        """The rows of one moment, their cells and what was consumed; leased rows count as ready.
+
+        Nobody waits for it: puts, claims and acks go on meanwhile.
+        """
+
+    @abstractmethod
+    async def restore(self, snapshot: bytes) -> None:
         """Fill an empty queue of the same table from a snapshot.
 
         Raises:
@@ -158,5 +207,5 @@ class TransferQueue(ABC):
         """
 
     @abstractmethod
-    def close(self) -> None:
-        """Wake everyone who waits with QueueClosed. Rows stay readable through `snapshot`."""
+    async def close(self) -> None:
+        """Wake everyone who waits, in any process, with QueueClosed. Acks, nacks and `snapshot` still work."""

@@ -12,11 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from tailrace.errors import QueueError, StaleRowError
-
-
-class StorageFull(QueueError):
-    """There is no room for a write now."""
+from tailrace.errors import QueueError, StaleRowError, StorageFull
 
 
 class PartId(NamedTuple):

@@ -1,10 +1,11 @@
 """What controller, units and clients say to each other: msgpack arrays that begin with their name.
 
     anyone ──Hello──▶ Challenge ──Prove──▶ Welcome     at every server first; nothing else is heard before
-    client ──▶ controller   Look, Admit, Claim, Ack, Nack, Renew, Stats; Cancel takes back a request of its own
+    client ──▶ controller   Look, Admit, Withdraw, Claim, Ack, Nack, Renew, Advance, Lost, Stats, Close
+                            Export, Release, Restore; Cancel takes back a request of its own
     client ──▶ unit         Reserve, Write, Read, Done
     unit ──▶ controller     Join, Written
-    controller ──▶ unit     Settle, Inventory
+    controller ──▶ unit     Settle, Inventory, Describe
 
 A set of rows travels as packed int64, little-endian, row by row: `rows [n, 2]` is the slot and generation of n rows.
 A request that `mutates` is carried out once however often it is sent: a repetition gets the first answer again.
@@ -20,6 +21,7 @@ from msgspec import Meta
 from tailrace import errors
 from tailrace.errors import TailraceError, WireError
 from tailrace.transfer.queue.base import QueueStats, RowId
+from tailrace.transfer.queue.state import ControlState
 from tailrace.types import ColumnKind, IntArray, TaskSpec
 
 PROTOCOL = 1
@@ -27,6 +29,8 @@ PROTOCOL = 1
 NONCE_BYTES = DIGEST_BYTES = 32
 NO_VERSION = -1
 """Stands for the weight version of a row without `weight_versions`."""
+NO_UNIT = -1
+"""Fills up a row of unit numbers."""
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
@@ -123,7 +127,12 @@ class Welcome(Message, frozen=True):
 
 
 class Beat(Message, frozen=True):
-    """A sign of life."""
+    """A sign of life, and how soon the next one will come."""
+
+    limit_s: Seconds
+    """After so long without any word the client counts as dead. One that never says this is not watched."""
+    client: Name | None = None
+    """Whose sign of life it is; the sender's by default."""
 
 
 class Cancel(Message, frozen=True):
@@ -178,15 +187,33 @@ class Admit(Message, frozen=True):
     """[n], the oldest weight version of each row, or NO_VERSION."""
     runs: list[Run]
     """Of all rows, in their order."""
+    not_before: Count
+    """The newest `NewRow.not_before` among them."""
     wait_s: Seconds
 
 
 class Admitted(Message, frozen=True):
-    """Answer to Admit: write the rows there now."""
+    """Answer to Admit and Restore: write the rows there now."""
 
     rows: bytes
     """[n, 2], in the order of the request."""
-    unit: Count
+    units: list[Count]
+    """Each of them gets all rows."""
+
+
+class Withdraw(Message, frozen=True):
+    """The sender will not write (all of) these admitted rows."""
+
+    mutates: ClassVar[bool] = True
+    rows: bytes
+    """[n, 2]: all rows of one Admitted."""
+
+
+class Withdrawn(Message, frozen=True):
+    """Answer to Withdraw."""
+
+    done: bool
+    """False where the rows are in the queue after all: their writing had come about."""
 
 
 class Claim(Message, frozen=True):
@@ -209,7 +236,8 @@ class Claimed(Message, frozen=True):
     rows: bytes
     """[n, 4]: slot, generation, group_id, order."""
     units: bytes
-    """[n], the number of the unit that has the row."""
+    """[n, width], the numbers of the units that have the row, the one to read from first, filled up with NO_UNIT."""
+    width: Count
     columns: list[str]
     """Those that the task reads."""
     tags: bytes
@@ -226,6 +254,8 @@ class Ack(Message, frozen=True):
     versions: bytes
     """[n], the oldest weight version among the outputs of each row, or NO_VERSION."""
     runs: list[Run]
+    missed: list[Count]
+    """Units that have some of the rows but could not be written to: they count no more as having them."""
 
 
 class Nack(Message, frozen=True):
@@ -253,25 +283,80 @@ class Counted(Message, frozen=True):
     stats: QueueStats
 
 
-class Join(Message, frozen=True):
-    """A unit offers itself."""
+class Advance(Message, frozen=True):
+    """Weights of this version are there."""
+
+    version: Count
+
+
+class Lost(Message, frozen=True):
+    """Ask for groups that have to be put again."""
+
+    wait_s: Seconds
+
+
+class Groups(Message, frozen=True):
+    """Answer to Lost."""
+
+    ids: bytes
+    """[n]: group_ids."""
+
+
+class Close(Message, frozen=True):
+    """The queue is closed for everybody."""
+
+
+class Export(Message, frozen=True):
+    """Ask for the state of this moment. Its parts stay readable until Release, or until the client is gone."""
 
     mutates: ClassVar[bool] = True
+
+
+class Exported(Message, frozen=True):
+    """Answer to Export."""
+
+    state: ControlState
+    hold: int
+
+
+class Release(Message, frozen=True):
+    """The parts of an exported state have been read."""
+
+    mutates: ClassVar[bool] = True
+    hold: int
+
+
+class Restore(Message, frozen=True):
+    """Ask an empty queue to take over a state. Each row is written as one part with all of its columns, under tag 0."""
+
+    mutates: ClassVar[bool] = True
+    state: ControlState
+
+
+class Join(Message, frozen=True):
+    """A unit offers itself, and does so again and again as a sign of life."""
+
+    name: Name
+    """The same after a restart."""
+    incarnation: str
+    """Another one after a restart."""
     endpoints: list[str]
     host: str
     directory: str
+    max_bytes: Count
 
 
 class Joined(Message, frozen=True):
     """Answer to Join."""
 
     unit: Count
+    columns: dict[str, ColumnKind]
 
 
 class Written(Message, frozen=True):
-    """A unit has the parts of these rows under this tag."""
+    """A unit has the parts of these rows under tag 0."""
 
-    tag: int
+    unit: Count
     rows: bytes
     """[n, 2]"""
 
@@ -356,6 +441,16 @@ class Inventory(Message, frozen=True):
     """Ask which parts there are."""
 
 
+class Describe(Message, frozen=True):
+    """What lies in parts that the unit has found in its storage but does not know the lengths of."""
+
+    tags: bytes
+    """[n]"""
+    rows: bytes
+    """[n, 2]"""
+    runs: list[Run]
+
+
 class Parts(Message, frozen=True):
     """Answer to Inventory."""
 
@@ -370,11 +465,18 @@ Request = (
     | Beat
     | Cancel
     | Admit
+    | Withdraw
     | Claim
     | Ack
     | Nack
     | Renew
+    | Advance
+    | Lost
     | Stats
+    | Close
+    | Export
+    | Release
+    | Restore
     | Join
     | Written
     | Reserve
@@ -383,6 +485,7 @@ Request = (
     | Done
     | Settle
     | Inventory
+    | Describe
 )
 Answer = (
     Challenge
@@ -392,8 +495,11 @@ Answer = (
     | Stranger
     | Failure
     | Admitted
+    | Withdrawn
     | Claimed
+    | Groups
     | Counted
+    | Exported
     | Joined
     | Reserved
     | Cells
