@@ -6,16 +6,17 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tailrace.errors import ColumnError, LeaseError, QueueError, StaleRowError
+from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.planning.balance import lpt
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
-from tailrace.transfer.queue.control_plane import ControlPlane, ControlState, RowRecord, TaskState
+from tailrace.transfer.queue.control_plane import ControlPlane, TaskState
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import CellFacts, Policy
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
+from tailrace.transfer.queue.state import ControlState, Lease, RowRecord
 from tailrace.transfer.queue.table import QueueTask
 from tests.transfer.machine import LEASE_S, QueueMachine
 from tests.transfer.tables import group, one_task, table
@@ -95,7 +96,7 @@ def test_a_slot_is_reused_with_the_next_generation() -> None:
     lease = plane.claim("only", limit=None, now=0.0)
     assert lease is not None
     assert plane.ack(lease.id, {first: facts()}) == [first]
-    [second] = plane.put(group(1), [facts(prompt_ids=2)])
+    [second] = plane.put(group(2), [facts(prompt_ids=2)])
     assert second == RowId(first.slot, first.generation + 1)
     with pytest.raises(StaleRowError, match="gone"):
         plane.state("only", first)
@@ -113,8 +114,8 @@ def test_a_lease_expires_at_its_deadline_and_not_before() -> None:
     lease = plane.claim("rollout", limit=None, now=5.0)
     assert lease is not None
     assert plane.next_deadline == 5.0 + LEASE_S
-    assert plane.expire(4.9 + LEASE_S) == 0
-    assert plane.expire(5.0 + LEASE_S) == 1
+    assert plane.expire(4.9 + LEASE_S) == []
+    assert plane.expire(5.0 + LEASE_S) == [(lease.id, [row])]
     with pytest.raises(LeaseError, match="expired"):
         plane.ack(lease.id, {row: facts(response_ids=3)})
     assert plane.next_deadline is None
@@ -160,7 +161,7 @@ def test_restored_groups_arrive_by_order_whatever_their_slots() -> None:
     [
         (group(1, 3)[:2], "group 1 says group_size 3, but 2 of its rows were put"),
         (group(2, 2) + group(2, 1), "group 2 says group_size 2, but 3 of its rows were put"),
-        (group(5), r"group 5 is in the queue already \(1 rows\)"),
+        (group(5), "group 5 is in the queue already"),
     ],
 )
 def test_only_whole_new_groups_go_in(rows: list[NewRow], message: str) -> None:
@@ -170,21 +171,144 @@ def test_only_whole_new_groups_go_in(rows: list[NewRow], message: str) -> None:
     assert len(plane) == 1
 
 
-def test_a_group_id_may_come_again_after_its_last_row_has_left() -> None:
+def test_a_group_comes_once_also_when_all_of_its_rows_have_left() -> None:
     plane, rows = plane_of(one_task(FirstIn(1)), group(1, 2))
     for row in rows:
-        with pytest.raises(QueueError, match="already"):
+        with pytest.raises(GroupExists, match="in the queue already"):
             plane.check_groups(group(1))
         lease = plane.claim("only", limit=None, now=0.0)
         assert lease is not None
         plane.ack(lease.id, {row: facts()})
-    plane.check_groups(group(1))
+    with pytest.raises(GroupExists, match="all of its rows were consumed"):
+        plane.put(group(1), [facts(prompt_ids=2)])
+    assert len(plane) == 0
+
+
+def test_reserved_rows_count_and_bar_their_group_until_they_are_withdrawn() -> None:
+    plane, _ = plane_of(one_task(FirstIn(9)))
+    rows = group(1, 2)
+    ids = plane.reserve(rows)
+    assert len(plane) == 2
+    with pytest.raises(GroupExists):
+        plane.reserve(rows)
+    assert plane.claim("only", limit=None, now=0.0) is None
+    plane.withdraw(ids, rows)
+    assert len(plane) == 0
+    again = plane.put(rows, [facts(prompt_ids=2)] * 2)
+    assert {(row.slot, row.generation - 1) for row in again} == set(ids), "their ids are stale"
+
+
+def stored_on(plane: ControlPlane, unit: int, rows: list[NewRow], *others: int) -> list[RowId]:
+    ids = plane.reserve(rows)
+    plane.enter(ids, rows, [facts(prompt_ids=2) for _ in rows], units=(unit, *others))
+    return ids
+
+
+def worked(plane: ControlPlane, task: str, *, limit: int | None = None, **outputs: int) -> list[RowId]:
+    """Claim and ack; the rows."""
+    lease = plane.claim(task, limit=limit, now=0.0)
+    assert lease is not None
+    rows = list(lease.rows)
+    plane.ack(lease.id, {row: facts(**outputs) for row in rows})
+    return rows
+
+
+def test_rows_of_a_dead_unit_leave_with_their_groups_whatever_their_state_and_others_stay() -> None:
+    plane, _ = plane_of(table(FirstIn(9)))
+    first = stored_on(plane, 1, group(1, 2))
+    second = stored_on(plane, 2, group(2, 2))
+    worked(plane, "rollout", limit=1, response_ids=3)
+    lease = plane.claim("rollout", limit=1, now=0.0)
+    assert lease is not None
+    assert plane.lose(1) == (first, [1])
+    assert (len(plane), plane.lost_groups) == (2, [1])
+    with pytest.raises(StaleRowError):
+        plane.ack(lease.id, {first[1]: facts(response_ids=3)})
+    counts = plane.stats()
+    assert (counts["rollout"].ready, counts["rollout"].leased, counts["reward"].ready) == (2, 0, 0)
+    assert worked(plane, "rollout", response_ids=3) == second
+
+
+def test_a_lost_group_is_put_again_whole_and_passes_all_but_those_who_have_the_last_word() -> None:
+    """Its first row had passed every task, its second all but the actor."""
+    plane, _ = plane_of(table(FirstIn(9)))
+    rows = group(1, 2)
+    stored_on(plane, 1, rows)
+    worked(plane, "rollout", response_ids=3)
+    while plane.ready_rows("reward"):
+        worked(plane, "reward", reward=1)
+    lease = plane.claim("actor", limit=2, now=0.0)
+    assert lease is not None
+    done = next(iter(lease.rows))
+    plane.ack(lease.id, {done: facts()})
+    assert plane.lose(1).groups == [1]
+    with pytest.raises(QueueError, match="group_size 2, but 1"):
+        plane.put(rows[:1], [facts(prompt_ids=2)])
+    stored_on(plane, 2, rows)
+    assert plane.lost_groups == []
+    assert len(worked(plane, "rollout", response_ids=3)) == 2
+    while plane.ready_rows("reward"):
+        worked(plane, "reward", reward=1)
+    assert done not in worked(plane, "actor", limit=1)
+    assert len(plane) == 0
+    assert plane.stats()["actor"].consumed == 2, "each row once"
+
+
+def test_a_row_that_every_task_had_consumed_leaves_at_once_when_its_lost_group_comes_again() -> None:
+    plane, _ = plane_of(one_task(FirstIn(1)))
+    rows = group(1, 2)
+    stored_on(plane, 1, rows)
+    worked(plane, "only")
+    plane.lose(1)
+    ids = plane.reserve(rows)
+    assert plane.enter(ids, rows, [facts(prompt_ids=2)] * 2, units=(2,)) == ids[:1]
+    assert worked(plane, "only") == ids[1:]
+    assert len(plane) == 0
+
+
+def test_a_row_with_another_unit_is_not_lost() -> None:
+    plane, _ = plane_of(one_task(FirstIn(9)))
+    [row] = stored_on(plane, 1, group(1), 2)
+    assert plane.lose(1) == ([], [])
+    assert plane.units(row) == (2,)
+    with pytest.raises(QueueError, match="no unit has the outputs"):
+        plane.miss([row], {2})
+    assert plane.lose(2) == ([row], [1])
+
+
+def test_the_tag_of_a_column_is_the_lease_that_wrote_it() -> None:
+    plane, [row] = plane_of(table(), group(1))
+    lease = plane.claim("rollout", limit=None, now=0.0)
+    assert lease is not None
+    plane.ack(lease.id, {row: facts(response_ids=3)})
+    spec = next(entry.spec for entry in table() if entry.spec.name == "reward")
+    tags = dict(zip(spec.reads, plane.tags("reward", row), strict=True))
+    assert tags["response_ids"] == lease.id > 0
+    assert all(tag == 0 for column, tag in tags.items() if column != "response_ids")
+
+
+def test_leases_that_go_on_are_leased_after_a_restore() -> None:
+    plane, rows = plane_of(table(FirstIn(9)), group(1, 3))
+    lease = plane.claim("rollout", limit=2, now=0.0)
+    assert lease is not None
+    restored = ControlPlane(table(FirstIn(9)), lease_s=LEASE_S)
+    restored.restore(plane.export(), leases=[Lease(lease.id, "rollout", dict(lease.rows), 5.0)])
+    assert restored.stats()["rollout"] == plane.stats()["rollout"]
+    assert restored.next_deadline == 5.0
+    restored.ack(lease.id, {row: facts(response_ids=3) for row in lease.rows})
+    assert worked(restored, "rollout", response_ids=3) == rows[2:]
 
 
 def state(**changes: Any) -> ControlState:
-    rows = [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0,), facts=facts(prompt_ids=2))]
+    rows = [record(consumed={0: 2})]
     fields: dict[str, Any] = {"generations": [4, 2], "next_lease": 3, "rows": rows, "consumed": [9, 8, 7]}
-    return ControlState(**{**fields, "expired": [0, 0, 1], **changes})
+    fields |= {"version": 5, "seen": [(0, 2), (4, 5)], "lost": [], "expired": [0, 0, 1]}
+    return ControlState(**{**fields, **changes})
+
+
+def record(consumed: dict[int, int]) -> RowRecord:
+    cells = facts(prompt_ids=2, response_ids=3)
+    return RowRecord(id=RowId(0, 4), group_id=1, group_size=1, order=1, consumed=consumed, facts=cells, units=(7,))
 
 
 def test_a_restored_plane_goes_on_with_generations_leases_and_counters() -> None:
@@ -206,8 +330,8 @@ def test_a_restored_plane_goes_on_with_generations_leases_and_counters() -> None
         {"generations": []},
         {"rows": state().rows * 2},
         {"consumed": [1]},
-        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(0, 1, 2), facts=facts())]},
-        {"rows": [RowRecord(id=RowId(0, 4), group_id=1, order=1, consumed=(3,), facts=facts())]},
+        {"rows": [record({0: 1, 1: 2, 2: 3})]},
+        {"rows": [record({3: 1})]},
     ],
 )
 def test_a_state_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:

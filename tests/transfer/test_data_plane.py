@@ -7,6 +7,7 @@ import pytest
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.data_plane import DataPlane
+from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.types import COLUMNS
 from tests.transfer.tables import tokens
 
@@ -116,7 +117,7 @@ def test_bytes_are_those_of_the_parts_and_go_back_to_zero() -> None:
     assert plane.nbytes == 3 * 8 + 8 + 8 + 8
     plane.write(ROW, plane.freeze({"advantages": np.zeros(5, np.float32), "answer": None}))
     assert plane.nbytes == 48 + 24 + 8
-    assert plane.nbytes == len(plane.stored(ROW).data)
+    assert plane.nbytes == len(plane.stored(ROW))
     plane.drop(ROW)
     assert plane.nbytes == 0
 
@@ -141,32 +142,19 @@ def test_the_version_of_cells_is_that_of_the_oldest_token(versions: list[int], o
     plane = DataPlane(COLUMNS)
     cells = plane.freeze({"weight_versions": np.array(versions, np.int64), "reward": 0.5})
     assert cells.version == oldest
-    plane.write(ROW, cells)
-    kept = plane.stored(ROW)
-    assert kept.version == plane.adopt(kept.data, kept.lengths).version == oldest
     assert plane.freeze({"reward": 0.5}).version is None
 
 
-def test_what_several_writes_stored_is_adopted_unchanged() -> None:
-    plane = stored(response_ids=tokens(3), reward=0.5, metadata={"a": 1})
-    plane.write(ROW, plane.freeze({"advantages": np.zeros(5, np.float32), "answer": None}))
+def test_what_several_writes_stored_is_one_part_for_another_data_plane() -> None:
+    plane, facts = DataPlane(COLUMNS), CellFacts(lengths={}, version=None)
+    for cells in (
+        {"response_ids": tokens(3), "reward": 0.5, "metadata": {"a": 1}},
+        {"advantages": np.zeros(5, np.float32), "answer": None},
+    ):
+        written = plane.freeze(cells)
+        plane.write(ROW, written)
+        facts = CellFacts(lengths={**facts.lengths, **written.lengths})
     other = DataPlane(COLUMNS)
-    cells = plane.stored(ROW)
-    other.write(ROW, other.adopt(cells.data, cells.lengths))
-    assert other.stored(ROW) == cells
+    other.store(ROW, plane.stored(ROW), facts)
     assert other.nbytes == plane.nbytes
-    columns = list(cells.lengths)
-    assert repr(other.read(ROW, columns)) == repr(plane.read(ROW, columns))
-
-
-@pytest.mark.parametrize(
-    ("data", "lengths", "message"),
-    [
-        (b"123", {"response_ids": 1}, "need 8 bytes, the memory has 3"),
-        (b"\xc1" + bytes(7), {"metadata": 1}, "column 'metadata': its 1 bytes are corrupt"),
-        (bytes(8), {"x": 1}, "unknown column 'x'"),
-    ],
-)
-def test_corrupt_cells_are_not_adopted(data: bytes, lengths: dict[str, int], message: str) -> None:
-    with pytest.raises(ColumnError, match=message):
-        DataPlane(COLUMNS).adopt(data, lengths)
+    assert repr(other.read(ROW, list(facts.lengths))) == repr(plane.read(ROW, list(facts.lengths)))

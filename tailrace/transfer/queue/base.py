@@ -174,7 +174,7 @@ class TransferQueue(ABC):
 
     @abstractmethod
     async def advance(self, version: WeightVersion) -> None:
-        """Weights of `version` are there: let rows in that wait for it. An older one than was heard of is passed over."""
+        """Weights of `version` are there: rows that wait for it may go in. One older than the newest is passed over."""
 
     @abstractmethod
     async def lost_groups(self, *, timeout: float | None = None) -> list[int]:

@@ -1,20 +1,27 @@
 """Who may have which row (AsyncFlow, section 3.3): a state machine over row ids, without cells, clock or event loop.
 
-    put ──▶ WAITING ──last input column written──▶ READY ──claim──▶ LEASED ──ack──▶ CONSUMED (by every task: retired)
+    reserve ─enter─▶ WAITING ──last input column written──▶ READY ──claim──▶ LEASED ──ack──▶ CONSUMED
+        └─withdraw─▶ gone                                     ▲                │              (by every task: retired)
+                                                              └── nack, expiry ┘
+    a storage unit dies: its rows, in whatever state, leave with their groups, which may be put again
 
 Every change costs in proportion to the rows that it changes: a written column counts down what its readers miss, a
 policy keeps the index of its task's ready rows, leases stand in the order in which they expire. Nothing scans the rows.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import chain
 
-from tailrace.errors import ColumnError, LeaseError, QueueError, StaleRowError
+from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
+from tailrace.transfer.queue.intervals import Intervals
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
+from tailrace.transfer.queue.state import ControlState, Ended, Lease, Loss, LostGroup, RowRecord, check_state
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import WeightVersion
 
 
 class TaskState(Enum):
@@ -41,50 +48,16 @@ _STEPS = frozenset(
 
 
 @dataclass(slots=True, eq=False)
-class Lease:
-    """Rows handed to a task until `deadline`, in the order of the policy; acked and nacked ones leave it."""
-
-    id: int
-    task: str
-    rows: dict[RowId, RowMeta]
-    deadline: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowRecord:
-    """A row in an exported state."""
-
-    id: RowId
-    group_id: int
-    order: int
-    consumed: tuple[int, ...]
-    """Places in the table of the tasks that have consumed it."""
-    facts: CellFacts
-    """Of all cells written so far."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlState:
-    """Everything but leases: a leased row counts as ready."""
-
-    generations: list[int]
-    """By slot: the generation of its row or, where it is empty, of its next one."""
-    next_lease: int
-    rows: list[RowRecord]
-    consumed: list[int]
-    """By task: rows since the queue was made."""
-    expired: list[int]
-
-
-@dataclass(slots=True, eq=False)
 class _Row:
     meta: RowMeta
+    group_size: int
+    units: tuple[int, ...]
     states: list[TaskState]
     """By task."""
     missing: list[int]
     """By task: input columns not written yet."""
-    unconsumed: int
-    """Tasks that have still to consume it."""
+    consumed: dict[int, int]
+    """By task: the lease under which it was consumed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,15 +85,21 @@ class ControlPlane:
         for task in self._tasks.values():
             for column in dict.fromkeys(task.entry.spec.reads):
                 self._readers.setdefault(column, []).append(task)
+        self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
         self._lease_s = lease_s
         self._slots: list[_Row | None] = []
         self._generations: list[int] = []
         self._free: list[int] = []
         self._groups: dict[int, int] = {}
-        """Live rows of each group."""
+        """Rows of each group, those that are reserved included."""
+        self._seen = Intervals()
+        """Groups that have ever entered."""
+        self._lost: dict[int, LostGroup] = {}
+        self.version: WeightVersion = 0
+        """The newest weight version that was heard of."""
         self._leases: OrderedDict[int, Lease] = OrderedDict()
         """By deadline: every lease lasts equally long, so the newest or last renewed one expires last."""
-        self._next_lease = 0
+        self._next_lease = 1
 
     def __len__(self) -> int:
         """Rows stored."""
@@ -155,11 +134,21 @@ class ControlPlane:
             for name, task in self._tasks.items()
         }
 
+    @property
+    def lost_groups(self) -> list[int]:
+        """Groups that have to be put again."""
+        return list(self._lost)
+
+    def advance(self, version: WeightVersion) -> None:
+        """Weights of `version` are there; an older one than was heard of is passed over."""
+        self.version = max(self.version, version)
+
     def check_groups(self, rows: Sequence[NewRow]) -> None:
-        """Whether `rows` are whole groups that are not in the queue.
+        """Whether `rows` are whole groups that may enter: new ones, or lost ones.
 
         Raises:
-            QueueError: they are not.
+            QueueError: a group is not whole.
+            GroupExists: a group was here before.
         """
         groups: dict[int, list[NewRow]] = {}
         for row in rows:
@@ -171,24 +160,67 @@ class ControlPlane:
                     f"put whole groups, with one group_size"
                 )
             if group_id in self._groups:
-                raise QueueError(
-                    f"group {group_id} is in the queue already ({self._groups[group_id]} rows); "
-                    f"a group_id may come again only when all rows of its group have left"
-                )
+                raise GroupExists(f"group {group_id} is in the queue already; each group is put once")
+            if group_id in self._seen and group_id not in self._lost:
+                raise GroupExists(f"group {group_id} has been in the queue, and all of its rows were consumed")
+
+    def is_lost(self, rows: Sequence[NewRow]) -> bool:
+        """Whether all of `rows` are of lost groups: the room that they take was theirs before."""
+        return all(row.group_id in self._lost for row in rows)
 
     def put(self, rows: Sequence[NewRow], facts: Sequence[CellFacts]) -> list[RowId]:
         """Add whole groups. `facts`: of the cells of each row.
 
         Raises:
-            QueueError: see `check_groups`; nothing was added.
+            QueueError, GroupExists: see `check_groups`; nothing was added.
+        """
+        ids = self.reserve(rows)
+        self.enter(ids, rows, facts)
+        return ids
+
+    def reserve(self, rows: Sequence[NewRow]) -> list[RowId]:
+        """Ids for whole groups that are being written: they count as stored, and no task can claim them yet.
+
+        Raises:
+            QueueError, GroupExists: see `check_groups`; nothing was reserved.
         """
         self.check_groups(rows)
-        records = [
-            RowRecord(id=self._new_id(), group_id=row.group_id, order=row.order, consumed=(), facts=row_facts)
-            for row, row_facts in zip(rows, facts, strict=True)
-        ]
-        self._admit(records)
-        return [record.id for record in records]
+        for row in rows:
+            self._groups[row.group_id] = self._groups.get(row.group_id, 0) + 1
+        return [self._new_id() for _ in rows]
+
+    def withdraw(self, ids: Sequence[RowId], rows: Sequence[NewRow]) -> None:
+        """Rows that were reserved will not be written."""
+        for row_id, row in zip(ids, rows, strict=True):
+            self._free_slot(row_id.slot, row.group_id)
+
+    def enter(
+        self, ids: Sequence[RowId], rows: Sequence[NewRow], facts: Sequence[CellFacts], *, units: tuple[int, ...] = ()
+    ) -> list[RowId]:
+        """Rows that were reserved are written, on `units`. Returns those that no task has still to consume: they left.
+
+        There are such where a group was lost that some of its rows had left already.
+        """
+        self._admit(
+            [
+                RowRecord(
+                    id=row_id,
+                    group_id=row.group_id,
+                    group_size=row.group_size,
+                    order=row.order,
+                    consumed=self._stays_consumed(row),
+                    facts=row_facts,
+                    units=units,
+                )
+                for row_id, row, row_facts in zip(ids, rows, facts, strict=True)
+            ]
+        )
+        for row in rows:
+            self._lost.pop(row.group_id, None)
+        left = [row_id for row_id in ids if len(self._row(row_id).consumed) == len(self._tasks)]
+        for row_id in left:
+            self._free_slot(row_id.slot, self._row(row_id).meta.group_id)
+        return left
 
     def check_claim(self, task: str, rank: int | None) -> None:
         """Whether rows of `task` may be claimed for `rank`.
@@ -238,17 +270,23 @@ class ControlPlane:
             if self._consume(row, lease, task, outputs)
         ]
 
-    def nack(self, lease_id: int, rows: Sequence[RowId] | None) -> None:
-        """Make leased rows ready again; None gives back all that the lease still holds, be it none.
+    def nack(self, lease_id: int, rows: Sequence[RowId] | None) -> list[RowId]:
+        """Make leased rows ready again, and return them; None gives back all that the lease still holds, be it none.
 
         Raises:
             StaleRowError, LeaseError: as for `ack`.
         """
         if rows is None:
-            lease = self._leases.get(lease_id)
-            rows = [] if lease is None else list(lease.rows)
-        for row in self._held(lease_id, dict.fromkeys(rows)):
+            rows = self.leased(lease_id)
+        held = self._held(lease_id, dict.fromkeys(rows))
+        for row in held:
             self._give_back(row, self._leases[lease_id])
+        return [row.meta.id for row in held]
+
+    def leased(self, lease_id: int) -> list[RowId]:
+        """The rows that a lease still holds; none where it has ended."""
+        lease = self._leases.get(lease_id)
+        return [] if lease is None else list(lease.rows)
 
     def renew(self, lease_id: int, now: float) -> None:
         """Start the lease's time anew.
@@ -262,44 +300,108 @@ class ControlPlane:
         lease.deadline = now + self._lease_s
         self._leases.move_to_end(lease_id)
 
-    def expire(self, now: float) -> int:
-        """Take back the rows of every lease whose deadline has come; return how many."""
-        expired = 0
+    def expire(self, now: float) -> list[Ended]:
+        """End every lease whose deadline has come; their rows are ready again."""
+        ended = []
         while self._leases and (lease := next(iter(self._leases.values()))).deadline <= now:
-            task = self._tasks[lease.task]
-            task.expired += len(lease.rows)
-            expired += len(lease.rows)
-            for row_id in list(lease.rows):
-                self._give_back(self._row(row_id), lease)
-        return expired
+            ended.append(self.end(lease.id))
+        return ended
+
+    def end(self, lease_id: int) -> Ended:
+        """The holder of a lease is dead; harmless where the lease has ended."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return Ended(lease_id, [])
+        self._tasks[lease.task].expired += len(lease.rows)
+        return Ended(lease_id, self.nack(lease_id, None))
+
+    def lose(self, unit: int) -> Loss:
+        """A storage unit is gone. Rows that no other unit has leave, with the rest of their groups."""
+        groups: set[int] = set()
+        for row in self._stored():
+            if unit in row.units:
+                row.units = tuple(other for other in row.units if other != unit)
+                if not row.units:
+                    groups.add(row.meta.group_id)
+        return self._lose_groups(groups)
+
+    def miss(self, row_ids: Sequence[RowId], units: Collection[int]) -> None:
+        """Some units of stored rows do not have all of their cells: they count no more as having them.
+
+        Raises:
+            QueueError: no unit of a row would be left; nothing was changed.
+        """
+        rows = [self._row(row_id) for row_id in row_ids]
+        left = [tuple(unit for unit in row.units if unit not in units) for row in rows]
+        if not all(left):
+            raise QueueError(f"no unit has the outputs of {row_ids[left.index(())]}: it could be written to none")
+        for row, row_units in zip(rows, left, strict=True):
+            row.units = row_units
+
+    def lose_rows(self, row_ids: Sequence[RowId]) -> Loss:
+        """The units of these rows turn out not to have them: they leave, with the rest of their groups."""
+        return self._lose_groups({self._row(row_id).meta.group_id for row_id in row_ids})
+
+    def units(self, row_id: RowId) -> tuple[int, ...]:
+        """Numbers of the storage units that have a stored row."""
+        return self._row(row_id).units
+
+    def tags(self, task: str, row_id: RowId) -> list[int]:
+        """For each column that `task` reads: 0 where the put of `row_id` brought it, else the lease that wrote it."""
+        row = self._row(row_id)
+        return [
+            row.consumed[self._writers[column].index] if column in self._writers else 0
+            for column in self._tasks[task].entry.spec.reads
+        ]
 
     def export(self) -> ControlState:
-        """The state of a snapshot."""
+        """The state of a snapshot. Reserved rows are not in it."""
         return ControlState(
             generations=list(self._generations),
             next_lease=self._next_lease,
-            rows=[_record(row) for row in self._slots if row is not None],
+            version=self.version,
+            rows=[_record(row) for row in self._stored()],
+            seen=self._seen.ranges(),
+            lost=list(self._lost.values()),
             consumed=[task.counts[TaskState.CONSUMED] for task in self._tasks.values()],
             expired=[task.expired for task in self._tasks.values()],
         )
 
-    def restore(self, state: ControlState) -> None:
+    def restore(self, state: ControlState, *, leases: Sequence[Lease] = ()) -> None:
         """Take over the state of another control plane of the same table. Rows become ready by their `order`.
+
+        `leases`: those that go on, by their deadlines; without them, rows that were leased are ready.
 
         Raises:
             QueueError: this one has held rows before, or `state` contradicts itself; nothing was changed.
         """
-        if self._generations:
-            raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
-        _check_state(state, len(self._tasks))
+        self.check_new()
+        check_state(state, len(self._tasks))
         self._generations = list(state.generations)
         self._slots = [None] * len(self._generations)
         self._next_lease = state.next_lease
-        self._admit(sorted(state.rows, key=lambda record: record.order))
+        self.version = state.version
+        self._seen = Intervals(state.seen)
+        self._lost = {lost.group_id: lost for lost in state.lost}
+        self._groups = dict(Counter(record.group_id for record in state.rows))
+        held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
+        self._admit(sorted(state.rows, key=lambda record: record.order), held)
         self._free = [slot for slot in reversed(range(len(self._slots))) if self._slots[slot] is None]
         for task, consumed, expired in zip(self._tasks.values(), state.consumed, state.expired, strict=True):
             task.counts[TaskState.CONSUMED] = consumed
             task.expired = expired
+        for lease in leases:
+            lease.rows = {row_id: self._row(row_id).meta for row_id in lease.rows}
+            self._leases[lease.id] = lease
+
+    def check_new(self) -> None:
+        """Whether a state may be restored.
+
+        Raises:
+            QueueError: rows have been here.
+        """
+        if self._generations:
+            raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
 
     def _new_id(self) -> RowId:
         if not self._free:
@@ -309,13 +411,25 @@ class ControlPlane:
         slot = self._free.pop()
         return RowId(slot, self._generations[slot])
 
-    def _admit(self, records: Iterable[RowRecord]) -> None:
+    def _free_slot(self, slot: int, group_id: int) -> None:
+        self._slots[slot] = None
+        self._generations[slot] += 1
+        self._free.append(slot)
+        self._groups[group_id] -= 1
+        if self._groups[group_id] == 0:
+            del self._groups[group_id]
+
+    def _stored(self) -> Iterator[_Row]:
+        return (row for row in self._slots if row is not None)
+
+    def _admit(self, records: Iterable[RowRecord], held: Collection[tuple[str, RowId]] = ()) -> None:
         groups: dict[int, list[_Row]] = {}
         for record in records:
             groups.setdefault(record.group_id, []).append(self._enter(record))
-        for rows in groups.values():
+        for group_id, rows in groups.items():
+            self._seen.add(group_id)
             for task in self._tasks.values():
-                self._announce(rows, task)
+                self._announce(rows, task, held)
 
     def _enter(self, record: RowRecord) -> _Row:
         meta = RowMeta(id=record.id, group_id=record.group_id, order=record.order, lengths={})
@@ -324,20 +438,22 @@ class ControlPlane:
         for index in record.consumed:
             states[index] = TaskState.CONSUMED
         missing = [len(set(task.entry.spec.reads).difference(meta.lengths)) for task in self._tasks.values()]
-        row = _Row(meta, states, missing, len(states) - len(record.consumed))
+        row = _Row(meta, record.group_size, record.units, states, missing, dict(record.consumed))
         self._slots[record.id.slot] = row
-        self._groups[record.group_id] = self._groups.get(record.group_id, 0) + 1
         return row
 
-    def _announce(self, rows: Sequence[_Row], task: _Task) -> None:
-        """Tell a task's policy of a group, then of the rows in it that are ready from the start."""
+    def _announce(self, rows: Sequence[_Row], task: _Task, held: Collection[tuple[str, RowId]]) -> None:
+        """Tell a task's policy of a group, then of the rows in it that are ready from the start; `held` are leased."""
         left = [row for row in rows if row.states[task.index] is TaskState.WAITING]
         if not left:
             return
         task.counts[TaskState.WAITING] += len(left)
         task.entry.policy.added([row.meta for row in left])
         for row in left:
-            if row.missing[task.index] == 0:
+            if (task.name, row.meta.id) in held:
+                self._move(row, task, TaskState.READY)
+                self._move(row, task, TaskState.LEASED)
+            elif row.missing[task.index] == 0:
                 self._make_ready(row, task)
 
     def _consume(self, row: _Row, lease: Lease, task: _Task, outputs: CellFacts) -> bool:
@@ -351,10 +467,11 @@ class ControlPlane:
                 row.missing[reader.index] -= 1
                 if row.missing[reader.index] == 0:
                     self._make_ready(row, reader)
-        row.unconsumed -= 1
-        if row.unconsumed == 0:
-            self._retire(row)
-        return row.unconsumed == 0
+        row.consumed[task.index] = lease.id
+        if len(row.consumed) < len(self._tasks):
+            return False
+        self._free_slot(row.meta.id.slot, row.meta.group_id)
+        return True
 
     def _give_back(self, row: _Row, lease: Lease) -> None:
         self._release(row, lease)
@@ -376,14 +493,46 @@ class ControlPlane:
         task.counts[old] -= 1
         task.counts[state] += 1
 
-    def _retire(self, row: _Row) -> None:
-        slot, group_id = row.meta.id.slot, row.meta.group_id
-        self._slots[slot] = None
-        self._generations[slot] += 1
-        self._free.append(slot)
-        self._groups[group_id] -= 1
-        if self._groups[group_id] == 0:
-            del self._groups[group_id]
+    def _lose_groups(self, groups: Collection[int]) -> Loss:
+        by_group: dict[int, list[_Row]] = {group_id: [] for group_id in groups}
+        for row in self._stored():
+            if row.meta.group_id in by_group:
+                by_group[row.meta.group_id].append(row)
+        for group_id, rows in by_group.items():
+            self._lost[group_id] = LostGroup(
+                group_id=group_id,
+                group_size=rows[0].group_size,
+                left={row.meta.order: [index for index in row.consumed if self._is_last(index)] for row in rows},
+            )
+            for task in self._tasks.values():
+                self._lose_rows_of(rows, task)
+        lost = {row.meta.id: row for row in chain.from_iterable(by_group.values())}
+        for lease in list(self._leases.values()):
+            for row_id in lost.keys() & lease.rows.keys():
+                self._release(lost[row_id], lease)
+        for row in lost.values():
+            self._free_slot(row.meta.id.slot, row.meta.group_id)
+        return Loss(list(lost), sorted(by_group))
+
+    def _lose_rows_of(self, rows: Sequence[_Row], task: _Task) -> None:
+        left = [row for row in rows if row.states[task.index] is not TaskState.CONSUMED]
+        if not left:
+            return
+        task.entry.policy.lost([row.meta for row in left])
+        for row in left:
+            task.counts[row.states[task.index]] -= 1
+
+    def _is_last(self, task: int) -> bool:
+        """Whether nobody reads what this task writes: what it has consumed it is not handed again."""
+        return not any(self._readers.get(column) for column in list(self._tasks.values())[task].entry.spec.writes)
+
+    def _stays_consumed(self, row: NewRow) -> dict[int, int]:
+        """The tasks that have consumed a row before its group was lost, and for good."""
+        lost = self._lost.get(row.group_id)
+        if lost is None:
+            return {}
+        every = [task.index for task in self._tasks.values() if self._is_last(task.index)]
+        return dict.fromkeys(lost.left.get(row.order, every), 0)
 
     def _task(self, name: str) -> _Task:
         if name not in self._tasks:
@@ -418,19 +567,13 @@ def _check_outputs(task: _Task, row: _Row, columns: Iterable[str]) -> None:
 
 
 def _record(row: _Row) -> RowRecord:
-    consumed = tuple(index for index, state in enumerate(row.states) if state is TaskState.CONSUMED)
     meta = row.meta
-    facts = CellFacts(lengths=meta.lengths, version=meta.version)
-    return RowRecord(id=meta.id, group_id=meta.group_id, order=meta.order, consumed=consumed, facts=facts)
-
-
-def _check_state(state: ControlState, tasks: int) -> None:
-    slots = {record.id.slot for record in state.rows}
-    rows_fit = len(slots) == len(state.rows) and all(
-        0 <= record.id.slot < len(state.generations)
-        and state.generations[record.id.slot] == record.id.generation
-        and set(record.consumed) < set(range(tasks))
-        for record in state.rows
+    return RowRecord(
+        id=meta.id,
+        group_id=meta.group_id,
+        group_size=row.group_size,
+        order=meta.order,
+        consumed=dict(row.consumed),
+        facts=CellFacts(lengths=dict(meta.lengths), version=meta.version),
+        units=row.units,
     )
-    if not rows_fit or len(state.consumed) != tasks or len(state.expired) != tasks:
-        raise QueueError("the snapshot contradicts itself: its rows do not fit its slots and tasks")

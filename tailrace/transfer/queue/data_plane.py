@@ -68,21 +68,13 @@ class DataPlane:
         """Forget a row and free its bytes."""
         self.nbytes -= sum(part.nbytes for part in self._rows.pop(row))
 
-    def stored(self, row: RowId) -> Cells:
-        """All cells of `row`, as one part."""
-        parts = self._rows[row]
-        lengths = {column: length for part in parts for column, length in part.lengths.items()}
-        version = next((part.version for part in parts if part.version is not None), None)
-        return Cells(data=b"".join(part.data for part in parts), lengths=lengths, version=version)
+    def stored(self, row: RowId) -> bytes:
+        """All cells of `row`, in the order in which they were written, as one part."""
+        return b"".join(part.data for part in self._rows[row])
 
-    def adopt(self, data: bytes, lengths: dict[str, int]) -> Cells:
-        """Validate cells that `stored` returned, of a queue with the same columns.
-
-        Raises:
-            ColumnError: they are not such cells.
-        """
-        cells = self._codec.read(memoryview(data), lengths, lengths)
-        return Cells(data=data, lengths=lengths, version=_oldest_version(cells))
+    def store(self, row: RowId, data: bytes, facts: CellFacts) -> None:
+        """Add a row from `stored` of another data plane with the same columns."""
+        self.write(row, Cells(data=data, lengths=facts.lengths, version=facts.version))
 
 
 def _oldest_version(cells: Mapping[str, Value]) -> WeightVersion | None:

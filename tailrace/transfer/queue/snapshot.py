@@ -1,19 +1,18 @@
-"""Snapshots of a queue: msgpack with the table and a versioned header; cells as the data plane keeps them."""
+"""Snapshots of a queue: msgpack with a versioned header, the table, the control plane's state and each row's cells."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
 from tailrace.errors import ColumnError, QueueError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.control_plane import ControlState, RowRecord
-from tailrace.transfer.queue.data_plane import Cells, DataPlane
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.state import ControlState, check_state
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import ColumnKind
 
 _FORMAT = "tailrace transfer queue"
-_VERSION = 2
+_VERSION = 3
 
 
 class _Header(msgspec.Struct):
@@ -25,87 +24,39 @@ class _TaskRecord(msgspec.Struct):
     name: str
     reads: list[str]
     writes: list[str]
-    consumed: int
-    expired: int
-
-
-class _RowRecord(msgspec.Struct, array_like=True):
-    slot: int
-    generation: int
-    group_id: int
-    order: int
-    consumed: list[int]
-    """Places in `tasks`."""
-    lengths: dict[str, int]
-    """By column, in the order of the cells in `data`."""
-    data: bytes
-    """A part with all cells of the row."""
 
 
 class _Snapshot(_Header):
     tasks: list[_TaskRecord]
     columns: dict[str, ColumnKind]
-    generations: list[int]
-    next_lease: int
-    rows: list[_RowRecord]
-
-
-@dataclass(frozen=True, slots=True)
-class QueueState:
-    """What a snapshot holds, validated."""
-
     control: ControlState
-    cells: dict[RowId, Cells]
+    parts: list[bytes]
+    """For each row of `control`, one part with all of its cells, in the order of its lengths."""
 
 
 def encode_snapshot(
-    tasks: Sequence[QueueTask], columns: Mapping[str, ColumnKind], control: ControlState, data: DataPlane
+    tasks: Sequence[QueueTask], columns: Mapping[str, ColumnKind], control: ControlState, parts: Mapping[RowId, bytes]
 ) -> bytes:
-    """The bytes that `decode_snapshot` reads."""
-    records = [
-        _TaskRecord(task.spec.name, list(task.spec.reads), list(task.spec.writes), consumed, expired)
-        for task, consumed, expired in zip(tasks, control.consumed, control.expired, strict=True)
-    ]
-    rows = [_row_record(row, data.stored(row.id)) for row in control.rows]
+    """The bytes that `decode_snapshot` reads. `parts`: of each row, with its cells in the order of its lengths."""
+    records = [_TaskRecord(task.spec.name, list(task.spec.reads), list(task.spec.writes)) for task in tasks]
     return msgspec.msgpack.encode(
-        _Snapshot(_FORMAT, _VERSION, records, dict(columns), control.generations, control.next_lease, rows)
+        _Snapshot(_FORMAT, _VERSION, records, dict(columns), control, [parts[row.id] for row in control.rows])
     )
 
 
-def _row_record(row: RowRecord, cells: Cells) -> _RowRecord:
-    return _RowRecord(*row.id, row.group_id, row.order, list(row.consumed), cells.lengths, cells.data)
-
-
 def decode_snapshot(
-    snapshot: bytes, tasks: Sequence[QueueTask], columns: Mapping[str, ColumnKind], data: DataPlane
-) -> QueueState:
-    """Validate a snapshot for a queue of `tasks` and `columns`; `data` checks the cells and is not changed.
+    snapshot: bytes, tasks: Sequence[QueueTask], columns: Mapping[str, ColumnKind]
+) -> tuple[ControlState, dict[RowId, bytes]]:
+    """Validate a snapshot for a queue of `tasks` and `columns`; its state, and the part of each row.
 
     Raises:
         QueueError: it is corrupt, of another version or another table, or not a snapshot.
     """
     record = _parse(snapshot)
     _check_table(record, tasks, columns)
-    ids = [RowId(row.slot, row.generation) for row in record.rows]
-    cells = dict(zip(ids, _adopt(record.rows, data), strict=True))
-    rows = [
-        RowRecord(
-            id=row_id,
-            group_id=row.group_id,
-            order=row.order,
-            consumed=tuple(row.consumed),
-            facts=cells[row_id],
-        )
-        for row_id, row in zip(ids, record.rows, strict=True)
-    ]
-    control = ControlState(
-        generations=record.generations,
-        next_lease=record.next_lease,
-        rows=rows,
-        consumed=[task.consumed for task in record.tasks],
-        expired=[task.expired for task in record.tasks],
-    )
-    return QueueState(control, cells)
+    check_state(record.control, len(tasks))
+    _check_parts(record, columns)
+    return record.control, {row.id: part for row, part in zip(record.control.rows, record.parts, strict=True)}
 
 
 def _parse(snapshot: bytes) -> _Snapshot:
@@ -130,8 +81,12 @@ def _check_table(record: _Snapshot, tasks: Sequence[QueueTask], columns: Mapping
             raise QueueError(f"column {column!r} of the snapshot holds {kind}; in this queue: {columns.get(column)}")
 
 
-def _adopt(rows: Sequence[_RowRecord], data: DataPlane) -> list[Cells]:
+def _check_parts(record: _Snapshot, columns: Mapping[str, ColumnKind]) -> None:
+    codec, rows = PartCodec(columns), record.control.rows
+    if len(record.parts) != len(rows):
+        raise QueueError(f"the snapshot is corrupt: it has {len(rows)} rows and the cells of {len(record.parts)}")
     try:
-        return [data.adopt(row.data, row.lengths) for row in rows]
+        for row, part in zip(rows, record.parts, strict=True):
+            codec.read(memoryview(part), row.facts.lengths, row.facts.lengths)
     except ColumnError as error:
         raise QueueError(f"the snapshot is corrupt: {error}") from None

@@ -1,9 +1,13 @@
-"""The state of a control plane as a value: what a snapshot, a journal and a message about them hold."""
+"""The state of a control plane as values: what snapshots, journals and messages hold, and what its changes bring."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
+from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
 from tailrace.types import WeightVersion
 
 
@@ -46,3 +50,45 @@ class ControlState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     consumed: list[int]
     """By task: rows since the queue was made."""
     expired: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Rows handed to a task until `deadline`, in the order of the policy; acked and nacked ones leave it."""
+
+    id: int
+    task: str
+    rows: dict[RowId, RowMeta]
+    deadline: float
+
+
+class Ended(NamedTuple):
+    """A lease that ended, or rows of it, without an ack: what was written under it will never count."""
+
+    lease: int
+    rows: list[RowId]
+
+
+class Loss(NamedTuple):
+    """What went with a storage unit."""
+
+    rows: list[RowId]
+    """Those that left the queue."""
+    groups: list[int]
+
+
+def check_state(state: ControlState, tasks: int) -> None:
+    """Whether a state fits a table of so many tasks.
+
+    Raises:
+        QueueError: it contradicts itself.
+    """
+    slots = {record.id.slot for record in state.rows}
+    rows_fit = len(slots) == len(state.rows) and all(
+        0 <= record.id.slot < len(state.generations)
+        and state.generations[record.id.slot] == record.id.generation
+        and record.consumed.keys() < set(range(tasks))
+        for record in state.rows
+    )
+    if not rows_fit or len(state.consumed) != tasks or len(state.expired) != tasks:
+        raise QueueError("the snapshot contradicts itself: its rows do not fit its slots and tasks")

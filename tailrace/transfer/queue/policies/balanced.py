@@ -81,8 +81,18 @@ class BalancedByLength(GroupPolicy):
 
     def consumed(self, row: RowMeta) -> None:
         """See `Policy.consumed`."""
-        del self._places[row.id]
+        self._places.pop(row.id, None)  # leased when the queue was restored: of no batch that is known
         super().consumed(row)
+
+    def lost(self, rows: Sequence[RowMeta]) -> None:
+        """See `Policy.lost`. The batch goes on without them."""
+        ids = {row.id for row in rows}
+        for row_id in ids:
+            self._places.pop(row_id, None)
+        for rank, part in enumerate(self._parts):
+            self._parts[rank] = [entry for entry in part if entry[2] not in ids]
+            heapq.heapify(self._parts[rank])
+        super().lost(rows)
 
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
         """See `Policy.take`."""

@@ -1,6 +1,6 @@
 """Which ready rows a task is handed next.
 
-    cells ──▶ CellFacts ──control plane──▶ RowMeta ──added, ready, consumed──▶ Policy ──take──▶ the rows of a claim
+    cells ──▶ CellFacts ──control plane──▶ RowMeta ──added, ready, consumed, lost──▶ Policy ──take──▶ rows of a claim
 
 Each task of a queue owns one policy, which keeps its own index of the rows that are ready: the control plane tells it
 of every change, and `take` removes what it chooses, so choosing never looks at rows that are not chosen. Choosing and
@@ -85,6 +85,13 @@ class Policy(ABC):
     @abstractmethod
     def consumed(self, row: RowMeta) -> None:
         """`row`, taken before, was acked."""
+
+    @abstractmethod
+    def lost(self, rows: Sequence[RowMeta]) -> None:
+        """All rows of a group that the task has still to consume leave without having been, in whatever state.
+
+        It happens when a storage unit dies, and may take time in proportion to all rows.
+        """
 
     @abstractmethod
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:

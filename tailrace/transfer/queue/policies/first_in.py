@@ -25,6 +25,12 @@ class RowPolicy(Policy):
     def consumed(self, row: RowMeta) -> None:
         """Nothing to do: `take` has removed it."""
 
+    def lost(self, rows: Sequence[RowMeta]) -> None:
+        """See `Policy.lost`."""
+        ids = {row.id for row in rows}
+        self._heap = [entry for entry in self._heap if entry[1] not in ids]
+        heapq.heapify(self._heap)
+
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
         """See `Policy.take`."""
         self.check_rank(rank)

@@ -69,6 +69,15 @@ class GroupLine:
         elif group.ready:
             self._update(group)
 
+    def lost(self, group_id: int) -> None:
+        """A group is gone."""
+        group = self._groups.pop(group_id)
+        if group.ready and group.whole:
+            self.whole_rows -= len(group.ready)
+            self.whole_cost -= group.cost
+        self._heap = [entry for entry in self._heap if entry[2] is not group]
+        heapq.heapify(self._heap)
+
     def first(self) -> Group | None:
         """The next group to hand out, if it is whole."""
         return self._heap[0][2] if self._heap and self._heap[0][2].whole else None
@@ -125,6 +134,10 @@ class GroupPolicy(Policy):
     def consumed(self, row: RowMeta) -> None:
         """See `Policy.consumed`."""
         self._line.consumed(row)
+
+    def lost(self, rows: Sequence[RowMeta]) -> None:
+        """See `Policy.lost`."""
+        self._line.lost(rows[0].group_id)
 
 
 class WholeGroups(GroupPolicy):
