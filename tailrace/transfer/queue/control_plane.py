@@ -465,7 +465,7 @@ class ControlPlane:
         for column in outputs.lengths:
             for reader in self._readers.get(column, ()):
                 row.missing[reader.index] -= 1
-                if row.missing[reader.index] == 0:
+                if row.missing[reader.index] == 0 and reader.index not in row.consumed:
                     self._make_ready(row, reader)
         row.consumed[task.index] = lease.id
         if len(row.consumed) < len(self._tasks):
