@@ -89,7 +89,8 @@ class ControlPlane:
         self._lease_s = lease_s
         self._slots: list[_Row | None] = []
         self._generations: list[int] = []
-        self._free: list[int] = []
+        self._free: dict[int, None] = {}
+        """Empty slots; the last one is used next."""
         self._groups: dict[int, int] = {}
         """Rows of each group, those that are reserved included."""
         self._seen = Intervals()
@@ -178,8 +179,10 @@ class ControlPlane:
         self.enter(ids, rows, facts)
         return ids
 
-    def reserve(self, rows: Sequence[NewRow]) -> list[RowId]:
+    def reserve(self, rows: Sequence[NewRow], ids: Sequence[RowId] | None = None) -> list[RowId]:
         """Ids for whole groups that are being written: they count as stored, and no task can claim them yet.
+
+        `ids`: those that they were given before, when what happened is done once more.
 
         Raises:
             QueueError, GroupExists: see `check_groups`; nothing was reserved.
@@ -187,7 +190,11 @@ class ControlPlane:
         self.check_groups(rows)
         for row in rows:
             self._groups[row.group_id] = self._groups.get(row.group_id, 0) + 1
-        return [self._new_id() for _ in rows]
+        if ids is None:
+            return [self._new_id() for _ in rows]
+        for row_id in ids:
+            self._take_slot(row_id)
+        return list(ids)
 
     def withdraw(self, ids: Sequence[RowId], rows: Sequence[NewRow]) -> None:
         """Rows that were reserved will not be written."""
@@ -240,14 +247,19 @@ class ControlPlane:
         chosen = owner.entry.policy.take(limit, rank)
         if not chosen:
             return None
-        rows = {meta.id: meta for meta in chosen}
-        assert len(rows) == len(chosen), f"the policy of task {task!r} chose a row twice"
-        assert limit is None or len(rows) <= limit, f"the policy of task {task!r} chose more than {limit} rows"
-        for row_id in rows:
-            self._move(self._row(row_id), owner, TaskState.LEASED)
-        lease = Lease(self._next_lease, task, rows, now + self._lease_s)
+        assert limit is None or len(chosen) <= limit, f"the policy of task {task!r} chose more than {limit} rows"
+        return self.hold(self._next_lease, task, [meta.id for meta in chosen], now)
+
+    def hold(self, lease_id: int, task: str, row_ids: Sequence[RowId], now: float) -> Lease:
+        """Lease ready rows that the task's policy does not hold (any more)."""
+        owner = self._task(task)
+        rows = {row_id: self._row(row_id) for row_id in row_ids}
+        assert len(rows) == len(row_ids), f"the policy of task {task!r} chose a row twice"
+        for row in rows.values():
+            self._move(row, owner, TaskState.LEASED)
+        lease = Lease(lease_id, task, {row_id: row.meta for row_id, row in rows.items()}, now + self._lease_s)
         self._leases[lease.id] = lease
-        self._next_lease += 1
+        self._next_lease = max(self._next_lease, lease_id + 1)
         return lease
 
     def ack(self, lease_id: int, facts: Mapping[RowId, CellFacts]) -> list[RowId]:
@@ -315,10 +327,13 @@ class ControlPlane:
         self._tasks[lease.task].expired += len(lease.rows)
         return Ended(lease_id, self.nack(lease_id, None))
 
-    def lose(self, unit: int) -> Loss:
-        """A storage unit is gone. Rows that no other unit has leave, with the rest of their groups."""
+    def lose(self, unit: int, row_ids: Collection[RowId] | None = None) -> Loss:
+        """A storage unit is gone, or it turns out not to have `row_ids`.
+
+        Rows that no other unit has leave, with the rest of their groups.
+        """
         groups: set[int] = set()
-        for row in self._stored():
+        for row in self._stored() if row_ids is None else map(self._row, row_ids):
             if unit in row.units:
                 row.units = tuple(other for other in row.units if other != unit)
                 if not row.units:
@@ -338,10 +353,6 @@ class ControlPlane:
         for row, row_units in zip(rows, left, strict=True):
             row.units = row_units
 
-    def lose_rows(self, row_ids: Sequence[RowId]) -> Loss:
-        """The units of these rows turn out not to have them: they leave, with the rest of their groups."""
-        return self._lose_groups({self._row(row_id).meta.group_id for row_id in row_ids})
-
     def units(self, row_id: RowId) -> tuple[int, ...]:
         """Numbers of the storage units that have a stored row."""
         return self._row(row_id).units
@@ -353,6 +364,15 @@ class ControlPlane:
             row.consumed[self._writers[column].index] if column in self._writers else 0
             for column in self._tasks[task].entry.spec.reads
         ]
+
+    def stored(self, unit: int) -> dict[RowId, dict[int, list[str]]]:
+        """The rows that `unit` has: the columns of each of their parts, by tag."""
+        return {row.meta.id: self._parts(row) for row in self._stored() if unit in row.units}
+
+    def facts(self, row_id: RowId) -> CellFacts:
+        """Of all cells of a row written so far."""
+        meta = self._row(row_id).meta
+        return CellFacts(lengths=meta.lengths, version=meta.version)
 
     def export(self) -> ControlState:
         """The state of a snapshot. Reserved rows are not in it."""
@@ -386,7 +406,7 @@ class ControlPlane:
         self._groups = dict(Counter(record.group_id for record in state.rows))
         held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
         self._admit(sorted(state.rows, key=lambda record: record.order), held)
-        self._free = [slot for slot in reversed(range(len(self._slots))) if self._slots[slot] is None]
+        self._free = dict.fromkeys(slot for slot in reversed(range(len(self._slots))) if self._slots[slot] is None)
         for task, consumed, expired in zip(self._tasks.values(), state.consumed, state.expired, strict=True):
             task.counts[TaskState.CONSUMED] = consumed
             task.expired = expired
@@ -404,20 +424,34 @@ class ControlPlane:
             raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
 
     def _new_id(self) -> RowId:
-        if not self._free:
+        slot = self._free.popitem()[0] if self._free else len(self._slots)
+        if slot == len(self._slots):
             self._slots.append(None)
             self._generations.append(0)
-            self._free.append(len(self._slots) - 1)
-        slot = self._free.pop()
         return RowId(slot, self._generations[slot])
+
+    def _take_slot(self, row_id: RowId) -> None:
+        for slot in range(len(self._slots), row_id.slot + 1):
+            self._slots.append(None)
+            self._generations.append(0)
+            self._free[slot] = None
+        del self._free[row_id.slot]
+        self._generations[row_id.slot] = row_id.generation
 
     def _free_slot(self, slot: int, group_id: int) -> None:
         self._slots[slot] = None
         self._generations[slot] += 1
-        self._free.append(slot)
+        self._free[slot] = None
         self._groups[group_id] -= 1
         if self._groups[group_id] == 0:
             del self._groups[group_id]
+
+    def _parts(self, row: _Row) -> dict[int, list[str]]:
+        parts: dict[int, list[str]] = {}
+        for column in row.meta.lengths:
+            writer = self._writers.get(column)
+            parts.setdefault(0 if writer is None else row.consumed[writer.index], []).append(column)
+        return parts
 
     def _stored(self) -> Iterator[_Row]:
         return (row for row in self._slots if row is not None)

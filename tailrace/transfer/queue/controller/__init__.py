@@ -1,0 +1,1 @@
+"""The controller of a queue across processes: who may have which row, who is alive, and what survives."""
