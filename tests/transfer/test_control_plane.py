@@ -220,7 +220,7 @@ def test_rows_of_a_dead_unit_leave_with_their_groups_whatever_their_state_and_ot
     worked(plane, "rollout", limit=1, response_ids=3)
     lease = plane.claim("rollout", limit=1, now=0.0)
     assert lease is not None
-    assert plane.lose(1) == (first, [1])
+    assert plane.lose(1) == (dict.fromkeys(first, ()), [1])
     assert (len(plane), plane.lost_groups) == (2, [1])
     with pytest.raises(StaleRowError):
         plane.ack(lease.id, {first[1]: facts(response_ids=3)})
@@ -269,11 +269,20 @@ def test_a_row_that_every_task_had_consumed_leaves_at_once_when_its_lost_group_c
 def test_a_row_with_another_unit_is_not_lost() -> None:
     plane, _ = plane_of(one_task(FirstIn(9)))
     [row] = stored_on(plane, 1, group(1), 2)
-    assert plane.lose(1) == ([], [])
+    assert plane.lose(1) == ({}, [])
     assert plane.units(row) == (2,)
-    with pytest.raises(QueueError, match="no unit has the outputs"):
-        plane.miss([row], {2})
-    assert plane.lose(2) == ([row], [1])
+    assert plane.lose(2) == ({row: ()}, [1])
+
+
+def test_a_unit_that_missed_outputs_counts_no_more_and_one_has_to_have_them() -> None:
+    plane, _ = plane_of(table())
+    [row] = stored_on(plane, 1, group(1), 2)
+    lease = plane.claim("rollout", limit=None, now=0.0)
+    assert lease is not None
+    with pytest.raises(QueueError, match="could be written to none of its units"):
+        plane.ack(lease.id, {row: facts(response_ids=3)}, missed=[1, 2])
+    plane.ack(lease.id, {row: facts(response_ids=3)}, missed=[1])
+    assert plane.units(row) == (2,)
 
 
 def test_the_tag_of_a_column_is_the_lease_that_wrote_it() -> None:

@@ -262,12 +262,15 @@ class ControlPlane:
         self._next_lease = max(self._next_lease, lease_id + 1)
         return lease
 
-    def ack(self, lease_id: int, facts: Mapping[RowId, CellFacts]) -> list[RowId]:
+    def ack(self, lease_id: int, facts: Mapping[RowId, CellFacts], *, missed: Collection[int] = ()) -> list[RowId]:
         """Mark leased rows consumed and their outputs, which `facts` tells of, written; return the rows that left.
+
+        `missed`: units that the outputs could not be written to; they count no more as having the rows.
 
         Raises:
             StaleRowError, LeaseError: a row is gone, or not under this lease; nothing was changed.
             ColumnError: the columns are not exactly the task's outputs; nothing was changed.
+            QueueError: no unit has the outputs of a row; nothing was changed.
         """
         held = self._held(lease_id, facts)
         if not held:
@@ -276,6 +279,10 @@ class ControlPlane:
         task = self._tasks[lease.task]
         for row, outputs in zip(held, facts.values(), strict=True):
             _check_outputs(task, row, outputs.lengths)
+            if row.units and not set(row.units).difference(missed):
+                raise QueueError(f"the outputs of {row.meta.id} could be written to none of its units {row.units}")
+        for row in held if missed else ():
+            row.units = tuple(unit for unit in row.units if unit not in missed)
         return [
             row.meta.id
             for row, outputs in zip(held, facts.values(), strict=True)
@@ -339,19 +346,6 @@ class ControlPlane:
                 if not row.units:
                     groups.add(row.meta.group_id)
         return self._lose_groups(groups)
-
-    def miss(self, row_ids: Sequence[RowId], units: Collection[int]) -> None:
-        """Some units of stored rows do not have all of their cells: they count no more as having them.
-
-        Raises:
-            QueueError: no unit of a row would be left; nothing was changed.
-        """
-        rows = [self._row(row_id) for row_id in row_ids]
-        left = [tuple(unit for unit in row.units if unit not in units) for row in rows]
-        if not all(left):
-            raise QueueError(f"no unit has the outputs of {row_ids[left.index(())]}: it could be written to none")
-        for row, row_units in zip(rows, left, strict=True):
-            row.units = row_units
 
     def units(self, row_id: RowId) -> tuple[int, ...]:
         """Numbers of the storage units that have a stored row."""
@@ -546,7 +540,7 @@ class ControlPlane:
                 self._release(lost[row_id], lease)
         for row in lost.values():
             self._free_slot(row.meta.id.slot, row.meta.group_id)
-        return Loss(list(lost), sorted(by_group))
+        return Loss({row_id: row.units for row_id, row in lost.items()}, sorted(by_group))
 
     def _lose_rows_of(self, rows: Sequence[_Row], task: _Task) -> None:
         left = [row for row in rows if row.states[task.index] is not TaskState.CONSUMED]

@@ -72,8 +72,8 @@ class Ended(NamedTuple):
 class Loss(NamedTuple):
     """What went with a storage unit."""
 
-    rows: list[RowId]
-    """Those that left the queue."""
+    rows: dict[RowId, tuple[int, ...]]
+    """Those that left the queue, with the other units that have some of their cells."""
     groups: list[int]
 
 

@@ -340,6 +340,8 @@ class Join(Message, frozen=True):
     """The same after a restart."""
     incarnation: str
     """Another one after a restart."""
+    lasting: bool
+    """Whether what it stores outlasts it: after a restart it is the same unit, else a new one."""
     endpoints: list[str]
     host: str
     directory: str
@@ -456,6 +458,8 @@ class Parts(Message, frozen=True):
 
     parts: bytes
     """[n, 3]: slot, generation, tag."""
+    unknown: bytes
+    """[n, 3]: those among them that lie in the storage, but what cells they hold the unit cannot say: Describe them."""
 
 
 Request = (

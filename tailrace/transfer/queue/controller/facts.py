@@ -1,0 +1,59 @@
+"""What messages tell of rows and their cells, in the terms of the control plane."""
+
+from collections.abc import Sequence
+from itertools import repeat
+
+from tailrace.errors import WireError
+from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.wire.messages import NO_VERSION, Ack, Admit, Run, row_ids, unpack
+
+
+def new_rows(message: Admit) -> list[NewRow]:
+    """The rows that a producer announces, without their cells."""
+    return [
+        NewRow(group_id=group_id, group_size=group_size, order=order, cells={}, not_before=message.not_before)
+        for group_id, group_size, order in unpack(message.rows, 3).tolist()
+    ]
+
+
+def cell_facts(runs: Sequence[Run], versions: bytes, count: int) -> list[CellFacts]:
+    """For each of `count` rows.
+
+    Raises:
+        WireError: the numbers of rows contradict each other.
+    """
+    known = unpack(versions, 1)[:, 0].tolist()
+    rows = sum(run.rows for run in runs)
+    if not (len(known) == count and (rows == count or (rows == 0 and not runs))):
+        raise WireError(f"{count} rows come with {len(known)} versions and the lengths of {rows}")
+    lengths = [
+        dict(zip(run.columns, row, strict=True)) for run in runs for row in run.table().tolist()
+    ] or [{} for _ in repeat(None, count)]
+    return [
+        CellFacts(lengths=row, version=None if version == NO_VERSION else version)
+        for row, version in zip(lengths, known, strict=True)
+    ]
+
+
+def acked_facts(message: Ack) -> dict[RowId, CellFacts]:
+    """What an ack tells of its rows' outputs.
+
+    Raises:
+        WireError: it contradicts itself.
+    """
+    ids = row_ids(message.rows)
+    facts = dict(zip(ids, cell_facts(message.runs, message.versions, len(ids)), strict=True))
+    if len(facts) < len(ids):
+        raise WireError(f"an ack of {len(ids)} rows names one of them twice")
+    return facts
+
+
+def part_bytes(codec: PartCodec, runs: Sequence[Run]) -> list[int]:
+    """Bytes that the parts of each row take.
+
+    Raises:
+        ColumnError: an unknown column, or a length that no cell of it has.
+    """
+    return [nbytes for run in runs for nbytes in codec.sizes(run.columns, run.table()).tolist()]

@@ -1,0 +1,161 @@
+"""From a journal to where its controller stood: every decision is carried out once more, on a bare control plane."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.control_plane import ControlPlane
+from tailrace.transfer.queue.controller.facts import acked_facts, cell_facts, new_rows
+from tailrace.transfer.queue.controller.journal import (
+    Acked,
+    Advanced,
+    Answered,
+    Base,
+    Change,
+    Closed,
+    Entered,
+    GaveBack,
+    Leased,
+    Named,
+    Reserved,
+    RowsGone,
+    UnitGone,
+    Watched,
+    Withdrew,
+)
+from tailrace.transfer.queue.policies.base import Policy, RowMeta
+from tailrace.transfer.queue.state import ControlState
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.wire.messages import Accepted, Admitted, Answer, pack, row_ids
+from tailrace.transfer.queue.wire.server import Ticket
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pending:
+    """Rows that were admitted and are not all written."""
+
+    record: Reserved
+    ids: list[RowId]
+    rows: list[NewRow]
+
+
+@dataclass(slots=True, eq=False)
+class Recovered:
+    """Where a controller stood."""
+
+    state: ControlState
+    leases: dict[int, Leased] = field(default_factory=dict)
+    """With the rows that are still leased."""
+    pending: dict[RowId, Pending] = field(default_factory=dict)
+    """By first row."""
+    units: dict[str, int] = field(default_factory=dict)
+    """Numbers by name."""
+    watched: dict[str, float] = field(default_factory=dict)
+    """Limits by client."""
+    answers: dict[Ticket, Answer] = field(default_factory=dict)
+    closed: bool = False
+
+
+class _Mute(Policy):
+    """Chooses nothing: the journal says which rows were chosen."""
+
+    def added(self, rows: Sequence[RowMeta]) -> None:
+        """Passed over."""
+
+    def ready(self, row: RowMeta) -> None:
+        """Passed over."""
+
+    def consumed(self, row: RowMeta) -> None:
+        """Passed over."""
+
+    def lost(self, rows: Sequence[RowMeta]) -> None:
+        """Passed over."""
+
+    def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
+        """Nothing."""
+        return []
+
+
+def replay(records: Iterable[Base | Change], tasks: Sequence[QueueTask]) -> Recovered | None:
+    """Where the controller stood that wrote `records`; None where there are none.
+
+    Raises:
+        QueueError: they are of another table.
+    """
+    changes = iter(records)
+    base = next(changes, None)
+    if base is None:
+        return None
+    if not isinstance(base, Base):
+        raise QueueError("the journal does not begin with a state; is it one of a queue?")
+    player = _Player(base, tasks)
+    for change in changes:
+        player.play(change)
+    return player.end()
+
+
+class _Player:
+    def __init__(self, base: Base, tasks: Sequence[QueueTask]) -> None:
+        self._plane = ControlPlane([QueueTask(task.spec, _Mute()) for task in tasks], lease_s=0.0)
+        self._plane.restore(base.state)
+        self._found = Recovered(base.state, closed=base.closed)
+
+    def end(self) -> Recovered:
+        found = self._found
+        found.state = self._plane.export()
+        live = {number: self._plane.leased(number) for number in found.leases}
+        found.leases = {
+            number: Leased(lease.client, number, lease.task, pack(live[number]))
+            for number, lease in found.leases.items()
+            if live[number]
+        }
+        return found
+
+    def play(self, change: Base | Change) -> None:
+        found, plane = self._found, self._plane
+        match change:
+            case Reserved():
+                pending = Pending(change, row_ids(change.rows), new_rows(change.request))
+                plane.reserve(pending.rows, pending.ids)
+                found.pending[pending.ids[0]] = pending
+                found.answers[Ticket(change.client, change.number)] = Admitted(change.rows, change.units)
+            case Entered():
+                pending = found.pending.pop(row_ids(change.rows)[0])
+                request = pending.record.request
+                facts = cell_facts(request.runs, request.versions, len(pending.rows))
+                plane.enter(pending.ids, pending.rows, facts, units=tuple(change.units))
+            case Withdrew():
+                pending = found.pending.pop(row_ids(change.rows)[0])
+                plane.withdraw(pending.ids, pending.rows)
+            case Leased():
+                plane.hold(change.lease_id, change.task, row_ids(change.rows), now=0.0)
+                found.leases[change.lease_id] = change
+            case Acked():
+                facts_by_row = acked_facts(change.request)
+                plane.ack(change.request.lease_id, facts_by_row, missed=change.request.missed)
+                found.answers[Ticket(change.client, change.number)] = Accepted()
+            case GaveBack(expired=True):
+                plane.end(change.lease_id)
+            case GaveBack():
+                plane.nack(change.lease_id, row_ids(change.rows))
+            case UnitGone():
+                plane.lose(change.unit)
+            case RowsGone():
+                plane.lose(change.unit, row_ids(change.rows))
+            case _:
+                self._note(change)
+
+    def _note(self, change: Base | Change) -> None:
+        found = self._found
+        match change:
+            case Advanced():
+                self._plane.advance(change.version)
+            case Named():
+                found.units[change.name] = change.unit
+            case Watched():
+                found.watched[change.client] = change.limit_s
+            case Answered():
+                found.answers[Ticket(change.client, change.number)] = change.answer
+            case Closed():
+                found.closed = True
