@@ -28,9 +28,9 @@ def cell_facts(runs: Sequence[Run], versions: bytes, count: int) -> list[CellFac
     rows = sum(run.rows for run in runs)
     if not (len(known) == count and (rows == count or (rows == 0 and not runs))):
         raise WireError(f"{count} rows come with {len(known)} versions and the lengths of {rows}")
-    lengths = [
-        dict(zip(run.columns, row, strict=True)) for run in runs for row in run.table().tolist()
-    ] or [{} for _ in repeat(None, count)]
+    lengths = [dict(zip(run.columns, row, strict=True)) for run in runs for row in run.table().tolist()] or [
+        {} for _ in repeat(None, count)
+    ]
     return [
         CellFacts(lengths=row, version=None if version == NO_VERSION else version)
         for row, version in zip(lengths, known, strict=True)

@@ -195,7 +195,8 @@ class Journal:
         """Add a change.
 
         Raises:
-            QueueError: it cannot be written, such as to a full disk; the file is as it was before.
+            OSError: it cannot be written, such as to a full disk. The file is as it was before, but the controller is
+                ahead of it: it must end, and be started anew from what is written.
         """
         self._bytes += self._write(self._file, [change])
 
@@ -203,13 +204,13 @@ class Journal:
         """Begin anew with these; the old file stays until the new one is whole.
 
         Raises:
-            QueueError: it cannot be written; the old one goes on.
+            OSError: it cannot be written; the old one is still there.
         """
         new = self._path.with_suffix(".new")
         file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             written = self._write(file, [base, *changes])
-        except QueueError:
+        except OSError:
             os.close(file)
             raise
         os.replace(new, self._path)
@@ -231,10 +232,10 @@ class Journal:
             written = os.write(file, data)
             while written < len(data):
                 written += os.write(file, data[written:])
-        except OSError as error:
+        except OSError:
             os.ftruncate(file, start)
             os.lseek(file, start, os.SEEK_SET)
-            raise QueueError(f"the journal {self._path} cannot be written: {error.strerror}; make room there") from None
+            raise
         return written
 
 

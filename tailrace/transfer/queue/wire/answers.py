@@ -1,6 +1,7 @@
 """What a server remembers of one client's requests, so that each is carried out once however often it comes."""
 
 import heapq
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tailrace.transfer.queue.wire.frames import Reply
@@ -42,6 +43,15 @@ class Answers:
         """The answer that the request got before."""
         return self._kept.get(number)
 
+    def recall(self, number: int, reply: Reply) -> None:
+        """The request was answered before this was made."""
+        self._kept[number] = reply
+        heapq.heappush(self._numbers, number)
+
+    def all_kept(self) -> Iterator[tuple[int, Reply]]:
+        """All that may be asked for again."""
+        return iter(self._kept.items())
+
     def open(self, number: int, route: bytes) -> None:
         """The request has come, or has come again, on the connection `route`: its answer goes there."""
         known = self._open.get(number)
@@ -57,8 +67,7 @@ class Answers:
         if entry is None:
             return None
         if entry.keep:
-            self._kept[number] = reply
-            heapq.heappush(self._numbers, number)
+            self.recall(number, reply)
         return entry.route
 
     def cancel(self, number: int) -> None:

@@ -204,6 +204,16 @@ class Server:
         kept = None if answers is None else answers.kept(ticket.number)
         return None if kept is None else kept.answer
 
+    def recall(self, ticket: Ticket, answer: Answer) -> None:
+        """What a request was answered by a server before this one; before `run`."""
+        self._clients.setdefault(ticket.client, Answers()).recall(ticket.number, Reply(answer))
+
+    def kept(self) -> Iterator[tuple[Ticket, Answer]]:
+        """Requests whose answers may be asked for again, with these."""
+        for client, answers in self._clients.items():
+            for number, reply in answers.all_kept():
+                yield Ticket(client, number), reply.answer
+
     def _turn(self, service: Service, handlers: Mapping[type[Request], Handler]) -> None:
         for ready, _ in self._poller.poll(self._wait_ms(service)):
             if ready is self._socket:

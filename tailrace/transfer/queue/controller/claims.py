@@ -1,0 +1,247 @@
+"""Consumers at a controller: claims wait in lines, one for each task and rank; leases end by acks, nacks or time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from tailrace.errors import QueueClosed, QueueError, QueueTimeout
+from tailrace.transfer.queue.base import RowId, TaskStats
+from tailrace.transfer.queue.controller import journal as log
+from tailrace.transfer.queue.controller.desk import Desk
+from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
+from tailrace.transfer.queue.controller.lines import Line
+from tailrace.transfer.queue.state import Ended, Lease
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import (
+    NO_UNIT,
+    Accepted,
+    Ack,
+    Claim,
+    Claimed,
+    Nack,
+    Renew,
+    pack,
+    row_ids,
+)
+from tailrace.transfer.queue.wire.server import Incoming, Ticket
+
+
+class Claims:
+    """Hands out rows and takes back what became of them."""
+
+    def __init__(self, desk: Desk, tasks: Sequence[QueueTask]) -> None:
+        self._desk = desk
+        self._specs = {task.spec.name: task.spec for task in tasks}
+        self._lines: dict[str, dict[int | None, Line]] = {
+            task.spec.name: {
+                rank: desk.line(lambda name=task.spec.name: self._serve(name))  # type: ignore[misc]
+                for rank in task.policy.ranks
+            }
+            for task in tasks
+        }
+        self._holders: dict[int, log.Leased] = {}
+        """Of each lease that may be live: to whom it went, and which rows at first."""
+        self._wait_s = dict.fromkeys(self._specs, 0.0)
+
+    # Requests
+
+    def claim(self, incoming: Incoming) -> None:
+        """A consumer wants rows.
+
+        Raises:
+            QueueError: no such task or rank.
+        """
+        message: Claim = incoming.message
+        if self._desk.closed:
+            raise QueueClosed("the queue was closed")
+        task, rank = message.task, message.rank
+        self._desk.control.check_claim(task, rank)
+        if message.limit is not None and message.limit < 1:
+            raise QueueError(f"a claim's limit must be at least 1, got {message.limit}")
+        whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
+        self._lines[task][rank].join(
+            incoming.ticket,
+            message.wait_s,
+            lambda: self._try(incoming.ticket, message),
+            late=lambda limit: QueueTimeout(
+                f"claim of {whose} waited {limit:g} s: {self.stats()[task]}; "
+                f"if the work before it takes that long, raise queue.timeout_s"
+            ),
+            reason=lambda: "no rows are ready that its policy hands out",
+            waited=lambda seconds: self._count_wait(task, seconds),
+        )
+        self._serve(task)
+
+    def ack(self, incoming: Incoming) -> Reply:
+        """Rows were worked on, and their outputs written.
+
+        Raises:
+            LeaseError, StaleRowError, ColumnError, QueueError: see `ControlPlane.ack`.
+        """
+        message: Ack = incoming.message
+        desk = self._desk
+        facts = acked_facts(message)
+        sizes = part_bytes(desk.codec, message.runs)
+        units = {row: desk.control.units(row) for row in facts}
+        retired = desk.control.ack(message.lease_id, facts, missed=message.missed)
+        desk.note(log.Acked(*incoming.ticket, message))
+        for row, nbytes in zip(facts, sizes, strict=False):  # a task without outputs sends no runs
+            desk.stock.grow(row, nbytes, units[row])
+        desk.stock.leave({row: units[row] for row in retired})
+        self._forget_if_over(message.lease_id)
+        desk.rows_ready()
+        if retired:
+            desk.room_made()
+        return Reply(Accepted())
+
+    def nack(self, incoming: Incoming) -> Reply:
+        """Rows come back.
+
+        Raises:
+            LeaseError, StaleRowError: see `ControlPlane.nack`.
+        """
+        message: Nack = incoming.message
+        self.give_back(message.lease_id, None if message.rows is None else row_ids(message.rows))
+        return Reply(Accepted())
+
+    def renew(self, incoming: Incoming) -> Reply:
+        """A consumer is still at work.
+
+        Raises:
+            LeaseError: see `ControlPlane.renew`.
+        """
+        message: Renew = incoming.message
+        self._desk.control.renew(message.lease_id, self._desk.clock())
+        return Reply(Accepted())
+
+    # Events
+
+    def serve(self) -> None:
+        """Rows may have become ready."""
+        for task in self._lines:
+            if self._desk.control.ready_rows(task):
+                self._serve(task)
+
+    def give_back(self, lease_id: int, rows: Sequence[RowId] | None) -> None:
+        """A consumer does not want (some) rows of its lease any more, be it none."""
+        self._ended(Ended(lease_id, self._desk.control.nack(lease_id, rows)), expired=False)
+
+    def expire(self) -> None:
+        """Leases whose time is over end."""
+        for ended in self._desk.control.expire(self._desk.clock()):
+            self._ended(ended, expired=True)
+
+    def lose_client(self, client: str) -> None:
+        """A consumer died."""
+        for lease_id in [number for number, lease in self._holders.items() if lease.client == client]:
+            self._ended(self._desk.control.end(lease_id), expired=True)
+        self.forget(lambda ticket: ticket.client == client)
+
+    def forget(self, gone: Callable[[Ticket], bool]) -> None:
+        """Nobody waits for these answers any more."""
+        for task, lines in self._lines.items():
+            if any([line.forget(gone) for line in lines.values()]):
+                self._serve(task)
+
+    def close(self) -> None:
+        """Send all consumers away."""
+        for lines in self._lines.values():
+            for line in lines.values():
+                line.send_away(lambda: QueueClosed("the queue was closed"))
+
+    def restore(self, leases: Sequence[log.Leased]) -> list[Lease]:
+        """Leases from before the controller was started anew; their time starts anew, too."""
+        self._holders = {lease.lease_id: lease for lease in leases}
+        deadline = self._desk.clock() + self._desk.config.lease_s
+        return [
+            Lease(lease.lease_id, lease.task, dict.fromkeys(row_ids(lease.rows)), deadline)  # type: ignore[arg-type]
+            for lease in leases
+        ]
+
+    def holder(self, lease_id: int) -> str | None:
+        """Who has a lease, if anybody."""
+        lease = self._holders.get(lease_id)
+        return None if lease is None else lease.client
+
+    def leases(self) -> list[log.Leased]:
+        """Those that are live, for a journal that begins anew."""
+        return [
+            log.Leased(lease.client, number, lease.task, pack(rows))
+            for number, lease in self._holders.items()
+            if (rows := self._desk.control.leased(number))
+        ]
+
+    def is_live(self, lease_id: int) -> bool:
+        """Whether something may still be written under a lease."""
+        return bool(self._desk.control.leased(lease_id))
+
+    def stats(self) -> Mapping[str, TaskStats]:
+        """Counts by task."""
+        counts = self._desk.control.stats()
+        for name, lines in self._lines.items():
+            waiting = sum(map(len, lines.values()))
+            counts[name] = replace(counts[name], claims=waiting, wait_s=self._wait_s[name])
+        return counts
+
+    def _count_wait(self, task: str, seconds: float) -> None:
+        self._wait_s[task] += seconds
+
+    def _serve(self, task: str) -> None:
+        lines = list(self._lines[task].values())
+        while any([line.serve() for line in lines]) and len(lines) > 1:
+            pass  # a rank may have waited for another to take its part
+
+    def _try(self, ticket: Ticket, message: Claim) -> Claimed | None:
+        desk = self._desk
+        if desk.recovering:
+            return None
+        lease = desk.control.claim(message.task, limit=message.limit, rank=message.rank, now=desk.clock())
+        if lease is None:
+            return None
+        record = log.Leased(ticket.client, lease.id, lease.task, pack(lease.rows))
+        desk.note(record)
+        self._holders[lease.id] = record
+        return self._claimed(lease)
+
+    def _claimed(self, lease: Lease) -> Claimed:
+        control = self._desk.control
+        rows = np.array([(*row.id, row.group_id, row.order) for row in lease.rows.values()], dtype=np.int64)
+        units = [control.units(row) for row in lease.rows]
+        width = max(map(len, units))
+        spec = self._specs[lease.task]
+        tags = np.array([control.tags(lease.task, row) for row in lease.rows], dtype=np.int64)
+        return Claimed(
+            lease.id,
+            self._desk.config.lease_s,
+            pack(rows),
+            pack(np.array([_spread(number, lease.id, width) for number in units], dtype=np.int64)),
+            width,
+            list(spec.reads),
+            pack(tags),
+        )
+
+    def _ended(self, ended: Ended, *, expired: bool) -> None:
+        """Rows of a lease are ready again; what was written under it will not be read."""
+        if not ended.rows:
+            self._forget_if_over(ended.lease)
+            return
+        self._desk.note(log.GaveBack(ended.lease, pack(ended.rows), expired))
+        if self._specs[self._holders[ended.lease].task].writes:
+            for row in ended.rows:
+                units = self._desk.control.units(row)
+                self._desk.units.settle(units, parts=[PartId(*row, ended.lease)])
+        self._forget_if_over(ended.lease)
+        self._desk.rows_ready()
+
+    def _forget_if_over(self, lease_id: int) -> None:
+        if not self.is_live(lease_id):
+            self._holders.pop(lease_id, None)
+
+
+def _spread(units: tuple[int, ...], lease_id: int, width: int) -> list[int]:
+    """The units of a row, another one first for every lease, so that replicas share the reading."""
+    first = lease_id % len(units)
+    return [*units[first:], *units[:first], *[NO_UNIT] * (width - len(units))]

@@ -1,0 +1,252 @@
+"""Producers at a controller.
+
+    Admit ──▶ a line for each weight version that rows wait for; the oldest first ──room, units──▶ admissions ──▶ rows
+
+Groups that were lost wait in a line of their own, before all others, and for a unit only: the room that they take was
+theirs before, and those who wait for room may wait for them.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+
+from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout
+from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.controller import journal as log
+from tailrace.transfer.queue.controller.admission import Admission, Admissions, Offer
+from tailrace.transfer.queue.controller.desk import Desk
+from tailrace.transfer.queue.controller.facts import cell_facts, new_rows, part_bytes
+from tailrace.transfer.queue.controller.lines import Line
+from tailrace.transfer.queue.controller.replay import Pending
+from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import (
+    Accepted,
+    Admit,
+    Admitted,
+    Answer,
+    Withdraw,
+    Withdrawn,
+    Written,
+    pack,
+    row_ids,
+)
+from tailrace.transfer.queue.wire.server import Incoming, Ticket
+
+_LOST = -1
+"""The line of groups that are put again."""
+
+
+class Puts:
+    """Admits new rows, and lets them in when they are written."""
+
+    def __init__(self, desk: Desk, put_columns: Collection[str], task_columns: Collection[str]) -> None:
+        """`put_columns`: every row brings them. `task_columns`: tasks write them, so no row brings them."""
+        self._desk = desk
+        self._put_columns = frozenset(put_columns)
+        self._task_columns = frozenset(task_columns)
+        self._admissions = Admissions()
+        self._lines: dict[int, Line] = {}
+        """By the weight version that their rows wait for."""
+        self.barred = False
+        """Whether nobody is let in, because a snapshot is being restored."""
+        self.wait_s = 0.0
+        """Seconds that puts which have been answered had to wait, in all."""
+
+    # Requests
+
+    def admit(self, incoming: Incoming) -> None:
+        """A producer wants to put rows.
+
+        Raises:
+            QueueError: it never can.
+        """
+        message: Admit = incoming.message
+        if self._desk.closed:
+            raise QueueClosed("the queue was closed")
+        offer = self._offer(message)
+        again = self._desk.control.is_lost(offer.rows)
+        self._line(_LOST if again else message.not_before).join(
+            incoming.ticket,
+            message.wait_s,
+            lambda: self._try(incoming.ticket, message, offer),
+            late=lambda limit: QueueTimeout(
+                f"put of {len(offer.rows)} rows waited {limit:g} s: {self._obstacle(offer)}; "
+                f"if the work before it takes that long, raise queue.timeout_s"
+            ),
+            reason=lambda: self._obstacle(offer),
+            waited=self._count_wait,
+        )
+        self.serve()
+
+    def withdraw(self, incoming: Incoming) -> Reply:
+        """A producer will not write what was admitted."""
+        message: Withdraw = incoming.message
+        return Reply(Withdrawn(self.withdraw_rows(row_ids(message.rows))))
+
+    def written(self, incoming: Incoming) -> Reply:
+        """A unit has rows."""
+        message: Written = incoming.message
+        self.found(message.unit, row_ids(message.rows))
+        return Reply(Accepted())
+
+    # Events
+
+    def found(self, unit: int, rows: Sequence[RowId]) -> None:
+        """A unit has these rows; what it should not have it is told to forget."""
+        control = self._desk.control
+        strange = [row for row in self._admissions.written(unit, rows) if unit not in control.units(row)]
+        if strange:
+            self._desk.units.settle([unit], rows=strange)
+
+    def withdraw_rows(self, rows: Sequence[RowId]) -> bool:
+        """What was admitted together will not be written; False where it has entered, or was withdrawn before."""
+        return self._admissions.withdraw(rows)
+
+    def awaits(self, row: RowId) -> bool:
+        """Whether a row is on its way."""
+        return row in self._admissions
+
+    def serve(self) -> None:
+        """Room was made, weights or a unit came, or somebody gave up: let producers in, the oldest rows first."""
+        for version in sorted(self._lines):
+            line = self._lines[version]
+            line.serve()
+            if len(line):
+                return
+            del self._lines[version]
+
+    def restore(self, pending: Pending, sizes: Sequence[int]) -> None:
+        """Rows were admitted before the controller was started anew."""
+        record = pending.record
+        self._desk.control.reserve(pending.rows, pending.ids)
+        offer = Offer(pending.rows, self._facts(record.request, pending.rows), list(sizes))
+        self._expect(record, offer, pending.ids)
+
+    def expect(
+        self,
+        client: str,
+        ids: Sequence[RowId],
+        units: Sequence[int],
+        *,
+        done: Callable[[Sequence[int]], None],
+        undone: Callable[[], None],
+        record: log.Reserved | None = None,
+    ) -> None:
+        """A client is going to write these rows to all of these units."""
+        desk = self._desk
+        timer = desk.timers.at(desk.clock() + desk.config.lease_s, lambda: self._admissions.expire(admission))
+        admission = Admission(client, list(ids), {unit: set(ids) for unit in units}, done, undone, timer, record)
+        self._admissions.add(admission)
+
+    def lose_unit(self, unit: int) -> None:
+        """A unit died."""
+        self._admissions.lose_unit(unit)
+        self.serve()
+
+    def lose_client(self, client: str) -> None:
+        """A producer died."""
+        self._admissions.lose_client(client)
+        self.forget(lambda ticket: ticket.client == client)
+
+    def forget(self, gone: Callable[[Ticket], bool]) -> None:
+        """Nobody waits for these answers any more."""
+        if any([line.forget(gone) for line in self._lines.values()]):
+            self.serve()
+
+    def close(self) -> None:
+        """Send all producers away."""
+        for line in self._lines.values():
+            line.send_away(lambda: QueueClosed("the queue was closed"))
+        self._lines.clear()
+
+    @property
+    def waiting(self) -> int:
+        """Producers that wait."""
+        return sum(map(len, self._lines.values()))
+
+    @property
+    def blocked_by(self) -> str | None:
+        """What the first of them waits for."""
+        return next((line.reason for _, line in sorted(self._lines.items()) if len(line)), None)
+
+    def pending(self) -> list[log.Reserved]:
+        """What was admitted and is not written, for a journal that begins anew."""
+        return self._admissions.records()
+
+    def _line(self, version: int) -> Line:
+        if version not in self._lines:
+            self._lines[version] = self._desk.line(self.serve)
+        return self._lines[version]
+
+    def _count_wait(self, seconds: float) -> None:
+        self.wait_s += seconds
+
+    def _offer(self, message: Admit) -> Offer:
+        rows = new_rows(message)
+        for run in message.runs:
+            if missing := sorted(self._put_columns.difference(run.columns)):
+                raise ColumnError(f"rows lack column {missing[0]!r}, which tasks read and none writes")
+            if written := sorted(self._task_columns.intersection(run.columns)):
+                raise ColumnError(f"rows bring column {written[0]!r}, which a task writes; leave it out")
+        offer = Offer(rows, self._facts(message, rows), part_bytes(self._desk.codec, message.runs))
+        config = self._desk.config
+        for name, amount, bound in (
+            ("max_rows", len(rows), config.max_rows),
+            ("max_bytes", offer.nbytes, config.max_bytes),
+        ):
+            if amount > bound:
+                raise QueueError(
+                    f"a put of {len(rows)} rows and {offer.nbytes} bytes can never fit queue.{name} {bound}"
+                )
+        self._desk.control.check_groups(rows)
+        return offer
+
+    def _facts(self, message: Admit, rows: Sequence[NewRow]) -> list[CellFacts]:
+        return cell_facts(message.runs, message.versions, len(rows))
+
+    def _obstacle(self, offer: Offer) -> str:
+        """What bars rows from coming in, in words; nothing where nothing does."""
+        desk, not_before = self._desk, offer.rows[0].not_before
+        rows, nbytes = len(desk.control), desk.stock.nbytes
+        if desk.recovering:
+            return "units from before the controller was started anew have not all come back yet"
+        if self.barred:
+            return "a snapshot is being restored"
+        if not desk.units.choose(offer.nbytes, desk.config.replicas):
+            return f"no storage unit has room for {offer.nbytes} bytes; there are {len(desk.units.ready)} units"
+        if desk.control.is_lost(offer.rows):
+            return ""
+        if not_before > desk.control.version:
+            return f"its rows are for weight version {not_before}, the newest is {desk.control.version}"
+        config = desk.config
+        if rows + len(offer.rows) > config.max_rows or nbytes + offer.nbytes > config.max_bytes:
+            return f"{rows} of {config.max_rows} rows and {nbytes} of {config.max_bytes} bytes are taken"
+        return ""
+
+    def _try(self, ticket: Ticket, message: Admit, offer: Offer) -> Answer | None:
+        desk = self._desk
+        if self._obstacle(offer):
+            return None
+        ids = desk.control.reserve(offer.rows)
+        units = [unit.number for unit in desk.units.choose(offer.nbytes, desk.config.replicas)]
+        record = log.Reserved(ticket.client, ticket.number, message, pack(ids), units)
+        desk.note(record)
+        self._expect(record, offer, ids)
+        return Admitted(record.rows, record.units)
+
+    def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId]) -> None:
+        desk = self._desk
+        desk.stock.add(ids, offer.sizes, record.units)
+
+        def done(units: Sequence[int]) -> None:
+            desk.note(log.Entered(record.rows, list(units)))
+            left = desk.control.enter(ids, offer.rows, offer.facts, units=tuple(units))
+            desk.stock.leave(dict.fromkeys(left, units))
+            desk.rows_ready()
+
+        def undone() -> None:
+            desk.note(log.Withdrew(record.rows))
+            desk.control.withdraw(ids, offer.rows)
+            desk.stock.leave(dict.fromkeys(ids, record.units))
+            desk.room_made()
+
+        self.expect(record.client, ids, record.units, done=done, undone=undone, record=record)

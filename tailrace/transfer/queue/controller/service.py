@@ -1,0 +1,400 @@
+"""The controller of a queue across processes (AsyncFlow, section 3.3): one thread that knows the state of every row.
+
+    producers ──Admit──▶ Puts: lines ──room, units──▶ admissions ──Written by units──▶ control plane, policies
+    consumers ──Claim──▶ Claims: lines, one for each task and rank ◀──ready rows─────────────┘
+              ──Ack────▶ control plane ──rows that left──▶ Stock: Settle to their units; room for the first producer
+
+It sees no cells: units have them, and clients write to and read from units. Every decision is in the journal before
+anybody hears of it, so a controller that is started anew goes on where this one stood, leases included; it first waits
+for its units, since only they know what they have.
+
+Who waits on whom: claims on ready rows, puts on room, a weight version or a unit, `lost_groups` on a loss: each in a
+line, up to its own limit. Nobody else. A client that promised signs of life and gives none loses leases and admissions.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.errors import QueueClosed, QueueError, QueueTimeout
+from tailrace.transfer.queue.base import QueueStats, RowId
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.control_plane import ControlPlane
+from tailrace.transfer.queue.controller import journal as log
+from tailrace.transfer.queue.controller.claims import Claims
+from tailrace.transfer.queue.controller.desk import Desk
+from tailrace.transfer.queue.controller.facts import part_bytes
+from tailrace.transfer.queue.controller.journal import Base, Change, Journal
+from tailrace.transfer.queue.controller.puts import Puts
+from tailrace.transfer.queue.controller.replay import Recovered, replay
+from tailrace.transfer.queue.controller.restoring import Restoring
+from tailrace.transfer.queue.controller.stock import Stock
+from tailrace.transfer.queue.controller.timers import Timer, Timers
+from tailrace.transfer.queue.controller.units import KnownUnit, Listed, Units
+from tailrace.transfer.queue.state import ControlState, Loss
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import (
+    Accepted,
+    Ack,
+    Admit,
+    Admitted,
+    Advance,
+    Beat,
+    Cancel,
+    Claim,
+    Claimed,
+    Close,
+    Counted,
+    Describe,
+    Export,
+    Exported,
+    Groups,
+    Join,
+    Joined,
+    Lost,
+    Nack,
+    Release,
+    Renew,
+    Request,
+    Restore,
+    Run,
+    Stats,
+    Welcome,
+    Withdraw,
+    Written,
+    pack,
+    row_ids,
+)
+from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
+from tailrace.types import COLUMNS, ColumnKind
+
+
+class Controller(Service):
+    """Serves the table `tasks` through `server`."""
+
+    def __init__(
+        self,
+        server: Server,
+        tasks: Sequence[QueueTask],
+        config: ServiceQueueConfig,
+        *,
+        columns: Mapping[str, ColumnKind] = COLUMNS,
+        journal: Journal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`journal`: a new one, or that of a controller of the same table, which this one goes on from.
+
+        Raises:
+            QueueError: a table that rows cannot pass through, see `check_table`; a journal of another one.
+        """
+        check_table(tasks, columns)
+        self._specs = [task.spec for task in tasks]
+        self._columns = dict(columns)
+        self._server = server
+        self._clock = clock
+        self._journal = journal
+        self._timers = Timers()
+        self._epoch = time.time_ns()
+        self._watches: dict[str, tuple[float, Timer]] = {}
+        """By client that promised signs of life: how soon, and what happens otherwise."""
+        units = Units(
+            server,
+            self._timers,
+            clock,
+            limit_s=config.unit_limit_s,
+            named=lambda unit: self._note(log.Named(unit.number, unit.name)),
+            asked=self._on_inventory_asked,
+            died=self._on_unit_died,
+        )
+        self._desk = Desk(
+            server=server,
+            clock=clock,
+            config=config,
+            codec=PartCodec(columns),
+            control=ControlPlane(tasks, lease_s=config.lease_s),
+            units=units,
+            stock=Stock(units),
+            timers=self._timers,
+            note=self._note,
+            rows_ready=lambda: self._claims.serve(),
+            room_made=lambda: self._puts.serve(),
+        )
+        written = {column for task in tasks for column in task.spec.writes}
+        self._puts = Puts(self._desk, put_columns(tasks), written)
+        self._claims = Claims(self._desk, tasks)
+        self._restoring = Restoring(self._desk, self._puts, self._begin_journal)
+        self._losses = self._desk.line(self._serve_losses)
+        recovered = replay(journal.records(), tasks)
+        if recovered is not None:
+            self._recover(recovered)
+        self._begin_journal()
+
+    # The service
+
+    @property
+    def handlers(self) -> Mapping[type[Request], Handler]:
+        """See `Service.handlers`."""
+        return {
+            Admit: self._puts.admit,
+            Withdraw: self._puts.withdraw,
+            Written: self._puts.written,
+            Claim: self._claims.claim,
+            Ack: self._claims.ack,
+            Nack: self._claims.nack,
+            Renew: self._claims.renew,
+            Restore: self._restoring.restore,
+            Advance: self._advance,
+            Lost: self._lost,
+            Stats: self._stats,
+            Close: self._close,
+            Export: self._export,
+            Release: self._release,
+            Join: self._join,
+            Beat: self._beat,
+            Cancel: self._cancel,
+        }
+
+    def welcome(self) -> Welcome:
+        """See `Service.welcome`."""
+        return Welcome(self._epoch, self._desk.units.listing(), self._columns, self._specs)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """See `Service.next_deadline`."""
+        times = [when for when in (self._timers.next, self._desk.control.next_deadline) if when is not None]
+        return min(times, default=None)
+
+    def tick(self, now: float) -> None:
+        """See `Service.tick`."""
+        self._claims.expire()
+        self._timers.run(now)
+
+    def gone(self, client: str) -> None:
+        """See `Service.gone`."""
+        if client in self._watches:
+            self._watches.pop(client)[1].cancel()
+        self._claims.lose_client(client)
+        self._puts.lose_client(client)
+        self._desk.stock.lose_client(client)
+        self._losses.forget(lambda ticket: ticket.client == client)
+
+    # Requests
+
+    def _advance(self, incoming: Incoming) -> Reply:
+        message: Advance = incoming.message
+        if message.version > self._desk.control.version:
+            self._note(log.Advanced(message.version))
+            self._desk.control.advance(message.version)
+            self._puts.serve()
+        return Reply(Accepted())
+
+    def _lost(self, incoming: Incoming) -> None:
+        message: Lost = incoming.message
+        if self._desk.closed:
+            raise QueueClosed("the queue was closed")
+        self._losses.join(
+            incoming.ticket,
+            message.wait_s,
+            self._try_losses,
+            late=lambda limit: QueueTimeout(f"no group was lost within {limit:g} s"),
+            reason=lambda: "no group is lost",
+            waited=lambda _: None,
+        )
+        self._serve_losses()
+
+    def _try_losses(self) -> Groups | None:
+        lost = self._desk.control.lost_groups
+        return Groups(pack(np.array(lost, dtype=np.int64))) if lost else None
+
+    def _serve_losses(self) -> None:
+        self._losses.serve()
+
+    def _stats(self, incoming: Incoming) -> Reply:
+        desk = self._desk
+        stats = QueueStats(
+            rows=len(desk.control),
+            bytes=desk.stock.nbytes,
+            blocked_puts=self._puts.waiting,
+            blocked_by=self._puts.blocked_by,
+            put_wait_s=self._puts.wait_s,
+            version=desk.control.version,
+            lost_groups=len(desk.control.lost_groups),
+            tasks=self._claims.stats(),
+            units=desk.units.stats(),
+        )
+        return Reply(Counted(stats))
+
+    def _close(self, incoming: Incoming) -> Reply:
+        if not self._desk.closed:
+            self._note(log.Closed())
+            self._desk.closed = True
+            self._puts.close()
+            self._claims.close()
+            self._losses.send_away(lambda: QueueClosed("the queue was closed"))
+        return Reply(Accepted())
+
+    def _export(self, incoming: Incoming) -> Reply:
+        if self._desk.recovering:
+            raise QueueError("units from before the controller was started anew have not all come back; try again")
+        hold = self._desk.stock.hold(incoming.ticket.client)
+        return Reply(Exported(self._desk.control.export(), hold))
+
+    def _release(self, incoming: Incoming) -> Reply:
+        self._desk.stock.release(incoming.message.hold)
+        return Reply(Accepted())
+
+    def _join(self, incoming: Incoming) -> Reply:
+        unit = self._desk.units.join(incoming.message)
+        return Reply(Joined(unit.number, self._columns))
+
+    def _beat(self, incoming: Incoming) -> Reply:
+        message: Beat = incoming.message
+        client = message.client or incoming.ticket.client
+        known = self._watches.get(client)
+        if known is None or known[0] != message.limit_s:
+            self._note(log.Watched(client, message.limit_s))
+        self._watch(client, message.limit_s)
+        return Reply(Accepted())
+
+    def _cancel(self, incoming: Incoming) -> Reply:
+        ticket = Ticket(incoming.ticket.client, incoming.message.number)
+        match self._server.answered(ticket):
+            case Claimed() as claimed:
+                self._claims.give_back(claimed.lease_id, None)
+            case Admitted() as admitted:
+                self._puts.withdraw_rows(row_ids(admitted.rows))
+            case Exported() as exported:
+                self._desk.stock.release(exported.hold)
+            case None:
+                for forget in (self._puts.forget, self._claims.forget, self._losses.forget):
+                    forget(lambda waiting: waiting == ticket)
+            case _:
+                pass  # what was done cannot be undone: a consumed row stays consumed
+        return Reply(Accepted())
+
+    # Clients and units
+
+    def _watch(self, client: str, limit_s: float) -> None:
+        known = self._watches.get(client)
+        if known is not None:
+            known[1].cancel()
+        self._watches[client] = (limit_s, self._timers.at(self._clock() + limit_s, lambda: self.gone(client)))
+
+    def _on_inventory_asked(self, unit: KnownUnit) -> Callable[[Listed], None]:
+        """What a unit should have is what it should have had when it was asked: more may come meanwhile."""
+        expected = self._desk.control.stored(unit.number)
+        return lambda listed: self._on_listed(unit, expected, listed)
+
+    def _on_listed(
+        self, unit: KnownUnit, expected: Mapping[RowId, Mapping[int, Sequence[str]]], listed: Listed
+    ) -> None:
+        control = self._desk.control
+        stored = control.stored(unit.number)
+        lacking = [
+            row
+            for row, parts in expected.items()
+            if row in stored and not all(PartId(*row, tag) in listed.parts for tag, columns in parts.items() if columns)
+        ]
+        if lacking:
+            self._note(log.RowsGone(unit.number, pack(lacking)))
+            self._take_loss(control.lose(unit.number, lacking))
+            stored = control.stored(unit.number)
+        unit.rows, unit.bytes = len(stored), sum(map(self._desk.stock.size, stored))
+        pending = {RowId(*part[:2]) for part in listed.parts if self._puts.awaits(RowId(*part[:2]))}
+        self._settle_strange(unit, listed, stored, pending)
+        self._describe(unit, [part for part in listed.unknown if RowId(*part[:2]) in stored], stored)
+        self._puts.found(unit.number, list(pending))
+        self._claims.serve()
+        self._puts.serve()
+
+    def _settle_strange(
+        self,
+        unit: KnownUnit,
+        listed: Listed,
+        stored: Mapping[RowId, Mapping[int, Sequence[str]]],
+        pending: set[RowId],
+    ) -> None:
+        rows = {RowId(*part[:2]) for part in listed.parts}
+        gone = [row for row in rows if row not in stored and row not in pending]
+        lost = [
+            part
+            for part in listed.parts
+            if (row := RowId(*part[:2])) in stored
+            and part.tag not in stored[row]
+            and not self._claims.is_live(part.tag)
+        ]
+        self._desk.units.settle([unit.number], parts=lost, rows=gone)
+
+    def _describe(
+        self, unit: KnownUnit, parts: Sequence[PartId], stored: Mapping[RowId, Mapping[int, Sequence[str]]]
+    ) -> None:
+        """A unit that was started anew learns what lies in the parts that outlasted it."""
+        if not parts:
+            return
+        tags, rows, runs = [], [], []
+        for part in parts:
+            row = RowId(*part[:2])
+            columns = list(stored[row].get(part.tag, ()))
+            lengths = self._desk.control.facts(row).lengths
+            tags.append(part.tag)
+            rows.append(row)
+            runs.append(Run(1, columns, pack(np.array([lengths[column] for column in columns], dtype=np.int64))))
+        self._desk.units.send(unit.number, Describe(pack(np.array(tags, dtype=np.int64)), pack(rows), runs))
+
+    def _on_unit_died(self, unit: KnownUnit) -> None:
+        self._note(log.UnitGone(unit.number))
+        self._take_loss(self._desk.control.lose(unit.number))
+        self._puts.lose_unit(unit.number)
+        self._claims.serve()
+
+    def _take_loss(self, loss: Loss) -> None:
+        self._desk.stock.leave(loss.rows)
+        self._serve_losses()
+        self._puts.serve()
+
+    # The journal
+
+    def _note(self, change: Change) -> None:
+        self._journal.append(change)
+        if self._journal.is_long:
+            self._begin_journal()
+
+    def _begin_journal(self) -> None:
+        """Replace the journal by one of this moment."""
+        desk = self._desk
+        self._journal.replace(Base(desk.control.export(), desk.closed), list(self._open_ends()))
+
+    def _open_ends(self) -> Iterator[Change]:
+        for unit in self._desk.units.stats():
+            yield log.Named(unit.number, unit.name)
+        yield from self._puts.pending()
+        yield from self._claims.leases()
+        for client, (limit_s, _) in self._watches.items():
+            yield log.Watched(client, limit_s)
+        for ticket, answer in self._server.kept():
+            yield log.Answered(ticket.client, ticket.number, answer)
+
+    def _recover(self, found: Recovered) -> None:
+        desk = self._desk
+        leases = self._claims.restore(list(found.leases.values()))
+        desk.control.restore(found.state, leases=leases)
+        desk.closed = found.closed
+        for name, number in found.units.items():
+            desk.units.expect(number, name)
+        sizes = self._sizes(found.state)
+        for record in found.state.rows:
+            desk.stock.add([record.id], [sizes[record.id]], record.units)
+        for pending in found.pending.values():
+            self._puts.restore(pending, part_bytes(desk.codec, pending.record.request.runs))
+        for ticket, answer in found.answers.items():
+            self._server.recall(ticket, answer)
+        for client, limit_s in found.watched.items():
+            self._watch(client, limit_s)
+
+    def _sizes(self, state: ControlState) -> dict[RowId, int]:
+        """Bytes of each row. Parts are padded cell by cell, so those of one row are as long as one part with all."""
+        return {record.id: self._desk.codec.layout(record.facts.lengths).nbytes for record in state.rows}

@@ -1,0 +1,75 @@
+"""What the units of a queue store, in bytes, and what they need not store any more."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.controller.units import Units
+
+
+class Stock:
+    """The rows that have been admitted, and their bytes."""
+
+    def __init__(self, units: Units) -> None:
+        self._units = units
+        self._sizes: dict[RowId, int] = {}
+        self._holds: dict[int, str] = {}
+        self._last_hold = 0
+        self._held_back: list[tuple[RowId, tuple[int, ...]]] = []
+        self.nbytes = 0
+        """Of all rows, each counted once."""
+
+    def add(self, rows: Sequence[RowId], sizes: Sequence[int], units: Collection[int]) -> None:
+        """Rows that are stored by `units` from now on, or that are being written there."""
+        total = sum(sizes)
+        self._sizes.update(zip(rows, sizes, strict=True))
+        self.nbytes += total
+        for number in units:
+            self._count(number, len(rows), total)
+
+    def grow(self, row: RowId, nbytes: int, units: Collection[int]) -> None:
+        """Outputs of a row count."""
+        self._sizes[row] += nbytes
+        self.nbytes += nbytes
+        for number in units:
+            self._count(number, 0, nbytes)
+
+    def leave(self, rows: Mapping[RowId, Collection[int]]) -> None:
+        """Rows that left the queue, with the units that store them."""
+        for row, units in rows.items():
+            size = self._sizes.pop(row)
+            self.nbytes -= size
+            for number in units:
+                self._count(number, -1, -size)
+            if self._holds:
+                self._held_back.append((row, tuple(units)))
+            else:
+                self._units.settle(units, rows=[row])
+
+    def size(self, row: RowId) -> int:
+        """Bytes of a row."""
+        return self._sizes[row]
+
+    def hold(self, client: str) -> int:
+        """Have units keep what leaves from now on, for a client that reads a snapshot; returns the number of the hold."""
+        self._last_hold += 1
+        self._holds[self._last_hold] = client
+        return self._last_hold
+
+    def release(self, hold: int) -> None:
+        """A snapshot has been read; harmless where its hold is gone."""
+        self._holds.pop(hold, None)
+        if not self._holds:
+            for row, units in self._held_back:
+                self._units.settle(units, rows=[row])
+            self._held_back.clear()
+
+    def lose_client(self, client: str) -> None:
+        """A client that was reading a snapshot is gone."""
+        for hold in [hold for hold, holder in self._holds.items() if holder == client]:
+            self.release(hold)
+
+    def _count(self, number: int, rows: int, nbytes: int) -> None:
+        unit = self._units.get(number)
+        if unit is not None:
+            unit.rows += rows
+            unit.bytes += nbytes

@@ -1,0 +1,255 @@
+"""The storage units of a queue, as its controller sees them.
+
+    Join ──▶ new: link to it, ask for its Inventory ──Parts──▶ ready ──silent for a while──▶ dead
+    Join of one that is known: a sign of life
+
+Who waits on whom: nobody on a unit. What it need not store any more is collected and sent a moment later; what it does
+not hear of because it is gone, the inventory puts right when it comes back.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from tailrace.errors import TailraceError, WireError
+from tailrace.transfer.queue.base import RowId, UnitStats
+from tailrace.transfer.queue.controller.timers import Timer, Timers
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.wire.calls import Call, expect
+from tailrace.transfer.queue.wire.connection import Connection
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Request, Settle, Unit, pack, unpack
+from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.wire.sockets import host_id
+
+_SETTLE_S = 0.02
+"""How long what a unit need not store any more is collected."""
+_SETTLE_AT_ONCE = 4096
+"""Rows and parts that are not collected for longer."""
+
+
+@dataclass(slots=True, eq=False)
+class KnownUnit:
+    """A unit that has joined, or that is expected to join again."""
+
+    number: int
+    name: str
+    join: Join | None = None
+    link: Connection | None = None
+    endpoint: str = ""
+    ready: bool = False
+    """Whether it has said what it has: rows may be written to it and read from it."""
+    rows: int = 0
+    bytes: int = 0
+    """Of the rows that it has, as far as the controller knows."""
+    deadline: Timer | None = None
+    settle: Timer | None = None
+    lost_parts: list[PartId] = field(default_factory=list)
+    left_rows: list[RowId] = field(default_factory=list)
+
+    @property
+    def room(self) -> int:
+        """Bytes that it can still take."""
+        return 0 if self.join is None else self.join.max_bytes - self.bytes
+
+
+class Listed(NamedTuple):
+    """What a unit says it has."""
+
+    parts: set[PartId]
+    unknown: set[PartId]
+    """Those of which it does not know what cells they hold."""
+
+
+class Units:
+    """All units by number."""
+
+    def __init__(
+        self,
+        server: Server,
+        timers: Timers,
+        clock: Callable[[], float],
+        *,
+        limit_s: float,
+        named: Callable[[KnownUnit], None],
+        asked: Callable[[KnownUnit], Callable[[Listed], None]],
+        died: Callable[[KnownUnit], None],
+    ) -> None:
+        """`named`: a unit got its number. `asked`: a unit is asked what it has; what is returned gets the answer.
+
+        `died`: a unit was silent for `limit_s` seconds, or was started anew without what it had.
+        """
+        self._server = server
+        self._timers = timers
+        self._clock = clock
+        self._limit_s = limit_s
+        self._named = named
+        self._asked = asked
+        self._died = died
+        self._units: dict[int, KnownUnit] = {}
+        self._names: dict[str, KnownUnit] = {}
+
+    def get(self, number: int) -> KnownUnit | None:
+        """The unit with this number, if there is one."""
+        return self._units.get(number)
+
+    @property
+    def ready(self) -> list[KnownUnit]:
+        """Those that rows may be written to."""
+        return [unit for unit in self._units.values() if unit.ready]
+
+    @property
+    def recovering(self) -> bool:
+        """Whether a unit is expected that has not come yet, and may still do so."""
+        return any(unit.deadline is not None and not unit.ready for unit in self._units.values())
+
+    def expect(self, number: int, name: str) -> None:
+        """A unit from before the controller was started: it counts as dead where it does not join in time."""
+        unit = self._add(number, name)
+        self._watch(unit)
+
+    def join(self, message: Join) -> KnownUnit:
+        """A unit says that it is there.
+
+        Raises:
+            WireError: it cannot be reached from here.
+        """
+        unit = self._names.get(message.name)
+        if unit is not None and unit.join is not None and unit.join.incarnation != message.incarnation:
+            self._retire(unit, lasting=message.lasting)
+            unit = self._names.get(message.name)
+        if unit is None:
+            unit = self._add(max(self._units, default=-1) + 1, message.name)
+            self._named(unit)
+        if unit.link is None:
+            self._connect(unit, message)
+        self._watch(unit)
+        return unit
+
+    def choose(self, nbytes: int, replicas: int) -> list[KnownUnit]:
+        """Units for rows of `nbytes`: those with the least; none where no unit has room."""
+        fit = sorted((unit for unit in self.ready if unit.room >= nbytes), key=lambda unit: unit.bytes)
+        wanted = min(replicas, len(self.ready))
+        return fit[:wanted] if len(fit) >= wanted else []
+
+    def send(self, number: int, message: Request) -> None:
+        """Tell a unit something, if it is there; its inventory says later what it has not heard."""
+        unit = self._units.get(number)
+        if unit is not None and unit.link is not None:
+            unit.link.start(Call(unit.endpoint, message), _ignore)
+
+    def settle(self, numbers: Iterable[int], *, parts: Collection[PartId] = (), rows: Collection[RowId] = ()) -> None:
+        """Parts that lost, or rows that left, are not to be stored any more by these units."""
+        for number in numbers:
+            unit = self._units.get(number)
+            if unit is None or unit.link is None:
+                continue
+            unit.lost_parts += parts
+            unit.left_rows += rows
+            if len(unit.lost_parts) + len(unit.left_rows) >= _SETTLE_AT_ONCE:
+                self._settle(unit)
+            elif unit.settle is None:
+                unit.settle = self._timers.at(self._clock() + _SETTLE_S, lambda unit=unit: self._settle(unit))  # type: ignore[misc]
+
+    def listing(self) -> list[Unit]:
+        """The units for clients."""
+        return [
+            Unit(unit.number, unit.join.endpoints, unit.join.host, unit.join.directory)
+            for unit in self._units.values()
+            if unit.join is not None and unit.ready
+        ]
+
+    def stats(self) -> tuple[UnitStats, ...]:
+        """Of each unit that is there or may come back."""
+        return tuple(
+            UnitStats(
+                number=unit.number,
+                name=unit.name,
+                alive=unit.ready,
+                rows=unit.rows,
+                bytes=unit.bytes,
+                max_bytes=0 if unit.join is None else unit.join.max_bytes,
+            )
+            for unit in self._units.values()
+        )
+
+    def _add(self, number: int, name: str) -> KnownUnit:
+        unit = self._units[number] = self._names[name] = KnownUnit(number, name)
+        return unit
+
+    def _watch(self, unit: KnownUnit) -> None:
+        if unit.deadline is not None:
+            unit.deadline.cancel()
+        unit.deadline = self._timers.at(self._clock() + self._limit_s, lambda: self._die(unit))
+
+    def _connect(self, unit: KnownUnit, message: Join) -> None:
+        local = message.host == host_id()
+        ways = [endpoint for endpoint in message.endpoints if local or not endpoint.startswith("ipc:")]
+        if not ways:
+            raise WireError(f"unit {message.name!r} listens at {message.endpoints} alone: not reached from here")
+        unit.join = message
+        unit.endpoint = min(ways, key=lambda endpoint: not endpoint.startswith("ipc:"))
+        unit.link = link = self._server.link(unit.endpoint)
+        take = self._asked(unit)
+
+        def then(result: Reply | TailraceError) -> None:
+            if unit.link is not link:
+                return  # it died meanwhile, or was started anew
+            try:
+                if isinstance(result, TailraceError):
+                    raise result
+                listed = _listed(expect(result, Parts))
+            except TailraceError:
+                self._disconnect(unit)  # its next Join begins anew
+            else:
+                unit.ready = True
+                take(listed)
+
+        link.start(Call(unit.endpoint, Inventory()), then)
+
+    def _retire(self, unit: KnownUnit, *, lasting: bool) -> None:
+        """The unit of this name was started anew."""
+        if lasting:
+            self._disconnect(unit)
+        else:
+            self._die(unit)
+
+    def _die(self, unit: KnownUnit) -> None:
+        if unit.deadline is not None:
+            unit.deadline.cancel()
+            unit.deadline = None
+        self._disconnect(unit)
+        unit.rows = unit.bytes = 0
+        if unit.join is None or not unit.join.lasting:
+            del self._units[unit.number], self._names[unit.name]
+        self._died(unit)
+
+    def _disconnect(self, unit: KnownUnit) -> None:
+        unit.ready = False
+        unit.lost_parts.clear()
+        unit.left_rows.clear()
+        if unit.link is not None:
+            self._server.unlink(unit.link)
+            unit.link = None
+
+    def _settle(self, unit: KnownUnit) -> None:
+        if unit.settle is not None:
+            unit.settle.cancel()
+            unit.settle = None
+        if unit.lost_parts or unit.left_rows:
+            parts = np.array(unit.lost_parts, dtype=np.int64).reshape(-1, 3)
+            self.send(unit.number, Settle(pack(parts), pack(unit.left_rows)))
+            unit.lost_parts.clear()
+            unit.left_rows.clear()
+
+
+def _listed(message: Parts) -> Listed:
+    return Listed(
+        *({PartId(*part) for part in unpack(packed, 3).tolist()} for packed in (message.parts, message.unknown))
+    )
+
+
+def _ignore(result: Reply | TailraceError) -> None:
+    """The inventory puts right what a unit has not heard."""
