@@ -17,6 +17,7 @@ from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.checkpointing import Checkpointer
 from tailrace.config.run import RunConfig
+from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError
 from tailrace.evaluation import Evaluator
@@ -130,8 +131,10 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
         max_new_tokens=config.sampling.max_new_tokens,
     )
     trainer = await loop.run_in_executor(executor, lambda: _trainer(config, inputs, algorithm))
+    if not isinstance(config.queue, LocalQueueConfig):
+        raise ConfigError(f"queue.type {config.queue.type} cannot be used for a run; use local")
     queue = LocalQueue(_queue_tasks(config, algorithm), config.queue)
-    stack.callback(queue.close)
+    stack.push_async_callback(queue.close)
     return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer, queue=queue)
 
 

@@ -96,7 +96,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it cannot be written, a full disk for one.
         """
-        snapshot = self._queue.snapshot()
+        snapshot = await self._queue.snapshot()
         state = RunState(
             trained_steps=trained_steps, next_step=next_step, elapsed_s=self._log.now(), prompts=self._prompts
         )
@@ -112,14 +112,14 @@ class Checkpointer:
             span.info = {"path": str(path)}
 
 
-def restore(checkpoint: Path, trainer: Trainer, queue: TransferQueue) -> None:
-    """Restore trainer and queue from a verified checkpoint.
+async def restore(checkpoint: Path, trainer: Trainer, queue: TransferQueue, executor: Executor) -> None:
+    """Restore trainer (in its `executor`) and queue from a verified checkpoint.
 
     Raises:
         CheckpointError: it does not belong to this model or this table of tasks.
     """
     try:
-        queue.restore((checkpoint / QUEUE_FILE).read_bytes())
+        await queue.restore((checkpoint / QUEUE_FILE).read_bytes())
     except (OSError, QueueError) as error:
         raise CheckpointError(f"{checkpoint / QUEUE_FILE} cannot be restored: {error}") from None
-    trainer.load(checkpoint)
+    await asyncio.get_running_loop().run_in_executor(executor, lambda: trainer.load(checkpoint))

@@ -9,6 +9,7 @@ is ready; the loop below only admits prompts, updates the actor and hands its we
 
     who         waits for
     prompts     the previous step's weights in the engine; room in the queue
+    lost rows   the end of a storage unit that had them; then, to be put again, room in the queue
     rollout     prompts; blocks of the KV cache (inside the engine)
     reward      responses; a free grading process
     advantage   the rewards of a whole group
@@ -17,10 +18,12 @@ is ready; the loop below only admits prompts, updates the actor and hands its we
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from tailrace.checkpointing import Checkpointer
 from tailrace.engine.base import Engine
+from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.evaluation import Evaluator
 from tailrace.events import Event, EventLog
 from tailrace.metrics import TaskTimes, response_tokens, step_metrics
@@ -76,12 +79,23 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             for service in self._services:
                 tasks.create_task(service.run())
+            tasks.create_task(self._put_lost_groups())
             while self.trained_steps < self._steps:
                 await self._evaluate_if(self.trained_steps % self._evaluate_every == 0)
                 await self._train_step(self.trained_steps)
                 await self._save_if(self._checkpointer.due(self.trained_steps, self._steps))
             await self._evaluate_if(True)
-            self._queue.close()
+            await self._queue.close()
+
+    async def _put_lost_groups(self) -> None:
+        """Until the queue is closed, put groups again whose rows were lost with a storage unit."""
+        with suppress(QueueClosed):
+            while True:
+                try:
+                    groups = await self._queue.lost_groups()
+                except QueueTimeout:
+                    continue  # all is well: nothing was lost for that long
+                await self._feeder.put_again(groups)
 
     async def _train_step(self, step: int) -> None:
         self._times.take()
@@ -116,9 +130,10 @@ class Pipeline:
         await self._update_weights()
 
     async def _update_weights(self) -> None:
-        """Give the engine the trainer's weights."""
+        """Give the engine the trainer's weights, and let in the prompts that wait for them."""
         with self._log.span("update_weights", "engine", version=self.trained_steps):
             await self._engine.update_weights(self.trained_steps, self._trainer.weights())
+        await self._queue.advance(self.trained_steps)
 
     async def _evaluate_if(self, due: bool) -> None:
         if due and self._evaluator is not None:

@@ -89,7 +89,7 @@ async def _run(
             check_prompts(start.state, inputs.prompts.fingerprint)
         parts = await open_parts(config, inputs, stack)
         if start is not None:
-            await parts.compute(lambda: restore(start.checkpoint, parts.trainer, parts.queue))
+            await restore(start.checkpoint, parts.trainer, parts.queue, parts.executor)
         else:
             stack.enter_context(directory.locked())
             directory.check_new()  # again: another process may have been faster

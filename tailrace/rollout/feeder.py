@@ -1,10 +1,16 @@
-"""Admission of prompts: the rows of a training step enter the queue when its weights are there."""
+"""Admission of prompts: the rows of a training step enter the queue when its weights are there.
+
+put(step)            its groups ──▶ queue: they wait for weight version `step`, then for room
+put_again(groups)    groups whose rows were lost ──▶ queue: made anew from their positions; they wait for room only
+"""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from tailrace.prompts.order import PromptOrder, sample_seed
 from tailrace.transfer.queue.base import NewRow, TransferQueue
-from tailrace.types import Prompt
+from tailrace.types import Prompt, WeightVersion
 
 
 class PromptFeeder:
@@ -33,20 +39,30 @@ class PromptFeeder:
         self._groups_per_step = groups_per_step
 
     async def put(self, step: int) -> None:
-        """Put the rows of `step`, unless a resumed run has them already. Waits while the queue is full."""
+        """Put the rows of `step`, unless a resumed run has them already.
+
+        Waits until the queue has heard of weight version `step`, then while it is full.
+        """
         if step < self.next_step:
             return
         first = step * self._groups_per_step
-        await self._queue.put([row for k in range(first, first + self._groups_per_step) for row in self._group(k)])
+        positions = range(first, first + self._groups_per_step)
+        await self._queue.put([row for k in positions for row in self._group(k, not_before=step)])
         self.next_step = step + 1
 
-    def _group(self, position: int) -> list[NewRow]:
+    async def put_again(self, group_ids: Sequence[int]) -> None:
+        """Put groups whose rows were lost, each as soon as there is room; they were admitted before."""
+        for group_id in group_ids:
+            await self._queue.put(self._group(group_id, not_before=0))
+
+    def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
         prompt = self._prompts[self._order[position]]
         return [
             NewRow(
                 group_id=position,
                 group_size=self._group_size,
                 order=position * self._group_size + sample,
+                not_before=not_before,
                 cells={
                     "prompt_ids": prompt.prompt_ids.astype(np.int64, copy=False),
                     "prompt": prompt.text,

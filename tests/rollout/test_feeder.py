@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tailrace.config.transfer import QueueConfig
+from tailrace.config.transfer import LocalQueueConfig
 from tailrace.prompts.order import PromptOrder
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.transfer.queue.local import LocalQueue
@@ -22,7 +22,7 @@ def make(queue: LocalQueue) -> PromptFeeder:
 
 
 def make_queue() -> LocalQueue:
-    return LocalQueue([QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))], QueueConfig())
+    return LocalQueue([QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))], LocalQueueConfig())
 
 
 async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
@@ -43,6 +43,6 @@ async def test_a_resumed_feeder_does_not_put_a_step_again() -> None:
     feeder = make(queue)
     feeder.next_step = 2
     await feeder.put(1)
-    assert queue.stats().rows == 0
+    assert (await queue.stats()).rows == 0
     await feeder.put(2)
     assert [row.group_id for row in (await queue.claim("rollout")).rows] == [6, 6, 7, 7, 8, 8]

@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.algorithms.grpo import ROLLOUT
 from tailrace.config.engine import SamplingConfig
-from tailrace.config.transfer import QueueConfig
+from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
 from tailrace.errors import EngineError
 from tailrace.events import EventLog, read_events
@@ -26,7 +26,7 @@ SINK = TaskSpec(name="sink", reads=ROLLOUT.writes)
 
 
 def make_queue() -> LocalQueue:
-    return LocalQueue([QueueTask(ROLLOUT, WholeGroups(2)), QueueTask(SINK, FirstIn(100))], QueueConfig())
+    return LocalQueue([QueueTask(ROLLOUT, WholeGroups(2)), QueueTask(SINK, FirstIn(100))], LocalQueueConfig())
 
 
 def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog) -> RolloutWorker:
@@ -61,7 +61,7 @@ async def test_every_row_gets_its_own_response_and_event(log: EventLog, executor
             claim = await queue.claim("sink")
             received |= {row.order: row.cells for row in claim.rows}
             await queue.ack(claim, {row.id: {} for row in claim.rows})
-        queue.close()
+        await queue.close()
     assert sorted(received) == list(range(24))
     for cells in received.values():
         ids = cells["response_ids"]
@@ -87,7 +87,7 @@ async def test_a_failing_engine_ends_the_worker_and_gives_the_rows_back(
     with pytest.raises(ExceptionGroup) as caught:
         await make_worker(queue, engine, log).run()
     assert caught.group_contains(EngineError, match="no idea")
-    assert queue.stats().tasks["rollout"].ready == 4
+    assert (await queue.stats()).tasks["rollout"].ready == 4
 
 
 async def test_a_cancelled_worker_leaves_nothing_in_the_engine(log: EventLog, executor: ThreadPoolExecutor) -> None:
@@ -102,5 +102,5 @@ async def test_a_cancelled_worker_leaves_nothing_in_the_engine(log: EventLog, ex
     with pytest.raises(asyncio.CancelledError):
         await worker
     assert (engine.stats().waiting, engine.stats().running) == (0, 0)
-    stats = queue.stats().tasks["rollout"]
+    stats = (await queue.stats()).tasks["rollout"]
     assert (stats.ready, stats.leased) == (8, 0)

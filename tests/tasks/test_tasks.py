@@ -10,7 +10,7 @@ import pytest
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.rewards import FunctionReward, RewardsConfig
-from tailrace.config.transfer import QueueConfig
+from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import ColumnError
 from tailrace.events import EventLog, read_events
 from tailrace.rewards.pool import GraderPool
@@ -52,14 +52,14 @@ async def run_tasks(log: EventLog, rewards: RewardsConfig, responses: list[str])
     """The cells that reward and advantage task write for one group."""
     queue = LocalQueue(
         [QueueTask(REWARD, FirstIn(2)), QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))],
-        QueueConfig(),
+        LocalQueueConfig(),
     )
     async with GraderPool(rewards) as pool, asyncio.TaskGroup() as running:
         running.create_task(RewardTask(queue, log, pool, rewards, **COMMON).run())
         running.create_task(AdvantageTask(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
         await queue.put(group(responses))
         claim = await queue.claim("sink")
-        queue.close()
+        await queue.close()
     return [dict(row.cells) for row in sorted(claim.rows, key=lambda row: row.order)]
 
 
@@ -95,7 +95,7 @@ async def test_a_stated_failure_reward_takes_the_place_of_nan(log: EventLog) -> 
 
 async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log: EventLog) -> None:
     spec = TaskSpec(name="reference", reads=("response",), writes=("ref_log_probs",))
-    queue = LocalQueue([QueueTask(spec, FirstIn(8))], QueueConfig())
+    queue = LocalQueue([QueueTask(spec, FirstIn(8))], LocalQueueConfig())
 
     async def wrong_dtype(claim: Claim) -> list[FloatArray]:
         return [np.zeros(1, np.float64) for _ in claim.rows]
@@ -104,4 +104,4 @@ async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log
     with pytest.raises(ExceptionGroup) as caught:
         await ReferenceTask(queue, log, wrong_dtype, **COMMON).run()
     assert caught.group_contains(ColumnError, match="ref_log_probs")
-    assert queue.stats().tasks["reference"].ready == 1
+    assert (await queue.stats()).tasks["reference"].ready == 1

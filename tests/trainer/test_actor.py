@@ -13,7 +13,7 @@ import torch
 
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
-from tailrace.config.transfer import QueueConfig
+from tailrace.config.transfer import LocalQueueConfig
 from tailrace.events import EventLog
 from tailrace.trainer.actor import Actor, StepResult, train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
@@ -94,7 +94,7 @@ class Bench:
 
     def __init__(self, log: EventLog, executor: ThreadPoolExecutor, *, tokens: int | None, mini: int) -> None:
         self.trainer = RecordingTrainer()
-        self.queue = LocalQueue([QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))], QueueConfig())
+        self.queue = LocalQueue([QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))], LocalQueueConfig())
         self.commits = 0
         self.actor = Actor(
             self.queue,
@@ -107,7 +107,7 @@ class Bench:
         )
 
     async def count(self, result: StepResult) -> None:
-        assert self.queue.stats().rows == 0
+        assert (await self.queue.stats()).rows == 0
         self.commits += 1
 
     def update(self) -> asyncio.Task[Any]:
@@ -121,7 +121,7 @@ async def test_one_optimizer_step_trains_on_the_whole_batch(log: EventLog, execu
     assert bench.trainer.applied == [list(range(SAMPLES))]
     assert [row.order for row in result.rows] == list(range(SAMPLES))
     assert bench.trainer.old_log_probs == [None] * SAMPLES
-    assert (bench.queue.stats().rows, bench.commits) == (0, 1)
+    assert ((await bench.queue.stats()).rows, bench.commits) == (0, 1)
 
 
 async def test_streaming_accumulates_a_group_before_the_next_is_there(
@@ -160,7 +160,7 @@ async def test_a_cancelled_update_gives_its_rows_back_and_forgets_their_gradient
     update.cancel()
     with pytest.raises(asyncio.CancelledError):
         await update
-    stats = bench.queue.stats().tasks["actor"]
+    stats = (await bench.queue.stats()).tasks["actor"]
     assert (stats.ready, stats.leased, stats.consumed) == (4, 0, 0)
     assert (bench.trainer.pending, bench.trainer.applied, bench.commits) == ([], [], 0)
 
@@ -179,7 +179,7 @@ async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
     with pytest.raises(asyncio.CancelledError):
         await update
     assert bench.trainer.applied == [list(range(SAMPLES))]
-    assert (bench.queue.stats().rows, bench.commits) == (0, 1)
+    assert ((await bench.queue.stats()).rows, bench.commits) == (0, 1)
 
 
 @pytest.mark.parametrize(("reward", "mask"), [(float("nan"), [0, 0]), (0.0, [1, 1])])

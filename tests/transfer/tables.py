@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tailrace.config.transfer import QueueConfig
+from tailrace.config.transfer import LocalQueueConfig
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.base import Policy
@@ -38,7 +38,7 @@ def one_task(policy: Policy) -> tuple[QueueTask, ...]:
 
 def queue_of(tasks: Sequence[QueueTask], **config: float) -> LocalQueue:
     """A queue that measures leases by the running loop's clock."""
-    return LocalQueue(tasks, QueueConfig.model_validate(config), clock=lambda: asyncio.get_running_loop().time())
+    return LocalQueue(tasks, LocalQueueConfig.model_validate(config), clock=lambda: asyncio.get_running_loop().time())
 
 
 def tokens(length: int) -> IntArray:

@@ -26,7 +26,7 @@ async def test_a_loader_yields_claims_until_its_rows_are_claimed() -> None:
     await queue.put(group(1, 8))
     claims = [orders(claim) async for claim in StreamingLoader(queue, "only", rows=7)]
     assert claims == [[100, 101, 102], [103, 104, 105], [106]]
-    assert queue.stats().tasks["only"].ready == 1
+    assert (await queue.stats()).tasks["only"].ready == 1
 
 
 @virtual_time
@@ -42,9 +42,9 @@ async def test_what_an_abandoned_loader_has_claimed_is_the_callers_to_nack() -> 
     queue = queue_of(one_task(FirstIn(1)))
     await queue.put(group(1, 2))
     claim = await anext(StreamingLoader(queue, "only", rows=2))
-    assert queue.stats().tasks["only"].leased == 1
+    assert (await queue.stats()).tasks["only"].leased == 1
     await queue.nack(claim)
-    assert queue.stats().tasks["only"].ready == 2
+    assert (await queue.stats()).tasks["only"].ready == 2
 
 
 @virtual_time
@@ -122,7 +122,7 @@ async def run_pipeline(*, careless: bool, in_order: bool) -> list[int]:
         worker.cancel()
     ended = await asyncio.gather(*workers, return_exceptions=True)
     assert all(isinstance(error, asyncio.CancelledError) for error in ended), ended
-    stats = queue.stats()
+    stats = await queue.stats()
     assert (stats.rows, stats.bytes) == (0, 0)
     assert all(task.consumed == ROWS for task in stats.tasks.values())
     assert any(task.expired for task in stats.tasks.values()) == careless

@@ -27,8 +27,8 @@ async def test_work_longer_than_the_lease_keeps_its_rows() -> None:
     async with held(queue, await queue.claim("only")) as claim:
         await asyncio.sleep(10 * LEASE_S)
         await queue.ack(claim, outputs(claim))
-    assert queue.stats().tasks["only"].consumed == 2
-    assert queue.stats().tasks["only"].expired == 0
+    assert (await queue.stats()).tasks["only"].consumed == 2
+    assert (await queue.stats()).tasks["only"].expired == 0
 
 
 @virtual_time
@@ -47,10 +47,10 @@ async def test_rows_that_were_not_acked_go_back_at_once_however_the_work_ends() 
     with pytest.raises(ZeroDivisionError):
         async with held(queue, await queue.claim("only")):
             raise ZeroDivisionError
-    assert queue.stats().tasks["only"].ready == 2
+    assert (await queue.stats()).tasks["only"].ready == 2
     async with held(queue, await queue.claim("only")):
         pass
-    assert queue.stats().tasks["only"].ready == 2
+    assert (await queue.stats()).tasks["only"].ready == 2
 
 
 @virtual_time
@@ -63,7 +63,7 @@ async def test_a_lease_lost_meanwhile_is_the_error_of_the_ack() -> None:
         with pytest.raises(LeaseError, match="not under lease"):
             await queue.ack(claim, outputs(claim))
         await asyncio.sleep(5 * LEASE_S)
-    assert queue.stats().tasks["only"].ready == 2
+    assert (await queue.stats()).tasks["only"].ready == 2
 
 
 @virtual_time

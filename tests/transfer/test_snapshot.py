@@ -5,7 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tailrace.config.transfer import QueueConfig
+from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import QueueError, StaleRowError
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
 from tailrace.transfer.queue.local import LocalQueue
@@ -39,8 +39,8 @@ def fresh() -> LocalQueue:
 async def test_a_restored_queue_goes_on_where_the_snapshot_was_taken() -> None:
     queue, _ = await half_done()
     restored = fresh()
-    restored.restore(queue.snapshot())
-    before, after = queue.stats(), restored.stats()
+    await restored.restore(await queue.snapshot())
+    before, after = await queue.stats(), await restored.stats()
     assert (after.rows, after.bytes) == (before.rows, before.bytes) == (2, (3 + 3 + 4) * 8 + 2 * 8 + 2 * 8)
     assert (after.tasks["rollout"].ready, after.tasks["rollout"].consumed) == (1, 2)
     assert (after.tasks["log"].ready, after.tasks["log"].consumed) == (2, 1)
@@ -54,7 +54,7 @@ async def test_an_id_from_before_a_snapshot_never_names_another_row() -> None:
     queue, log = await half_done()
     gone = log.rows[0].id
     restored = fresh()
-    restored.restore(queue.snapshot())
+    await restored.restore(await queue.snapshot())
     [row] = await restored.put([NewRow(group_id=9, group_size=1, order=9, cells={"prompt_ids": tokens(1), "seed": 1})])
     assert row == RowId(gone.slot, gone.generation + 1)
     with pytest.raises(StaleRowError):
@@ -65,7 +65,7 @@ async def test_an_id_from_before_a_snapshot_never_names_another_row() -> None:
 async def test_a_lease_from_before_a_snapshot_is_not_taken_for_a_new_one() -> None:
     queue, log = await half_done()
     restored = fresh()
-    restored.restore(queue.snapshot())
+    await restored.restore(await queue.snapshot())
     new = await restored.claim("log")
     assert new.lease_id > log.lease_id
 
@@ -76,7 +76,7 @@ async def test_a_snapshot_wakes_who_waits_at_the_restored_queue() -> None:
     restored = fresh()
     waiter = asyncio.create_task(restored.claim("rollout"))
     await asyncio.sleep(1)
-    restored.restore(queue.snapshot())
+    await restored.restore(await queue.snapshot())
     assert orders(await waiter) == [2]
 
 
@@ -84,14 +84,14 @@ async def test_a_snapshot_wakes_who_waits_at_the_restored_queue() -> None:
 async def test_a_queue_that_has_held_rows_is_not_restored() -> None:
     queue, _ = await half_done()
     with pytest.raises(QueueError, match="has held rows"):
-        queue.restore(queue.snapshot())
+        await queue.restore(await queue.snapshot())
 
 
 @virtual_time
 async def test_a_snapshot_of_another_table_is_refused() -> None:
     queue, _ = await half_done()
     with pytest.raises(QueueError, match="another table"):
-        queue_of(table()).restore(queue.snapshot())
+        await queue_of(table()).restore(await queue.snapshot())
 
 
 @virtual_time
@@ -100,7 +100,7 @@ async def test_a_snapshot_with_another_kind_of_column_is_refused() -> None:
     columns = {**COLUMNS, "seed": ColumnKind.FLOAT}
     tasks = (QueueTask(ROLLOUT, FirstIn(2)), QueueTask(TaskSpec(name="log", reads=("seed",)), WholeGroups(9)))
     with pytest.raises(QueueError, match="column 'seed' of the snapshot holds int; in this queue: float"):
-        LocalQueue(tasks, QueueConfig(), columns=columns).restore(queue.snapshot())
+        await LocalQueue(tasks, LocalQueueConfig(), columns=columns).restore(await queue.snapshot())
 
 
 def changed(snapshot: bytes, **fields: Any) -> bytes:
@@ -110,7 +110,7 @@ def changed(snapshot: bytes, **fields: Any) -> bytes:
 @virtual_time
 async def test_what_is_not_a_sound_snapshot_is_refused_and_changes_nothing() -> None:
     queue, _ = await half_done()
-    snapshot = queue.snapshot()
+    snapshot = await queue.snapshot()
     broken_row = msgspec.msgpack.decode(snapshot)["rows"][0]
     broken_row[-1] = b"123"
     for bad, message in (
@@ -125,13 +125,13 @@ async def test_what_is_not_a_sound_snapshot_is_refused_and_changes_nothing() -> 
     ):
         restored = fresh()
         with pytest.raises(QueueError, match=message):
-            restored.restore(bad)
-        assert restored.stats() == fresh().stats()
-        restored.restore(snapshot)
+            await restored.restore(bad)
+        assert await restored.stats() == await fresh().stats()
+        await restored.restore(snapshot)
 
 
 @virtual_time
 async def test_an_empty_queue_survives_a_snapshot() -> None:
     restored = fresh()
-    restored.restore(fresh().snapshot())
-    assert restored.stats() == fresh().stats()
+    await restored.restore(await fresh().snapshot())
+    assert await restored.stats() == await fresh().stats()

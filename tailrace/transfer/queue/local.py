@@ -1,75 +1,32 @@
 """The transfer queue inside one process: the asyncio shell around the control plane and the data plane.
 
-    put ──▶ line of producers ──room──▶ rows, cells ──▶ policies ──▶ lines of consumers, one for each task ──▶ claim
-                  ▲                                                            ▲
-                  └── an ack that retires rows frees room      put, ack, nack and expiry make rows ready
+    put ──▶ gate ──version──▶ line of producers ──room──▶ rows, cells ──▶ policies ──▶ lines of consumers ──▶ claim
+              ▲                      ▲                                                        ▲
+           advance     an ack that retires rows frees room     put, ack, nack and expiry make rows ready
 
 Who waits on whom: a line is first come, first served: its head alone is woken and acts in its own task, so whoever is
-cancelled or times out has changed nothing, and a big request is never overtaken for ever by small ones. Where a policy
-splits batches among ranks, each rank has a line of its own: one that is ahead must not stand before those it waits for.
+cancelled or times out has changed nothing, and a big request is never overtaken for ever by small ones. Every task has
+a line; where its policy splits batches among ranks, every rank: one that is ahead must not stand before those it waits
+for. Rows that are for a later weight version wait at the gate and join the line only then, so nobody waits behind them.
 Acks never wait for room, although their outputs count: otherwise a full queue could not empty.
 """
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
 
-from tailrace.config.transfer import QueueConfig
-from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout
-from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TransferQueue
+from tailrace.config.transfer import LocalQueueConfig
+from tailrace.errors import ColumnError, QueueError, QueueTimeout
+from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TaskStats, TransferQueue
 from tailrace.transfer.queue.control_plane import ControlPlane, Lease
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
+from tailrace.transfer.queue.lines import Gate, Line
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
-from tailrace.types import COLUMNS, ColumnKind, Value
-
-T = TypeVar("T")
+from tailrace.types import COLUMNS, ColumnKind, Value, WeightVersion
 
 _RAISE_LIMIT = "if the work before it takes that long, raise queue.timeout_s"
-
-
-class _Line:
-    """Callers that wait for their turn, first come, first served."""
-
-    def __init__(self) -> None:
-        self._turns: deque[asyncio.Event] = deque()
-        self._closed = False
-
-    def __len__(self) -> int:
-        return len(self._turns)
-
-    async def wait(self, attempt: Callable[[], T | None], timeout: float) -> T:
-        """Try `attempt` as the head of the line, again after each `call`, until it returns something.
-
-        It runs in the caller's own task and nothing is awaited after it has succeeded: a cancelled caller got nothing.
-        """
-        turn = asyncio.Event()
-        self._turns.append(turn)
-        try:
-            async with asyncio.timeout(timeout):
-                while True:
-                    if self._closed:
-                        raise QueueClosed("the queue was closed")
-                    if self._turns[0] is turn and (result := attempt()) is not None:
-                        return result
-                    turn.clear()
-                    await turn.wait()
-        finally:
-            self._turns.remove(turn)
-            self.call()
-
-    def call(self) -> None:
-        """Something may have changed for the head."""
-        if self._turns:
-            self._turns[0].set()
-
-    def close(self) -> None:
-        """Send everyone away, now and later."""
-        self._closed = True
-        for turn in self._turns:
-            turn.set()
 
 
 class LocalQueue(TransferQueue):
@@ -78,12 +35,12 @@ class LocalQueue(TransferQueue):
     def __init__(
         self,
         tasks: Sequence[QueueTask],
-        config: QueueConfig,
+        config: LocalQueueConfig,
         *,
         columns: Mapping[str, ColumnKind] = COLUMNS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock`: seconds that never go back; leases are measured by it.
+        """`clock`: seconds that never go back; leases and waits are measured by it.
 
         Raises:
             QueueError: the table is not one that rows can pass through, see `check_table`.
@@ -98,9 +55,13 @@ class LocalQueue(TransferQueue):
         self._clock = clock
         self._control = ControlPlane(tasks, lease_s=config.lease_s)
         self._data = DataPlane(columns)
-        self._producers = _Line()
-        self._consumers = {task.spec.name: {rank: _Line() for rank in task.policy.ranks} for task in tasks}
+        self._gate = Gate()
+        self._producers = Line()
+        self._consumers = {task.spec.name: {rank: Line() for rank in task.policy.ranks} for task in tasks}
         """By task and rank."""
+        self._losses = Line()
+        self._put_wait_s = 0.0
+        self._claim_wait_s = dict.fromkeys(self._reads, 0.0)
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -109,13 +70,19 @@ class LocalQueue(TransferQueue):
         self._control.check_groups(rows)
         cells = [self._freeze_new(row) for row in rows]
         self._check_capacity(cells)
-        limit = self._config.timeout_s if timeout is None else timeout
+        not_before = max((row.not_before for row in rows), default=0)
+        limit = self._limit(timeout)
+        start = self._clock()
         try:
-            ids = await self._producers.wait(lambda: self._try_put(rows, cells), limit)
+            async with asyncio.timeout(limit):
+                if not_before > self._control.version and not self._closed:
+                    await self._gate.wait(not_before)
+                ids = await self._producers.wait(lambda: self._try_put(rows, cells))
         except TimeoutError:
             raise QueueTimeout(
-                f"put of {len(rows)} rows waited {limit:g} s for room: {self._usage()}; {_RAISE_LIMIT}"
+                f"put of {len(rows)} rows waited {limit:g} s: {self._obstacle(not_before)}; {_RAISE_LIMIT}"
             ) from None
+        self._put_wait_s += self._clock() - start
         self._call_consumers()
         return ids
 
@@ -127,14 +94,19 @@ class LocalQueue(TransferQueue):
         self._control.check_claim(task, rank)
         if limit is not None and limit < 1:
             raise QueueError(f"a claim's limit must be at least 1, got {limit}")
-        seconds = self._config.timeout_s if timeout is None else timeout
+        seconds = self._limit(timeout)
+        start = self._clock()
         try:
-            lease = await self._consumers[task][rank].wait(lambda: self._try_claim(task, limit, rank), seconds)
+            async with asyncio.timeout(seconds):
+                lease = await self._consumers[task][rank].wait(lambda: self._try_claim(task, limit, rank))
         except TimeoutError:
             whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
+            counts = self._control.stats()[task]
             raise QueueTimeout(
-                f"claim of {whose} waited {seconds:g} s: {self.stats().tasks[task]}; {_RAISE_LIMIT}"
+                f"claim of {whose} waited {seconds:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are "
+                f"ready and {counts.leased} leased; {_RAISE_LIMIT}"
             ) from None
+        self._claim_wait_s[task] += self._clock() - start
         return Claim(lease_id=lease.id, lease_s=self._config.lease_s, task=task, rows=self._read(lease))
 
     async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
@@ -161,20 +133,37 @@ class LocalQueue(TransferQueue):
         self._expire()
         self._control.renew(claim.lease_id, self._clock())
 
-    def stats(self) -> QueueStats:
+    async def advance(self, version: WeightVersion) -> None:
+        """See `TransferQueue.advance`."""
+        self._control.advance(version)
+        self._gate.open(self._control.version)
+
+    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+        """See `TransferQueue.lost_groups`. Its rows are lost with the process only, so it waits for the end."""
+        limit = self._limit(timeout)
+        try:
+            async with asyncio.timeout(limit):
+                return await self._losses.wait(_nothing_lost)
+        except TimeoutError:
+            raise QueueTimeout(f"in {limit:g} s no group was lost") from None
+
+    async def stats(self) -> QueueStats:
         """See `TransferQueue.stats`."""
         return QueueStats(
             rows=len(self._control),
             bytes=self._data.nbytes,
-            blocked_puts=len(self._producers),
-            tasks=self._control.stats(),
+            blocked_puts=len(self._gate) + len(self._producers),
+            blocked_by=self._blocked_by(),
+            put_wait_s=self._put_wait_s,
+            version=self._control.version,
+            tasks={task: self._with_waits(task, counts) for task, counts in self._control.stats().items()},
         )
 
-    def snapshot(self) -> bytes:
+    async def snapshot(self) -> bytes:
         """See `TransferQueue.snapshot`."""
         return encode_snapshot(self._tasks, self._columns, self._control.export(), self._data)
 
-    def restore(self, snapshot: bytes) -> None:
+    async def restore(self, snapshot: bytes) -> None:
         """See `TransferQueue.restore`; empty means that the queue has never held a row. Rows become ready by `order`.
 
         Row ids go on: one from before the snapshot names the same row or none.
@@ -183,16 +172,22 @@ class LocalQueue(TransferQueue):
         self._control.restore(state.control)
         for row, cells in state.cells.items():
             self._data.write(row, cells)
+        self._gate.open(self._control.version)
         self._call_consumers()
 
-    def close(self) -> None:
-        """See `TransferQueue.close`. Acks and nacks still work."""
+    async def close(self) -> None:
+        """See `TransferQueue.close`."""
         self._closed = True
-        for line in (self._producers, *(line for lines in self._consumers.values() for line in lines.values())):
+        consumers = [line for lines in self._consumers.values() for line in lines.values()]
+        for line in (self._producers, self._losses, *consumers):
             line.close()
+        self._gate.open(None)  # the line behind it sends them away
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._config.timeout_s if timeout is None else timeout
 
     def _freeze_new(self, row: NewRow) -> Cells:
         place = f"row {row.order} of group {row.group_id}"
@@ -259,6 +254,23 @@ class LocalQueue(TransferQueue):
         self._expire()
         self._set_timer()
 
-    def _usage(self) -> str:
+    def _with_waits(self, task: str, counts: TaskStats) -> TaskStats:
+        waiting = sum(len(line) for line in self._consumers[task].values())
+        return replace(counts, claims=waiting, wait_s=self._claim_wait_s[task])
+
+    def _blocked_by(self) -> str | None:
+        """What the producer who is next to be let in waits for."""
+        if len(self._producers):
+            return self._obstacle(self._control.version)
+        return self._obstacle(self._gate.first) if len(self._gate) else None
+
+    def _obstacle(self, not_before: WeightVersion) -> str:
+        """What a put of rows for `not_before` waits for."""
+        if not_before > self._control.version:
+            return f"weight version {self._control.version}; its rows are for {not_before}"
         rows, nbytes = len(self._control), self._data.nbytes
         return f"{rows} of {self._config.max_rows} rows and {nbytes} of {self._config.max_bytes} bytes are taken"
+
+
+def _nothing_lost() -> list[int] | None:
+    return None

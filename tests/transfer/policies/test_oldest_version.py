@@ -77,7 +77,8 @@ def versions_queue() -> LocalQueue:
 
 async def judged(queue: LocalQueue) -> list[int]:
     """Orders in which `judge` gets all rows that it can have."""
-    return [order for _ in range(queue.stats().tasks["judge"].ready) for order in orders(await queue.claim("judge"))]
+    ready = (await queue.stats()).tasks["judge"].ready
+    return [order for _ in range(ready) for order in orders(await queue.claim("judge"))]
 
 
 @virtual_time
@@ -91,7 +92,7 @@ async def test_the_version_of_a_row_is_the_smallest_of_its_tokens() -> None:
     cells = [{"weight_versions": np.array(entries, np.int64)} for entries in versions]
     await queue.ack(claim, {row.id: cell for row, cell in zip(claim.rows, cells, strict=True)})
     restored = versions_queue()
-    restored.restore(queue.snapshot())
+    await restored.restore(await queue.snapshot())
     assert await judged(queue) == [2, 1, 0, 3]
     assert await judged(restored) == [2, 1, 0, 3]
 
