@@ -28,6 +28,7 @@ def make_queue() -> LocalQueue:
 async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
     queue = make_queue()
     feeder = make(queue)
+    await queue.advance(3)
     for step in range(4):
         await feeder.put(step)
     claim = await queue.claim("rollout")
@@ -42,6 +43,7 @@ async def test_a_resumed_feeder_does_not_put_a_step_again() -> None:
     queue = make_queue()
     feeder = make(queue)
     feeder.next_step = 2
+    await queue.advance(2)
     await feeder.put(1)
     assert (await queue.stats()).rows == 0
     await feeder.put(2)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.errors import LeaseError, QueueError, StaleRowError
+from tailrace.errors import GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.transfer.queue.control_plane import TaskState
 from tailrace.transfer.queue.policies.first_in import FirstIn
@@ -108,7 +108,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def put_a_group_that_is_there(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(list(self.model.rows.values())))
-        with pytest.raises(QueueError, match="in the queue already"):
+        with pytest.raises(GroupExists):
             self.driver.put(group(row.group_id))
 
     @rule(task=TASKS, limit=LIMITS)

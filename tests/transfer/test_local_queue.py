@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from hypothesis.stateful import rule
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import (
     ColumnError,
+    GroupExists,
     LeaseError,
     QueueClosed,
     QueueError,
@@ -218,7 +220,7 @@ async def test_a_row_acked_by_every_task_is_stale() -> None:
     await queue.put(group(1))
     claim = await queue.claim("only")
     await queue.ack(claim, outputs(claim))
-    await queue.put(group(1))
+    await queue.put(group(2))
     for call in (queue.ack(claim, outputs(claim)), queue.nack(claim, [claim.rows[0].id])):
         with pytest.raises(StaleRowError):
             await call
@@ -277,16 +279,39 @@ async def test_a_group_that_came_while_its_double_waited_for_room_is_refused() -
     await queue.put(group(1))
     puts = [asyncio.create_task(queue.put(group(2))) for _ in range(2)]
     await settle()
-    claim = await queue.claim("only")
-    await queue.ack(claim, outputs(claim))
+    for _ in range(2):
+        claim = await queue.claim("only")
+        await queue.ack(claim, outputs(claim))
     assert len(await puts[0]) == 1
-    claim = await queue.claim("only")
-    queue_full = asyncio.create_task(queue.put(group(3)))
-    with pytest.raises(QueueTimeout):
-        await queue.put(group(4), timeout=1)
-    await queue.ack(claim, outputs(claim))
-    assert len(await puts[1]) == 1, "the first had left by then"
-    queue_full.cancel()
+    with pytest.raises(GroupExists):
+        await puts[1]
+
+
+@virtual_time
+async def test_rows_for_a_later_version_wait_for_it_and_hold_up_nobody() -> None:
+    queue = queue_of(one_task(FirstIn(1)))
+    early = asyncio.create_task(queue.put([replace(row, not_before=5) for row in group(1)]))
+    await asyncio.sleep(3)
+    await queue.put(group(2), timeout=0)
+    await queue.advance(3)
+    stats = await queue.stats()
+    assert (stats.blocked_puts, stats.blocked_by) == (1, "weight version 3; its rows are for 5")
+    await queue.advance(5)
+    await early
+    stats = await queue.stats()
+    assert (stats.rows, stats.version, stats.blocked_by, stats.put_wait_s) == (2, 5, None, 3.0)
+
+
+@virtual_time
+async def test_nothing_is_lost_in_one_process() -> None:
+    queue = queue_of(one_task(FirstIn(1)))
+    with pytest.raises(QueueTimeout, match="in 2 s no group was lost"):
+        await queue.lost_groups(timeout=2)
+    waiter = asyncio.create_task(queue.lost_groups())
+    await settle()
+    await queue.close()
+    with pytest.raises(QueueClosed):
+        await waiter
 
 
 @virtual_time
