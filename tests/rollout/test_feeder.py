@@ -48,3 +48,14 @@ async def test_a_resumed_feeder_does_not_put_a_step_again() -> None:
     assert (await queue.stats()).rows == 0
     await feeder.put(2)
     assert [row.group_id for row in (await queue.claim("rollout")).rows] == [6, 6, 7, 7, 8, 8]
+
+
+async def test_a_lost_group_is_put_again_as_it_was_whatever_the_version() -> None:
+    first, second = make_queue(), make_queue()
+    await make(first).put(0)
+    await make(second).put_again([1, 0])
+    before = {row.order: row.cells for row in (await first.claim("rollout")).rows}
+    again = (await second.claim("rollout")).rows
+    assert [row.order for row in again] == [0, 1, 2, 3]
+    assert all(row.cells["seed"] == before[row.order]["seed"] for row in again)
+    assert all(row.cells["prompt"] == before[row.order]["prompt"] for row in again)
