@@ -111,17 +111,18 @@ def changed(snapshot: bytes, **fields: Any) -> bytes:
 async def test_what_is_not_a_sound_snapshot_is_refused_and_changes_nothing() -> None:
     queue, _ = await half_done()
     snapshot = await queue.snapshot()
-    broken_row = msgspec.msgpack.decode(snapshot)["rows"][0]
-    broken_row[-1] = b"123"
+    sound = msgspec.msgpack.decode(snapshot)
+    without_slots = [[], *sound["control"][1:]]
     for bad, message in (
         (b"", "0 bytes are not a snapshot"),
         (b"\x00garbage", "are not a snapshot"),
         (snapshot[:-5], "are not a snapshot"),
-        (changed(snapshot, version=1), "version 1; expected 'tailrace transfer queue' version 2"),
+        (changed(snapshot, version=1), "version 1; expected 'tailrace transfer queue' version 3"),
         (changed(snapshot, format="other"), "the snapshot is 'other'"),
-        (changed(snapshot, generations=[]), "contradicts itself"),
-        (changed(snapshot, rows=[broken_row]), "corrupt"),
-        (changed(snapshot, rows=3), "are not a snapshot"),
+        (changed(snapshot, control=without_slots), "contradicts itself"),
+        (changed(snapshot, parts=[b"123", *sound["parts"][1:]]), "corrupt"),
+        (changed(snapshot, parts=sound["parts"][1:]), "the cells of 1"),
+        (changed(snapshot, parts=3), "are not a snapshot"),
     ):
         restored = fresh()
         with pytest.raises(QueueError, match=message):

@@ -195,7 +195,7 @@ class TransferQueue(ABC):
     async def snapshot(self) -> bytes:
         """The rows of one moment, their cells and what was consumed; leased rows count as ready.
 
-        Nobody waits for it: puts, claims and acks go on meanwhile.
+        Nothing has to be stopped for it: puts, claims and acks before and after that moment are as they were.
         """
 
     @abstractmethod

@@ -107,8 +107,8 @@ class PartCodec:
             if (cells < 0).any() or (form.number and (cells != 1).any()):
                 self.layout({column: next(int(n) for n in cells if n < 0 or (form.number and n != 1))})
         units = np.array([form.unit for form in forms], dtype=np.int64)
-        padded: IntArray = (lengths * units + 7) & -8
-        return padded.sum(axis=1, dtype=np.int64)
+        sizes: IntArray = ((lengths * units + 7) & -8).sum(axis=1, dtype=np.int64)
+        return sizes
 
     def read(self, memory: memoryview, lengths: Mapping[str, int], columns: Iterable[str]) -> dict[str, Value]:
         """The cells in `columns` of the part that `memory` holds, and nothing else. Arrays are read-only views of it.

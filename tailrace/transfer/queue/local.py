@@ -19,10 +19,11 @@ from dataclasses import replace
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import ColumnError, QueueError, QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TaskStats, TransferQueue
-from tailrace.transfer.queue.control_plane import ControlPlane, Lease
+from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
 from tailrace.transfer.queue.lines import Gate, Line
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
+from tailrace.transfer.queue.state import Lease
 from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
 from tailrace.types import COLUMNS, ColumnKind, Value, WeightVersion
 
@@ -161,17 +162,19 @@ class LocalQueue(TransferQueue):
 
     async def snapshot(self) -> bytes:
         """See `TransferQueue.snapshot`."""
-        return encode_snapshot(self._tasks, self._columns, self._control.export(), self._data)
+        state = self._control.export()
+        parts = {row.id: self._data.stored(row.id) for row in state.rows}
+        return encode_snapshot(self._tasks, self._columns, state, parts)
 
     async def restore(self, snapshot: bytes) -> None:
         """See `TransferQueue.restore`; empty means that the queue has never held a row. Rows become ready by `order`.
 
         Row ids go on: one from before the snapshot names the same row or none.
         """
-        state = decode_snapshot(snapshot, self._tasks, self._columns, self._data)
-        self._control.restore(state.control)
-        for row, cells in state.cells.items():
-            self._data.write(row, cells)
+        state, parts = decode_snapshot(snapshot, self._tasks, self._columns)
+        self._control.restore(state)
+        for row in state.rows:
+            self._data.store(row.id, parts[row.id], row.facts)
         self._gate.open(self._control.version)
         self._call_consumers()
 

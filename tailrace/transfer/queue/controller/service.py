@@ -14,6 +14,7 @@ line, up to its own limit. Nobody else. A client that promised signs of life and
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -71,6 +72,9 @@ from tailrace.transfer.queue.wire.messages import (
 )
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
 from tailrace.types import COLUMNS, ColumnKind
+
+StoredParts: TypeAlias = Mapping[RowId, Mapping[int, Sequence[str]]]
+"""Rows of a unit, with the columns of each part by tag."""
 
 
 class Controller(Service):
@@ -289,9 +293,7 @@ class Controller(Service):
         expected = self._desk.control.stored(unit.number)
         return lambda listed: self._on_listed(unit, expected, listed)
 
-    def _on_listed(
-        self, unit: KnownUnit, expected: Mapping[RowId, Mapping[int, Sequence[str]]], listed: Listed
-    ) -> None:
+    def _on_listed(self, unit: KnownUnit, expected: StoredParts, listed: Listed) -> None:
         control = self._desk.control
         stored = control.stored(unit.number)
         lacking = [
@@ -315,23 +317,20 @@ class Controller(Service):
         self,
         unit: KnownUnit,
         listed: Listed,
-        stored: Mapping[RowId, Mapping[int, Sequence[str]]],
+        stored: StoredParts,
         pending: set[RowId],
     ) -> None:
-        rows = {RowId(*part[:2]) for part in listed.parts}
-        gone = [row for row in rows if row not in stored and row not in pending]
-        lost = [
-            part
-            for part in listed.parts
-            if (row := RowId(*part[:2])) in stored
-            and part.tag not in stored[row]
-            and not self._claims.is_live(part.tag)
-        ]
+        gone, lost = set(), []
+        for part in listed.parts:
+            row = RowId(*part[:2])
+            if row in stored:
+                if part.tag not in stored[row] and not self._claims.is_live(part.tag):
+                    lost.append(part)
+            elif row not in pending:
+                gone.add(row)
         self._desk.units.settle([unit.number], parts=lost, rows=gone)
 
-    def _describe(
-        self, unit: KnownUnit, parts: Sequence[PartId], stored: Mapping[RowId, Mapping[int, Sequence[str]]]
-    ) -> None:
+    def _describe(self, unit: KnownUnit, parts: Sequence[PartId], stored: StoredParts) -> None:
         """A unit that was started anew learns what lies in the parts that outlasted it."""
         if not parts:
             return

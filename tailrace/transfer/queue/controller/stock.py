@@ -50,7 +50,7 @@ class Stock:
         return self._sizes[row]
 
     def hold(self, client: str) -> int:
-        """Have units keep what leaves from now on, for a client that reads a snapshot; returns the number of the hold."""
+        """Have units keep what leaves from now on, for a client that reads a snapshot. Returns what to release."""
         self._last_hold += 1
         self._holds[self._last_hold] = client
         return self._last_hold

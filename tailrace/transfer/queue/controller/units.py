@@ -246,9 +246,8 @@ class Units:
 
 
 def _listed(message: Parts) -> Listed:
-    return Listed(
-        *({PartId(*part) for part in unpack(packed, 3).tolist()} for packed in (message.parts, message.unknown))
-    )
+    parts, unknown = ({PartId(*part) for part in unpack(ids, 3).tolist()} for ids in (message.parts, message.unknown))
+    return Listed(parts, unknown)
 
 
 def _ignore(result: Reply | TailraceError) -> None:
