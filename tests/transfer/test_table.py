@@ -4,7 +4,8 @@ from tailrace.errors import QueueError
 from tailrace.transfer.queue.policies.base import Policy
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
-from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
+from tailrace.transfer.queue.schema import put_columns
+from tailrace.transfer.queue.table import QueueTask, check_table
 from tailrace.types import COLUMNS, TaskSpec
 from tests.transfer.tables import table
 
@@ -40,7 +41,7 @@ def test_a_table_that_rows_could_not_pass_is_refused(tasks: list[QueueTask], mes
 
 def test_a_sound_table_is_accepted_and_knows_what_rows_must_bring() -> None:
     check_table(table(), COLUMNS)
-    assert put_columns(table()) == {"prompt_ids"}
+    assert put_columns(task.spec for task in table()) == {"prompt_ids"}
 
 
 def test_the_order_of_the_table_does_not_matter() -> None:

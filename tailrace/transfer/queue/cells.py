@@ -154,17 +154,56 @@ class PartCodec:
             start += layout.nbytes
         return rows
 
+    def read_column(
+        self, column: str, memories: Sequence[memoryview], places: IntArray, lengths: IntArray
+    ) -> list[Value]:
+        """Cells of one column that lie here and there. Arrays are read-only views of the memory.
+
+        `places` [n, 2]: for each cell the number of its memory, and where it begins in it, in bytes; `lengths` [n].
+
+        Raises:
+            ColumnError: the column is unknown, a cell does not lie in its memory, or its bytes are corrupt.
+        """
+        form = self._formats.get(column) or self._unknown(column)
+        cells = self.find_column(column, memories, places, lengths)
+        return [self._decode(form, column, cell) for cell in cells]
+
+    def find_column(
+        self, column: str, memories: Sequence[memoryview], places: IntArray, lengths: IntArray
+    ) -> list[memoryview]:
+        """The memory of each cell that `read_column` would read.
+
+        Raises:
+            ColumnError: the column is unknown, or a cell does not lie in its memory.
+        """
+        form = self._formats.get(column) or self._unknown(column)
+        numbers, starts = places[:, 0], places[:, 1]
+        sizes = np.array([len(memory) for memory in memories], np.int64)
+        if not ((numbers >= 0) & (numbers < len(sizes))).all():
+            raise ColumnError(f"column {column!r}: got cells in other memory than the {len(sizes)} pieces that came")
+        size = sizes[numbers]
+        # each is in bounds by itself before they are added up: no sum of them overflows
+        in_bounds = (starts >= 0) & (starts <= size) & (lengths >= 0) & (lengths <= size)
+        if form.number:
+            in_bounds &= lengths == 1
+        if not (in_bounds & (starts + lengths * form.unit <= size)).all():
+            raise ColumnError(f"column {column!r}: got cells that do not lie in the memory that came")
+        ends = starts + lengths * form.unit
+        where = zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        return [memories[number][start:end] for number, start, end in where]
+
+    def _decode(self, form: "_Format", column: str, memory: memoryview) -> Value:
+        try:
+            return form.decode(memory)
+        except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
+            raise ColumnError(f"column {column!r}: its {len(memory)} bytes are corrupt ({one_line(error)})") from None
+
     def _cell(self, memory: memoryview, lengths: Mapping[str, int], layout: Layout, column: str) -> Value:
         start = layout.offsets.get(column)
         if start is None:
             raise ColumnError(f"column {column!r} is not in the part; it has {sorted(layout.offsets)}")
         form = self._formats[column]
-        try:
-            return form.decode(memory[start : start + lengths[column] * form.unit])
-        except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
-            raise ColumnError(
-                f"column {column!r}: its {lengths[column]} bytes are corrupt ({one_line(error)})"
-            ) from None
+        return self._decode(form, column, memory[start : start + lengths[column] * form.unit])
 
     def _unknown(self, column: str) -> NoReturn:
         raise ColumnError(f"unknown column {column!r}; known: {sorted(self._formats)}")

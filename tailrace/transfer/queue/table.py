@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.policies.base import Policy
+from tailrace.transfer.queue.schema import put_columns
 from tailrace.types import TaskSpec
 
 
@@ -14,12 +15,6 @@ class QueueTask:
 
     spec: TaskSpec
     policy: Policy
-
-
-def put_columns(tasks: Sequence[QueueTask]) -> frozenset[str]:
-    """Columns that a task reads and none writes: every row brings them when it is put."""
-    read = {column for task in tasks for column in task.spec.reads}
-    return frozenset(read - _writers(tasks).keys())
 
 
 def check_table(tasks: Sequence[QueueTask], columns: Collection[str]) -> None:
@@ -67,7 +62,7 @@ def _check_writers(tasks: Sequence[QueueTask]) -> None:
 
 
 def _check_reachable(tasks: Sequence[QueueTask]) -> None:
-    known = set(put_columns(tasks))
+    known = set(put_columns(task.spec for task in tasks))
     blocked = list(tasks)
     while runnable := [task for task in blocked if known.issuperset(task.spec.reads)]:
         known.update(column for task in runnable for column in task.spec.writes)

@@ -236,9 +236,7 @@ class ArenaView:
         """
         if place.size == 0:
             return memoryview(bytearray())
-        segment = self._segments.get(place.segment)
-        if segment is None:
-            segment = self._map(place.segment)
+        segment = self.segment(place.segment)
         if place.offset < 0 or place.size < 0 or place.offset + place.size > len(segment):
             raise QueueError(f"{place} lies outside its segment, which has {len(segment)} bytes")
         return segment[place.offset : place.offset + place.size]
@@ -250,6 +248,15 @@ class ArenaView:
             QueueError: there is no such place.
         """
         return self.memory(place).toreadonly()
+
+    def segment(self, number: int) -> memoryview:
+        """All bytes of a segment.
+
+        Raises:
+            QueueError: there is no such segment.
+        """
+        known = self._segments.get(number)
+        return self._map(number) if known is None else known
 
     def close(self) -> None:
         """Unmap everything that nobody looks at."""

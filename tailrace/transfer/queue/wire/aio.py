@@ -13,15 +13,12 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from tailrace.errors import QueueClosed, TailraceError
-from tailrace.transfer.queue.wire.calls import Call, Operation
+from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, too_late
 from tailrace.transfer.queue.wire.connection import Connection, Patience
-from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.handshake import Identity, check_token
 from tailrace.transfer.queue.wire.sockets import readable
 
 T = TypeVar("T")
-
-_Outcome = asyncio.Future[Reply | TailraceError]
 
 
 class _Wire:
@@ -34,8 +31,8 @@ class _Wire:
         self._loop.add_reader(connection.socket.fileno(), self._receive)
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, call: Call, *, held: bool) -> tuple[int, _Outcome]:
-        outcome: _Outcome = self._loop.create_future()
+    def start(self, call: Call, *, held: bool) -> tuple[int, asyncio.Future[Outcome]]:
+        outcome: asyncio.Future[Outcome] = self._loop.create_future()
         number = self._connection.start(call, partial(_settle, outcome), held=held)
         if self._timer is None:
             self._timer = self._loop.call_later(self._tick_s, self._on_timer)
@@ -100,32 +97,32 @@ class AsyncClient:
         """Close."""
         self.close()
 
-    async def run(self, operation: Operation[T]) -> T:
-        """The result of `operation`.
+    async def run(self, operation: Operation[T], *, within_s: float | None = None) -> T:
+        """The result of `operation`, given up after `within_s`, whatever it waits for.
 
         Raises:
-            PeerLost: a server did not answer within its limit.
-            QueueClosed: this client was closed.
-            TailraceError: what a server answered with.
+            PeerLost: it was given up.
+            TailraceError: what it raises.
         """
         try:
-            step = next(operation)
-            while True:
-                try:
-                    replies = await self._exchange(step.calls)
-                except TailraceError as error:
-                    self._tell(step.otherwise)
-                    step = operation.throw(error)
-                except BaseException:  # cancelled
-                    self._tell(step.otherwise)
-                    raise
-                else:
-                    step = operation.send(replies)
+            async with asyncio.timeout(within_s):
+                step = next(operation)
+                while True:
+                    step = operation.send(await self._exchange(step))
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except TimeoutError:
+            raise too_late(within_s) from None
         finally:
             operation.close()
+
+    def tell(self, calls: Sequence[Call]) -> None:
+        """Send calls whose answers nobody waits for."""
+        if self._context.closed:
+            return
+        for call in calls:
+            self._wire(call.to).start(call, held=False)
 
     def close(self) -> None:
         """Hang up; what was sent last may take a second to leave. Operations under way raise QueueClosed."""
@@ -134,31 +131,30 @@ class AsyncClient:
         self._wires.clear()
         self._context.term()
 
-    async def _exchange(self, calls: Sequence[Call]) -> list[Reply]:
-        started: list[tuple[_Wire, int, _Outcome]] = []
-        replies: list[Reply] = []
+    async def _exchange(self, step: Step) -> list[Outcome]:
+        started: list[tuple[_Wire, int]] = []
+        outcomes: list[Outcome | asyncio.Future[Outcome]] = []
         try:
-            for call in calls:
-                wire = self._wire(call.to)
-                started.append((wire, *wire.start(call, held=True)))
-            for _, _, outcome in started:
-                result = await outcome
-                if isinstance(result, TailraceError):
-                    raise result
-                replies.append(result)
+            if step.pause_s:
+                await asyncio.sleep(step.pause_s)
+            for call in step.calls:
+                try:
+                    wire = self._wire(call.to)
+                    number, outcome = wire.start(call, held=True)
+                except TailraceError as error:
+                    outcomes.append(error)
+                else:
+                    started.append((wire, number))
+                    outcomes.append(outcome)
+            results = [await outcome if isinstance(outcome, asyncio.Future) else outcome for outcome in outcomes]
         except BaseException:  # cancelled, too: even when the answer is there
-            for wire, number, _ in started:
+            for wire, number in started:
                 wire.cancel(number)
+            self.tell(step.otherwise)
             raise
-        for wire, number, _ in started:
+        for wire, number in started:
             wire.take(number)
-        return replies
-
-    def _tell(self, calls: Sequence[Call]) -> None:
-        if self._context.closed:
-            return
-        for call in calls:
-            self._wire(call.to).start(call, held=False)
+        return results
 
     def _wire(self, endpoint: str) -> _Wire:
         if self._context.closed:
@@ -169,6 +165,6 @@ class AsyncClient:
         return self._wires[endpoint]
 
 
-def _settle(outcome: _Outcome, result: Reply | TailraceError) -> None:
-    if not outcome.done():  # cancelled in the same turn of the loop
-        outcome.set_result(result)
+def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():  # cancelled in the same turn of the loop
+        future.set_result(outcome)

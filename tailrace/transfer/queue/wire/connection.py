@@ -18,13 +18,13 @@ from typing import Any, TypeAlias
 import zmq
 
 from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
-from tailrace.transfer.queue.wire.calls import Call, expect
+from tailrace.transfer.queue.wire.calls import Call, Outcome, expect
 from tailrace.transfer.queue.wire.frames import Reply, check_frames, decode_answer, decode_header, encode
 from tailrace.transfer.queue.wire.handshake import Identity
 from tailrace.transfer.queue.wire.messages import Cancel, Challenge, Failure, Hello, Request, Stranger, Waiting, Welcome
 from tailrace.transfer.queue.wire.sockets import dealer, receive, send
 
-Then: TypeAlias = Callable[[Reply | TailraceError], None]
+Then: TypeAlias = Callable[[Outcome], None]
 """Gets the reply, or the error that took its place. Raises nothing."""
 
 
@@ -204,7 +204,7 @@ class Connection:
             case _:
                 self._end(header.number, Reply(answer, frames))
 
-    def _end(self, number: int, result: Reply | TailraceError) -> None:
+    def _end(self, number: int, result: Outcome) -> None:
         request = self._requests.pop(number)
         if not request.held or isinstance(result, TailraceError):  # an error leaves nothing to undo
             del self._open[number]
@@ -250,17 +250,17 @@ class Connection:
     def _ask_to_enter(self, message: Any, then: Then) -> None:
         self._send(self._add(Call(self._endpoint, message), then, entering=True))
 
-    def _on_challenge(self, hello: Hello, result: Reply | TailraceError) -> None:
+    def _on_challenge(self, hello: Hello, result: Outcome) -> None:
         try:
-            prove = self._identity.prove(hello, expect(_checked(result), Challenge))
+            prove = self._identity.prove(hello, expect(result, Challenge))
         except TailraceError as error:
             self._refuse(error)
         else:
             self._ask_to_enter(prove, self._on_welcome)
 
-    def _on_welcome(self, result: Reply | TailraceError) -> None:
+    def _on_welcome(self, result: Outcome) -> None:
         try:
-            expect(_checked(result), Welcome)
+            expect(result, Welcome)
         except TailraceError as error:
             self._refuse(error)
         else:
@@ -271,9 +271,3 @@ class Connection:
     def _refuse(self, error: TailraceError) -> None:
         for number in list(self._requests):
             self._end(number, type(error)(str(error)))  # each its own: they are raised in different places
-
-
-def _checked(result: Reply | TailraceError) -> Reply:
-    if isinstance(result, TailraceError):
-        raise result
-    return result

@@ -1,40 +1,21 @@
 """The client of a process that does one thing at a time: a call blocks until its replies are there, or its limit."""
 
 import math
+import time
 from collections.abc import Sequence
 from functools import partial
+from operator import setitem
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import zmq
 
 from tailrace.errors import QueueClosed, TailraceError
-from tailrace.transfer.queue.wire.calls import Call, Operation
+from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, too_late
 from tailrace.transfer.queue.wire.connection import Connection, Patience
-from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.handshake import Identity, check_token
 
 T = TypeVar("T")
-
-
-class _Gathering:
-    """The results of calls made at once."""
-
-    def __init__(self, count: int) -> None:
-        self.replies: list[Reply | None] = [None] * count
-        self.missing = count
-        self.error: TailraceError | None = None
-
-    def put(self, place: int, result: Reply | TailraceError) -> None:
-        self.missing -= 1
-        if isinstance(result, TailraceError):
-            self.error = self.error or result
-        else:
-            self.replies[place] = result
-
-    def check(self) -> None:
-        if self.error is not None:
-            raise self.error
 
 
 class SyncClient:
@@ -69,32 +50,32 @@ class SyncClient:
         """Close."""
         self.close()
 
-    def run(self, operation: Operation[T]) -> T:
-        """The result of `operation`.
+    def run(self, operation: Operation[T], *, within_s: float | None = None) -> T:
+        """The result of `operation`, given up after `within_s`, whatever it waits for.
 
         Raises:
-            PeerLost: a server did not answer within its limit.
-            QueueClosed: this client was closed.
-            TailraceError: what a server answered with.
+            PeerLost: it was given up.
+            TailraceError: what it raises.
         """
+        deadline = math.inf if within_s is None else time.monotonic() + within_s
         try:
             step = next(operation)
             while True:
-                try:
-                    replies = self._exchange(step.calls)
-                except TailraceError as error:
-                    self._tell(step.otherwise)
-                    step = operation.throw(error)
-                except BaseException:  # Ctrl-C
-                    self._tell(step.otherwise)
-                    raise
-                else:
-                    step = operation.send(replies)
+                step = operation.send(self._exchange(step, deadline))
         except StopIteration as stop:
             result: T = stop.value
             return result
+        except TimeoutError:
+            raise too_late(within_s) from None
         finally:
             operation.close()
+
+    def tell(self, calls: Sequence[Call]) -> None:
+        """Send calls whose answers nobody waits for."""
+        if self._context.closed:
+            return
+        for call in calls:
+            self._connection(call.to).start(call, _ignore)
 
     def close(self) -> None:
         """Hang up; what was sent last may take a second to leave. Closing twice is harmless."""
@@ -103,35 +84,36 @@ class SyncClient:
         self._connections.clear()
         self._context.term()
 
-    def _exchange(self, calls: Sequence[Call]) -> list[Reply]:
-        gathering = _Gathering(len(calls))
+    def _exchange(self, step: Step, deadline: float) -> list[Outcome]:
+        outcomes: dict[int, Outcome] = {}
         started: list[tuple[Connection, int]] = []
         try:
-            for place, call in enumerate(calls):
-                connection = self._connection(call.to)
-                started.append((connection, connection.start(call, partial(gathering.put, place), held=True)))
-            while gathering.missing and gathering.error is None:
+            if step.pause_s:
+                time.sleep(max(0.0, min(step.pause_s, deadline - time.monotonic())))
+            for place, call in enumerate(step.calls):
+                try:
+                    connection = self._connection(call.to)
+                    started.append((connection, connection.start(call, partial(setitem, outcomes, place), held=True)))
+                except TailraceError as error:
+                    outcomes[place] = error
+            while len(outcomes) < len(step.calls):
+                if time.monotonic() >= deadline:
+                    raise TimeoutError
                 self._turn()
-            gathering.check()
         except BaseException:  # Ctrl-C, too
             for connection, number in started:
                 connection.cancel(number)
+            self.tell(step.otherwise)
             raise
         for connection, number in started:
             connection.take(number)
-        return [reply for reply in gathering.replies if reply is not None]
+        return [outcomes[place] for place in range(len(step.calls))]
 
     def _turn(self) -> None:
         for socket, _ in self._poller.poll(self._tick_ms):
             self._by_socket[socket].receive()
         for connection in self._connections.values():
             connection.tick()
-
-    def _tell(self, calls: Sequence[Call]) -> None:
-        if self._context.closed:
-            return
-        for call in calls:
-            self._connection(call.to).start(call, _ignore)
 
     def _connection(self, endpoint: str) -> Connection:
         if self._context.closed:
@@ -144,5 +126,5 @@ class SyncClient:
         return self._connections[endpoint]
 
 
-def _ignore(result: Reply | TailraceError) -> None:
+def _ignore(outcome: Outcome) -> None:
     """Nobody waits for it."""

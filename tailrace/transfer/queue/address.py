@@ -1,0 +1,84 @@
+"""Where a queue across processes is: a file that its clients read. It holds the queue's token, so it is private."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from tailrace.errors import UserError, one_line
+from tailrace.transfer.queue.wire.sockets import host_id
+
+
+class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the controller of a queue listens, and what lets a client in."""
+
+    endpoints: list[str]
+    host: str
+    """The controller's, see `host_id`."""
+    token: bytes
+
+    def __repr__(self) -> str:
+        """Without the token: it shall not be found in logs."""
+        return f"QueueAddress(endpoints={self.endpoints}, host={self.host!r})"
+
+    @property
+    def endpoint(self) -> str:
+        """The controller's as this machine reaches it: by ipc on the same host, else by tcp.
+
+        Raises:
+            UserError: it cannot be reached from here.
+        """
+        here = self.host == host_id()
+        reachable = [endpoint for endpoint in self.endpoints if here or not endpoint.startswith("ipc:")]
+        if not reachable:
+            raise UserError(
+                f"the queue listens at {self.endpoints} alone, which cannot be reached from this host; "
+                f"serve it at an address of the network: queue.listen"
+            )
+        return min(reachable, key=lambda endpoint: not endpoint.startswith("ipc:"))
+
+    def write(self, path: Path) -> None:
+        """Write it to `path`, which others cannot read, whole or not at all.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        try:
+            file, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # of mode 0600
+            try:
+                with open(file, "wb") as out:
+                    out.write(msgspec.json.encode(self))
+                os.replace(partial, path)
+            except BaseException:
+                os.unlink(partial)
+                raise
+        except OSError as error:
+            raise UserError(f"the queue's address cannot be written to {path}: {error.strerror}") from None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """The address in the file at `path`.
+
+        Raises:
+            UserError: there is no such file, others can read it, or it holds no address.
+        """
+        try:
+            with open(path, "rb") as file:
+                mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+                data = file.read()
+        except OSError as error:
+            raise UserError(
+                f"the queue's address cannot be read from {path}: {error.strerror}; "
+                f"give the file that `tailrace queue serve` has written"
+            ) from None
+        if mode & 0o077:
+            raise UserError(
+                f"{path} holds the token of a queue, but others can read it (mode {mode:04o}): chmod 600 {path}"
+            )
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{path} is not the address of a queue: {one_line(error)}") from None

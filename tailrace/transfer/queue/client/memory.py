@@ -1,0 +1,132 @@
+"""What a client sees of the memory of units on its own host.
+
+    put, ack   Reserve ──▶ place ──writable──▶ cells are written where they stay ──▶ Write names the place
+    claim      Read ──▶ pin, places ──▶ anchor ◀── arrays are views of it ── … nobody looks ──▶ Done lets go of the pin
+
+An anchor stands for the memory that one answer tells of in one segment: every array of the answer leads to it, and so
+does every view of such an array, however it was made. When the last of a pin's anchors has gone, the pin is due; those
+that are due are sent along with the next operation or sign of life.
+"""
+
+import os
+import weakref
+from collections import Counter, deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tailrace.errors import PeerLost, QueueError, WireError
+from tailrace.transfer.queue.storage.arena import ArenaView
+from tailrace.transfer.queue.wire.calls import Call, endpoint
+from tailrace.transfer.queue.wire.frames import Buffer
+from tailrace.transfer.queue.wire.messages import Cells, Done, Reserved, Unit
+from tailrace.transfer.queue.wire.sockets import host_id
+
+_WORTHWHILE = 64 * 2**10
+"""Bytes from which on a write makes up for asking for a place first."""
+
+
+class _Pin:
+    """Lives for as long as an anchor that it was given to."""
+
+
+class Memory:
+    """Of one client; its finalizers may run in any thread, all else belongs to one."""
+
+    def __init__(self, *, shared: bool) -> None:
+        """`shared`: whether memory of units is mapped at all."""
+        self._shared = shared
+        self._views: dict[str, ArenaView] = {}
+        self._held: Counter[str] = Counter()
+        """Pins by the endpoint of their unit: those that are not due, or were not sent yet."""
+        self._due: deque[tuple[str, int]] = deque()
+
+    def is_shared(self, unit: Unit) -> bool:
+        """Whether the memory of `unit` can be mapped: it is on this host, and its directory is open to this process."""
+        return (
+            self._shared
+            and bool(unit.directory)
+            and unit.host == host_id()
+            and os.access(unit.directory, os.R_OK | os.X_OK)
+        )
+
+    def is_worthwhile(self, unit: Unit, nbytes: int) -> bool:
+        """Whether so many bytes are better written to the memory of `unit` than sent."""
+        return nbytes >= _WORTHWHILE and self.is_shared(unit)
+
+    def writable(self, unit: Unit, reserved: Reserved, nbytes: int) -> memoryview:
+        """The bytes of a place that `unit` reserved.
+
+        Raises:
+            PeerLost: they are not there.
+            WireError: they lie nowhere.
+        """
+        segment = self._map(unit, reserved.segment)
+        if reserved.offset + nbytes > len(segment):
+            raise WireError(f"unit {unit.number} reserved {nbytes} bytes that lie outside of a segment")
+        return segment[reserved.offset : reserved.offset + nbytes]
+
+    def open(self, unit: Unit, cells: Cells, frames: Sequence[Buffer]) -> list[memoryview]:
+        """The memory that `cells` tells of, read-only: its frames, or as much of its segments as it has cells in.
+
+        Raises:
+            PeerLost: memory that it names is not there.
+            WireError: it names what did not come.
+        """
+        if cells.pin is None:
+            return [_frame(frame) for frame in frames]
+        pin = _Pin()
+        self._hold(endpoint(unit), cells.pin, pin)
+        return [self._anchored(self._map(unit, name), pin) for name in cells.segments]
+
+    def due(self) -> list[Call]:
+        """What units have to be told: pins that nobody needs any more."""
+        pins: dict[str, list[int]] = {}
+        while self._due:
+            to, pin = self._due.popleft()
+            self._held[to] -= 1
+            pins.setdefault(to, []).append(pin)
+        return [Call(to, Done(numbers, [])) for to, numbers in pins.items()]
+
+    @property
+    def holders(self) -> list[str]:
+        """Endpoints of the units that keep memory as it is for this client."""
+        return [to for to, count in self._held.items() if count > 0]
+
+    def close(self) -> None:
+        """Unmap what nobody looks at."""
+        for view in self._views.values():
+            view.close()
+        self._views.clear()
+
+    def _hold(self, to: str, number: int, pin: _Pin) -> None:
+        self._held[to] += 1
+        weakref.finalize(pin, self._due.append, (to, number)).atexit = False
+
+    def _anchored(self, segment: memoryview, pin: _Pin) -> memoryview:
+        anchor = np.frombuffer(segment, np.uint8)
+        weakref.finalize(anchor, _let_go, pin).atexit = False
+        return anchor.data.toreadonly()
+
+    def _map(self, unit: Unit, segment: str) -> memoryview:
+        if not segment.isdecimal():
+            raise WireError(f"unit {unit.number} names a segment {segment!r:.80}; expected a number")
+        view = self._views.get(unit.directory)
+        if view is None:
+            view = self._views[unit.directory] = ArenaView(Path(unit.directory))
+        try:
+            return view.segment(int(segment))
+        except QueueError as error:
+            del self._views[unit.directory]
+            raise PeerLost(f"the memory of unit {unit.number} is gone with its process: {error}") from None
+
+
+def _let_go(pin: _Pin) -> None:
+    """An anchor has gone, and its hold of the pin with it."""
+
+
+def _frame(frame: Buffer) -> memoryview:
+    """A frame as memory that begins at a multiple of 8, so that arrays in it do: small ones may have to be copied."""
+    array = np.frombuffer(frame, np.uint8)
+    return (array.copy() if array.ctypes.data % 8 else array).data.toreadonly()

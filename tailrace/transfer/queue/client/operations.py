@@ -1,0 +1,213 @@
+"""The calls of the queue's contract as operations, see `calls`: both faces of the client carry out these.
+
+    put    [Admit to the controller] ─▶ [Write to the units that it names] ─▶ else [Withdraw], and again
+    claim  [Claim to the controller] ─▶ [Read from the rows' units] ─▶ else [Nack], and again
+    ack    [Write to the rows' units] ─▶ [Ack to the controller]
+
+What fails because a unit is lost, or full, is tried again until the call's timeout: by then the controller has noticed
+and names another unit, or rows have left. Bad input is refused before anything is sent.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tailrace.errors import PeerLost, StaleRowError, StorageFull, TailraceError, WireError
+from tailrace.transfer.queue import base
+from tailrace.transfer.queue.base import NewRow, QueueStats, Row, RowId
+from tailrace.transfer.queue.client.batch import Batch
+from tailrace.transfer.queue.client.reading import Wanted, read
+from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.client.writing import Writing, write
+from tailrace.transfer.queue.schema import check_limit, check_outputs, oldest_version
+from tailrace.transfer.queue.wire.calls import Call, Operation, Step, ask
+from tailrace.transfer.queue.wire.messages import (
+    NO_VERSION,
+    Accepted,
+    Ack,
+    Admit,
+    Admitted,
+    Advance,
+    Claim,
+    Claimed,
+    Close,
+    Counted,
+    Groups,
+    Lost,
+    Nack,
+    Renew,
+    Request,
+    Stats,
+    Withdraw,
+    Withdrawn,
+    pack,
+    row_ids,
+    unpack,
+)
+from tailrace.types import Value, WeightVersion
+
+_PASSING = (PeerLost, StaleRowError, StorageFull)
+"""Errors of units that another try may not meet."""
+
+
+def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operation[list[RowId]]:
+    """See `TransferQueue.put`."""
+    yield from session.prepare()
+    for row in rows:
+        session.schema.check_new(row)
+    batch = Batch(session.codec.measure_rows(row.cells for row in rows))
+    numbers = pack(np.array([(row.group_id, row.group_size, row.order) for row in rows], np.int64))
+    versions = _versions(row.cells for row in rows)
+    not_before = max((row.not_before for row in rows), default=0)
+    tries = session.tries(timeout)
+    while True:
+        admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s)
+        admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
+        error = yield from _write_new(session, admitted, batch)
+        if error is None:
+            return row_ids(admitted.rows)
+        yield from tries.again(error)
+
+
+def _write_new(session: Session, admitted: Admitted, batch: Batch) -> Operation[TailraceError | None]:
+    """Write admitted rows. Returns the error after which they are not in the queue, but may be admitted anew."""
+    withdraw = Call(session.controller, Withdraw(admitted.rows))
+    writings = {unit: Writing(admitted.rows, batch) for unit in admitted.units}
+    failed = yield from write(session, 0, writings, otherwise=[withdraw])
+    others = [error for error in failed.values() if not isinstance(error, PeerLost)]
+    if not others and len(failed) < len(writings):
+        return None  # the controller notices what is lost
+    error = next(iter([*others, *failed.values()]), WireError("the controller has named no unit for new rows"))
+    if not (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
+        return None
+    if not isinstance(error, _PASSING):
+        raise error
+    return error
+
+
+def claim(session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float) -> Operation[base.Claim]:
+    """See `TransferQueue.claim`. A lease whose cells do not come is given back."""
+    check_limit(limit)
+    yield from session.prepare()
+    tries = session.tries(timeout)
+    while True:
+        message = Claim(task, limit, rank, tries.left_s)
+        claimed = yield from ask(Call(session.controller, message, wait_s=message.wait_s), Claimed)
+        give_back = Call(session.controller, Nack(claimed.lease_id, None))
+        try:
+            rows = yield from _rows(session, claimed, give_back)
+            return base.Claim(lease_id=claimed.lease_id, lease_s=claimed.lease_s, task=task, rows=rows)
+        except TailraceError as error:
+            yield Step([give_back])  # where it does not arrive, the lease ends by itself
+            if not isinstance(error, _PASSING):
+                raise
+            yield from tries.again(error)
+
+
+def _rows(session: Session, claimed: Claimed, give_back: Call) -> Operation[tuple[Row, ...]]:
+    records = unpack(claimed.rows, 4)
+    count, columns = len(records), claimed.columns
+    units, tags = unpack(claimed.units, max(1, claimed.width)), unpack(claimed.tags, max(1, len(columns)))
+    if not len(units) == count == (len(tags) if columns else count):
+        raise WireError(f"got the units of {len(units)} rows and the tags of {len(tags)}, expected those of {count}")
+    cells: list[dict[str, Value]] = [{} for _ in range(count)]
+    wanted = Wanted(records[:, :2], units, columns, tags)
+    for found in (yield from read(session, wanted, otherwise=[give_back])) if columns else ():
+        values = [
+            session.codec.read_column(column, found.memories, found.places[:, place], found.lengths[:, place])
+            for place, column in enumerate(columns)
+        ]
+        for row, own in zip(found.index.tolist(), zip(*values, strict=True), strict=True):
+            cells[row] = dict(zip(columns, own, strict=True))
+    return tuple(
+        Row(id=RowId(slot, generation), group_id=group_id, order=order, cells=own, units=tuple(u for u in of if u >= 0))
+        for (slot, generation, group_id, order), own, of in zip(records.tolist(), cells, units.tolist(), strict=True)
+    )
+
+
+def ack(
+    session: Session, claimed: base.Claim, outputs: Mapping[RowId, Mapping[str, Value]], *, timeout: float
+) -> Operation[None]:
+    """See `TransferQueue.ack`. Outputs are written to every unit of their row before they count."""
+    if not outputs:
+        return
+    yield from session.prepare()
+    task = session.schema.task(claimed.task)
+    for row, cells in outputs.items():
+        check_outputs(task, row, cells)
+    batch = Batch(
+        [session.codec.measure({column: cells[column] for column in task.writes}) for cells in outputs.values()]
+    )
+    missed: list[int] = []
+    if task.writes:
+        missed = yield from _write_outputs(session, claimed, list(outputs), batch, timeout)
+    message = Ack(claimed.lease_id, pack(outputs), _versions(outputs.values()), batch.runs, missed)
+    yield from ask(Call(session.controller, message), Accepted)
+
+
+def _write_outputs(
+    session: Session, claimed: base.Claim, rows: Sequence[RowId], batch: Batch, timeout: float
+) -> Operation[list[int]]:
+    """Write outputs to all units of their rows; the units that are lost, where each row has another one."""
+    units_of = {row.id: row.units for row in claimed.rows}
+    units = [units_of.get(row, ()) for row in rows]  # of a row that is not the claim's: none, and the ack is refused
+    pending = {unit: [place for place, own in enumerate(units) if unit in own] for unit in set().union(*units)}
+    missed: dict[int, TailraceError] = {}
+    tries = session.tries(timeout)
+    while True:
+        writings = {
+            unit: Writing(pack(rows[place] for place in places), batch.take(places)) for unit, places in pending.items()
+        }
+        failed = yield from write(session, claimed.lease_id, writings)
+        missed |= {unit: error for unit, error in failed.items() if isinstance(error, PeerLost)}
+        full = {unit: error for unit, error in failed.items() if isinstance(error, StorageFull)}
+        for unit, error in failed.items():
+            alone = any(own and missed.keys() >= set(own) for own in units)
+            if unit not in full and (unit not in missed or alone):
+                raise error
+        if not full:
+            return sorted(missed)
+        pending = {unit: pending[unit] for unit in full}
+        yield from tries.again(next(iter(full.values())))
+
+
+def nack(session: Session, lease_id: int, rows: Sequence[RowId] | None) -> Operation[None]:
+    """See `TransferQueue.nack`."""
+    yield from tell(session, Nack(lease_id, None if rows is None else pack(rows)))
+
+
+def renew(session: Session, lease_id: int) -> Operation[None]:
+    """See `TransferQueue.renew`."""
+    yield from tell(session, Renew(lease_id))
+
+
+def advance(session: Session, version: WeightVersion) -> Operation[None]:
+    """See `TransferQueue.advance`."""
+    yield from tell(session, Advance(version))
+
+
+def lost_groups(session: Session, *, timeout: float) -> Operation[list[int]]:
+    """See `TransferQueue.lost_groups`."""
+    groups = yield from ask(Call(session.controller, Lost(timeout), wait_s=timeout), Groups)
+    return [number for [number] in unpack(groups.ids, 1).tolist()]
+
+
+def stats(session: Session) -> Operation[QueueStats]:
+    """See `TransferQueue.stats`."""
+    return (yield from ask(Call(session.controller, Stats()), Counted)).stats
+
+
+def close(session: Session) -> Operation[None]:
+    """See `TransferQueue.close`."""
+    yield from tell(session, Close())
+
+
+def tell(session: Session, message: Request) -> Operation[None]:
+    """Have the controller accept a message."""
+    yield from ask(Call(session.controller, message), Accepted)
+
+
+def _versions(rows: Iterable[Mapping[str, Value]]) -> bytes:
+    """[n], packed, see `Admit.versions`."""
+    versions = [oldest_version(cells) for cells in rows]
+    return pack(np.array([NO_VERSION if version is None else version for version in versions], np.int64))

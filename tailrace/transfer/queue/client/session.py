@@ -1,0 +1,83 @@
+"""What the operations of one client share: the table, where units are, their memory, and the time."""
+
+import time
+from collections.abc import Callable, Mapping
+
+from tailrace.errors import TailraceError
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.client.memory import Memory
+from tailrace.transfer.queue.schema import Schema
+from tailrace.transfer.queue.wire.calls import Call, Directory, Operation, Step
+from tailrace.transfer.queue.wire.messages import Beat
+from tailrace.types import ColumnKind
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+
+
+class Session:
+    """Of one client."""
+
+    columns: Mapping[str, ColumnKind]
+    """Those of the queue; like all that is said of its table, known after `prepare`."""
+    schema: Schema
+    codec: PartCodec
+
+    def __init__(self, controller: str, *, shared_memory: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """`controller`: its endpoint. `clock`: seconds that never go back."""
+        self.directory = Directory(controller)
+        self.memory = Memory(shared=shared_memory)
+        self._clock = clock
+        self.later: list[Call] = []
+        """To be sent with the next operation or sign of life; nobody waits for the answers."""
+        self._prepared = False
+
+    @property
+    def controller(self) -> str:
+        """Its endpoint."""
+        return self.directory.controller
+
+    def prepare(self) -> Operation[None]:
+        """Learn the table of the queue, once."""
+        if self._prepared:
+            return
+        welcome = yield from self.directory.look()
+        self.columns = welcome.columns
+        self.codec = PartCodec(welcome.columns)
+        self.schema = Schema(welcome.tasks)
+        self._prepared = True
+
+    def due(self) -> list[Call]:
+        """What is to be sent along now."""
+        calls = [*self.later, *self.memory.due()]
+        self.later.clear()
+        return calls
+
+    def signs_of_life(self, limit_s: float) -> list[Call]:
+        """For the controller, and for the units that keep memory as it is; the next ones come before `limit_s`."""
+        return [Call(to, Beat(limit_s)) for to in (self.controller, *self.memory.holders)]
+
+    def tries(self, timeout: float) -> "Tries":
+        """Of something that may take `timeout` seconds."""
+        return Tries(self._clock, timeout)
+
+
+class Tries:
+    """Of something that may go well a moment later, with growing pauses, within a limit."""
+
+    def __init__(self, clock: Callable[[], float], timeout: float) -> None:
+        self._clock = clock
+        self._deadline = clock() + timeout
+        self._pause_s = _FIRST_PAUSE_S
+
+    @property
+    def left_s(self) -> float:
+        """Seconds."""
+        return max(0.0, self._deadline - self._clock())
+
+    def again(self, error: TailraceError) -> Operation[None]:
+        """Wait a moment after a try that failed with `error`, which is raised where no time is left for another."""
+        left_s = self.left_s
+        if not left_s:
+            raise error
+        yield Step([], pause_s=min(self._pause_s, left_s))
+        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
