@@ -8,8 +8,7 @@ from tailrace.errors import ColumnError, QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.state import ControlState, check_state
-from tailrace.transfer.queue.table import QueueTask
-from tailrace.types import ColumnKind
+from tailrace.types import ColumnKind, TaskSpec
 
 _FORMAT = "tailrace transfer queue"
 _VERSION = 3
@@ -35,17 +34,17 @@ class _Snapshot(_Header):
 
 
 def encode_snapshot(
-    tasks: Sequence[QueueTask], columns: Mapping[str, ColumnKind], control: ControlState, parts: Mapping[RowId, bytes]
+    tasks: Sequence[TaskSpec], columns: Mapping[str, ColumnKind], control: ControlState, parts: Mapping[RowId, bytes]
 ) -> bytes:
     """The bytes that `decode_snapshot` reads. `parts`: of each row, with its cells in the order of its lengths."""
-    records = [_TaskRecord(task.spec.name, list(task.spec.reads), list(task.spec.writes)) for task in tasks]
+    records = [_TaskRecord(task.name, list(task.reads), list(task.writes)) for task in tasks]
     return msgspec.msgpack.encode(
         _Snapshot(_FORMAT, _VERSION, records, dict(columns), control, [parts[row.id] for row in control.rows])
     )
 
 
 def decode_snapshot(
-    snapshot: bytes, tasks: Sequence[QueueTask], columns: Mapping[str, ColumnKind]
+    snapshot: bytes, tasks: Sequence[TaskSpec], columns: Mapping[str, ColumnKind]
 ) -> tuple[ControlState, dict[RowId, bytes]]:
     """Validate a snapshot for a queue of `tasks` and `columns`; its state, and the part of each row.
 
@@ -71,9 +70,9 @@ def _parse(snapshot: bytes) -> _Snapshot:
         raise QueueError(f"these {len(snapshot)} bytes are not a snapshot of a transfer queue: {error}") from None
 
 
-def _check_table(record: _Snapshot, tasks: Sequence[QueueTask], columns: Mapping[str, ColumnKind]) -> None:
+def _check_table(record: _Snapshot, tasks: Sequence[TaskSpec], columns: Mapping[str, ColumnKind]) -> None:
     theirs = [(task.name, task.reads, task.writes) for task in record.tasks]
-    ours = [(task.spec.name, list(task.spec.reads), list(task.spec.writes)) for task in tasks]
+    ours = [(task.name, list(task.reads), list(task.writes)) for task in tasks]
     if theirs != ours:
         raise QueueError(f"the snapshot is of another table: it has {theirs}, this queue has {ours}")
     for column, kind in record.columns.items():

@@ -52,6 +52,8 @@ _PASSING = (PeerLost, StaleRowError, StorageFull)
 
 def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operation[list[RowId]]:
     """See `TransferQueue.put`."""
+    if not rows:
+        return []
     yield from session.prepare()
     for row in rows:
         session.schema.check_new(row)

@@ -1,0 +1,140 @@
+"""The transfer queue in processes of its own, as a program with an event loop uses it.
+
+    RemoteQueue ──operations──▶ AsyncClient ──▶ controller, units
+         └── every quarter of `limit_s`: a sign of life, and the memory that nobody looks at any more
+
+Who waits on whom: a put or a claim on the controller, for as long as its timeout; everything on servers that do not
+answer, for `limit_s`. A program that blocks its loop for longer than `limit_s` counts as dead, and its rows go back.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
+from tailrace.transfer.queue.client import operations, snapshots
+from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.wire.aio import AsyncClient
+from tailrace.transfer.queue.wire.calls import Operation
+from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.types import Value, WeightVersion
+
+T = TypeVar("T")
+
+
+class RemoteQueue(TransferQueue):
+    """`async with RemoteQueue(address, name="rollout") as queue: ...`, for one event loop.
+
+    Everything may also raise PeerLost: a process of the queue did not answer, and what was asked may have happened or
+    not. A row that was claimed is good until the block is left: its arrays may lie in the memory of a storage unit.
+    """
+
+    def __init__(
+        self,
+        address: QueueAddress,
+        *,
+        name: str,
+        timeout_s: float = 3600.0,
+        shared_memory: bool = True,
+        limit_s: float = 30.0,
+    ) -> None:
+        """`name`: of this client, for people.
+
+        `timeout_s`: of puts, claims and writes that find no room, where they name none. `shared_memory`: whether cells
+        may pass through the memory of units on this host. `limit_s`: seconds without a sign of life after which either
+        side takes the other for dead.
+
+        Raises:
+            UserError: the queue cannot be reached from this host.
+            WireError: the token is too short.
+        """
+        self._timeout_s = timeout_s
+        self._limit_s = limit_s
+        self._session = Session(address.endpoint, shared_memory=shared_memory)
+        self._client = AsyncClient(name, address.token, patience=Patience(limit_s=limit_s))
+
+    async def __aenter__(self) -> Self:
+        """From now on the queue knows that this client lives."""
+        self._life = asyncio.create_task(self._live())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up: what waits raises QueueClosed, and what was not acked goes back after `limit_s`."""
+        self._life.cancel()
+        await asyncio.wait([self._life])  # not awaited itself: to suppress its cancellation would suppress ours
+        self._client.tell(self._session.due())
+        self._client.close()
+        self._session.memory.close()
+
+    async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        """See `TransferQueue.put`. The arrays of `rows` must not be changed before it returns.
+
+        Raises:
+            StorageFull: the units had no room for so long.
+        """
+        limit = self._limit(timeout)
+        return await self._run(operations.put(self._session, rows, timeout=limit), limit)
+
+    async def claim(
+        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
+    ) -> Claim:
+        """See `TransferQueue.claim`."""
+        wait_s = self._limit(timeout)
+        return await self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+
+    async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+        """See `TransferQueue.ack`.
+
+        Raises:
+            StorageFull: the units had no room for so long.
+        """
+        await self._run(operations.ack(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
+
+    async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
+        """See `TransferQueue.nack`."""
+        await self._run(operations.nack(self._session, claim.lease_id, rows))
+
+    async def renew(self, claim: Claim) -> None:
+        """See `TransferQueue.renew`."""
+        await self._run(operations.renew(self._session, claim.lease_id))
+
+    async def advance(self, version: WeightVersion) -> None:
+        """See `TransferQueue.advance`."""
+        await self._run(operations.advance(self._session, version))
+
+    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+        """See `TransferQueue.lost_groups`."""
+        return await self._run(operations.lost_groups(self._session, timeout=self._limit(timeout)))
+
+    async def stats(self) -> QueueStats:
+        """See `TransferQueue.stats`."""
+        return await self._run(operations.stats(self._session))
+
+    async def snapshot(self) -> bytes:
+        """See `TransferQueue.snapshot`."""
+        return await self._run(snapshots.snapshot(self._session))
+
+    async def restore(self, snapshot: bytes) -> None:
+        """See `TransferQueue.restore`."""
+        await self._run(snapshots.restore(self._session, snapshot))
+
+    async def close(self) -> None:
+        """See `TransferQueue.close`. For all of its clients; to hang up alone, leave the block."""
+        await self._run(operations.close(self._session))
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._timeout_s if timeout is None else timeout
+
+    async def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
+        """Carry it out. `timeout`: of one that makes several calls, together; those of others end by themselves."""
+        self._client.tell(self._session.due())
+        return await self._client.run(operation, within_s=None if timeout is None else timeout + self._limit_s)
+
+    async def _live(self) -> None:
+        while True:
+            self._client.tell([*self._session.signs_of_life(self._limit_s), *self._session.due()])
+            await asyncio.sleep(self._limit_s / 4)

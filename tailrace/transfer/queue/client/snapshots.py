@@ -1,0 +1,126 @@
+"""A queue's state and cells as bytes, and back.
+
+snapshot  [Export] ─▶ [Read some rows] ─▶ … ─▶ [Release] ─▶ bytes        the queue goes on meanwhile
+restore   bytes ─▶ [Restore] ─▶ [Write some rows to every unit] ─▶ …     each row as one part
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
+
+import numpy as np
+
+from tailrace.errors import PeerLost, TailraceError, WireError
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.cells import Part
+from tailrace.transfer.queue.client.batch import Batch
+from tailrace.transfer.queue.client.reading import Found, Wanted, read
+from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.client.writing import Writing, write
+from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
+from tailrace.transfer.queue.state import ControlState, RowRecord
+from tailrace.transfer.queue.wire.calls import Call, Operation, Step, ask
+from tailrace.transfer.queue.wire.messages import (
+    NO_UNIT,
+    Admitted,
+    Export,
+    Exported,
+    Release,
+    Restore,
+    Withdraw,
+    pack,
+    row_ids,
+)
+
+_PIECE_BYTES = 64 * 2**20
+"""Of cells read or written at once."""
+
+
+def snapshot(session: Session) -> Operation[bytes]:
+    """See `TransferQueue.snapshot`."""
+    yield from session.prepare()
+    exported = yield from ask(Call(session.controller, Export()), Exported)
+    parts: dict[RowId, bytes] = {}
+    try:
+        for piece in _pieces(session, exported.state.rows):
+            wanted = _wanted(session, piece)
+            for found in (yield from read(session, wanted)) if wanted.columns else ():
+                parts |= _joined(session, [piece[place] for place in found.index.tolist()], wanted.columns, found)
+    finally:
+        session.later.append(Call(session.controller, Release(exported.hold)))
+    for row in exported.state.rows:
+        parts.setdefault(row.id, b"")  # one without cells
+    return encode_snapshot(session.schema.tasks, session.columns, exported.state, parts)
+
+
+def restore(session: Session, data: bytes) -> Operation[None]:
+    """See `TransferQueue.restore`. Where it fails, the queue is empty again."""
+    yield from session.prepare()
+    state, parts = decode_snapshot(data, session.schema.tasks, session.columns)
+    admitted = yield from ask(Call(session.controller, Restore(state)), Admitted)
+    withdraw = Call(session.controller, Withdraw(admitted.rows))
+    try:
+        yield from _write_all(session, state, parts, admitted, withdraw)
+    except TailraceError:
+        yield Step([withdraw])
+        raise
+
+
+def _write_all(
+    session: Session, state: ControlState, parts: dict[RowId, bytes], admitted: Admitted, withdraw: Call
+) -> Operation[None]:
+    if row_ids(admitted.rows) != [row.id for row in state.rows]:
+        raise WireError("the controller has admitted other rows than those that are restored")
+    units = list(admitted.units)
+    for piece in _pieces(session, state.rows):
+        batch = Batch([Part(row.facts.lengths, len(parts[row.id]), (parts[row.id],)) for row in piece])
+        rows = pack(row.id for row in piece)
+        failed = yield from write(session, 0, {unit: Writing(rows, batch) for unit in units}, otherwise=[withdraw])
+        units = [unit for unit in units if unit not in failed]
+        for error in failed.values():
+            if not isinstance(error, PeerLost) or not units:
+                raise error
+
+
+def _pieces(session: Session, rows: Sequence[RowRecord]) -> Iterator[list[RowRecord]]:
+    """Rows with cells in the same columns, of so many bytes."""
+    alike: dict[tuple[str, ...], list[RowRecord]] = {}
+    for row in rows:
+        alike.setdefault(tuple(row.facts.lengths), []).append(row)
+    for group in alike.values():
+        piece: list[RowRecord] = []
+        nbytes = 0
+        for row in group:
+            size = session.codec.layout(row.facts.lengths).nbytes
+            if piece and nbytes + size > _PIECE_BYTES:
+                yield piece
+                piece, nbytes = [], 0
+            piece.append(row)
+            nbytes += size
+        yield piece
+
+
+def _wanted(session: Session, piece: Sequence[RowRecord]) -> Wanted:
+    writers = {column: place for place, task in enumerate(session.schema.tasks) for column in task.writes}
+    columns = list(piece[0].facts.lengths)
+    tags = [[row.consumed[writers[column]] if column in writers else 0 for column in columns] for row in piece]
+    units = list(zip_longest(*(row.units for row in piece), fillvalue=NO_UNIT))
+    return Wanted(
+        np.array([row.id for row in piece], np.int64),
+        np.array(units, np.int64).T,
+        columns,
+        np.array(tags, np.int64),
+    )
+
+
+def _joined(session: Session, rows: Sequence[RowRecord], columns: Sequence[str], found: Found) -> dict[RowId, bytes]:
+    """The parts that the cells of these rows make up."""
+    if [list(row.facts.lengths.values()) for row in rows] != found.lengths.tolist():
+        raise WireError("a unit has cells of other lengths than the controller knows of")
+    cells = [
+        session.codec.find_column(column, found.memories, found.places[:, place], found.lengths[:, place])
+        for place, column in enumerate(columns)
+    ]
+    return {
+        row.id: b"".join(piece for cell in own for piece in (cell, bytes(-len(cell) & 7)))
+        for row, own in zip(rows, zip(*cells, strict=True), strict=True)
+    }

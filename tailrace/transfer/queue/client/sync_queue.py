@@ -1,0 +1,146 @@
+"""The transfer queue in processes of its own, as a program without an event loop uses it.
+
+Who waits on whom: as for `RemoteQueue`. Between calls this client gives no sign of life, so nobody notices when it
+dies: its rows go back when their leases expire. Hold a claim that takes long with `held`.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self, TypeVar
+
+from tailrace.errors import LeaseError, PeerLost
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
+from tailrace.transfer.queue.client import operations, snapshots
+from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.wire.calls import Operation
+from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.types import Value, WeightVersion
+
+T = TypeVar("T")
+
+
+class SyncQueue:
+    """`with SyncQueue(address, name="scorer") as queue: ...`, for one thread. See `RemoteQueue` and `TransferQueue`:
+    the same methods, which block.
+    """
+
+    def __init__(
+        self,
+        address: QueueAddress,
+        *,
+        name: str,
+        timeout_s: float = 3600.0,
+        shared_memory: bool = True,
+        limit_s: float = 30.0,
+    ) -> None:
+        """See `RemoteQueue`.
+
+        Raises:
+            UserError: the queue cannot be reached from this host.
+            WireError: the token is too short.
+        """
+        self._address = address
+        self._name = name
+        self._timeout_s = timeout_s
+        self._limit_s = limit_s
+        self._session = Session(address.endpoint, shared_memory=shared_memory)
+        self._client = self._connect()
+
+    def __enter__(self) -> Self:
+        """Nothing to do: it connects where a call goes."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up."""
+        self._client.tell(self._session.due())
+        self._client.close()
+        self._session.memory.close()
+
+    def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        """See `RemoteQueue.put`."""
+        limit = self._limit(timeout)
+        return self._run(operations.put(self._session, rows, timeout=limit), limit)
+
+    def claim(
+        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
+    ) -> Claim:
+        """See `TransferQueue.claim`."""
+        wait_s = self._limit(timeout)
+        return self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+
+    def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+        """See `RemoteQueue.ack`."""
+        self._run(operations.ack(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
+
+    def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
+        """See `TransferQueue.nack`."""
+        self._run(operations.nack(self._session, claim.lease_id, rows))
+
+    def renew(self, claim: Claim) -> None:
+        """See `TransferQueue.renew`."""
+        self._run(operations.renew(self._session, claim.lease_id))
+
+    def advance(self, version: WeightVersion) -> None:
+        """See `TransferQueue.advance`."""
+        self._run(operations.advance(self._session, version))
+
+    def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+        """See `TransferQueue.lost_groups`."""
+        return self._run(operations.lost_groups(self._session, timeout=self._limit(timeout)))
+
+    def stats(self) -> QueueStats:
+        """See `TransferQueue.stats`."""
+        return self._run(operations.stats(self._session))
+
+    def snapshot(self) -> bytes:
+        """See `TransferQueue.snapshot`."""
+        return self._run(snapshots.snapshot(self._session))
+
+    def restore(self, snapshot: bytes) -> None:
+        """See `TransferQueue.restore`."""
+        self._run(snapshots.restore(self._session, snapshot))
+
+    def close(self) -> None:
+        """See `RemoteQueue.close`."""
+        self._run(operations.close(self._session))
+
+    @contextmanager
+    def held(self, claim: Claim) -> Iterator[Claim]:
+        """Renew the lease of `claim` in a thread while the block runs, and give back what was not acked at its end."""
+        ended = threading.Event()
+        thread = threading.Thread(target=self._renew, args=(claim, ended), daemon=True, name=f"lease {claim.lease_id}")
+        thread.start()
+        try:
+            yield claim
+        finally:
+            ended.set()
+            self.nack(claim)
+            thread.join(2 * self._limit_s)  # it may wait for an answer
+
+    def _renew(self, claim: Claim, ended: threading.Event) -> None:
+        with self._connect() as client:
+            session = Session(self._address.endpoint, shared_memory=False)
+            while not ended.wait(claim.lease_s / 3):
+                try:
+                    client.run(operations.renew(session, claim.lease_id))
+                except PeerLost:
+                    continue  # the controller may be back in time; if not, the ack will say so
+                except LeaseError:
+                    return  # all rows were acked; or the lease expired all the same, and the ack will say so
+
+    def _connect(self) -> SyncClient:
+        return SyncClient(self._name, self._address.token, patience=Patience(limit_s=self._limit_s))
+
+    def _limit(self, timeout: float | None) -> float:
+        return self._timeout_s if timeout is None else timeout
+
+    def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
+        """See `RemoteQueue._run`."""
+        self._client.tell(self._session.due())
+        return self._client.run(operation, within_s=None if timeout is None else timeout + self._limit_s)
