@@ -94,7 +94,7 @@ class Desk(Service):
         if not incoming.message.runs:  # else when they are written
             self._ready += rows
             self._serve()
-        return Reply(Admitted(pack(rows), UNIT))
+        return Reply(Admitted(pack(rows), [UNIT]))
 
     def _claim(self, incoming: Incoming) -> None:
         self._claims[incoming.ticket] = time.monotonic() + incoming.message.wait_s
@@ -108,7 +108,7 @@ class Desk(Service):
             self._next_lease += 1
             self._leases[lease] = row
             rows = packed([[*row, 3, 300 + row.slot]])
-            claimed = Claimed(lease, 60.0, rows, packed([UNIT]), ["prompt_ids"], packed([[0]]))
+            claimed = Claimed(lease, 60.0, rows, packed([[UNIT]]), 1, ["prompt_ids"], packed([[0]]))
             self._server.reply(ticket, claimed)
 
     def _cancel(self, incoming: Incoming) -> Reply:

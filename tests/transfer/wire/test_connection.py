@@ -110,9 +110,9 @@ def stage() -> Iterator[Stage]:
 @pytest.fixture
 def known(stage: Stage) -> Stage:
     """A stage after Hello."""
-    number = stage.start(Beat())
+    number = stage.start(Beat(1.0))
     stage.greet()
-    assert stage.asked() == (number, Beat())
+    assert stage.asked() == (number, Beat(1.0))
     stage.say(number, Accepted())
     return stage
 
@@ -260,7 +260,7 @@ def test_late_double_and_senseless_answers_change_nothing(known: Stage) -> None:
 
 def test_an_answer_that_cannot_be_read_is_the_error_of_its_request(known: Stage) -> None:
     number = known.start(Renew(1))
-    known.say_bytes(encode(number, 0, Beat())[0])
+    known.say_bytes(encode(number, 0, Beat(1.0))[0])
     error = known.results[number]
     assert isinstance(error, WireError)
     assert "bytes are not an answer" in str(error)

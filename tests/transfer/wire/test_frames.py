@@ -46,7 +46,7 @@ EXAMPLES: list[messages.Message] = [
     messages.Hello("a-1", "host", 1, BYTES),
     messages.Prove(BYTES),
     messages.Look(),
-    Beat(),
+    Beat(1.0),
     messages.Cancel(3),
     messages.Admit(packed([[1, 1, 7]]), packed([-1]), [RUN], 5.0),
     Claim("actor", 4, None, 5.0),

@@ -1,0 +1,34 @@
+"""Runs an operation, answer by answer."""
+
+from typing import Any
+
+from tailrace.errors import TailraceError
+from tailrace.transfer.queue.wire.calls import Operation, Outcome, Step
+from tailrace.transfer.queue.wire.frames import Buffer, Reply
+from tailrace.transfer.queue.wire.messages import Answer
+
+
+class Play:
+    """An operation as far as it has come."""
+
+    def __init__(self, operation: Operation[Any]) -> None:
+        self._operation = operation
+        self.step = Step([])
+        """Those calls wait for their answers."""
+        self.result: Any = None
+        self._go(None)
+
+    def asked(self) -> list[tuple[str, type]]:
+        """Who is asked what."""
+        return [(call.to, type(call.message)) for call in self.step.calls]
+
+    def answer(self, *answers: Answer | TailraceError, frames: tuple[Buffer, ...] = ()) -> None:
+        """To each call; all come with `frames`."""
+        assert len(answers) == len(self.step.calls)
+        self._go([answer if isinstance(answer, TailraceError) else Reply(answer, frames) for answer in answers])
+
+    def _go(self, outcomes: list[Outcome] | None) -> None:
+        try:
+            self.step = next(self._operation) if outcomes is None else self._operation.send(outcomes)
+        except StopIteration as stop:
+            self.step, self.result = Step([]), stop.value
