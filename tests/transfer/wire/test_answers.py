@@ -13,10 +13,10 @@ def test_a_repetition_gets_the_first_answer_until_the_client_says_that_it_has_it
     answers.open(5, b"route")
     answers.keep(5)
     assert answers.waits(5)
-    assert answers.put(5, Reply(Joined(3))) == b"route"
-    assert (answers.waits(5), answers.kept(5)) == (False, Reply(Joined(3)))
+    assert answers.put(5, Reply(Joined(3, {}))) == b"route"
+    assert (answers.waits(5), answers.kept(5)) == (False, Reply(Joined(3, {})))
     answers.forget(5)
-    assert answers.kept(5) == Reply(Joined(3))
+    assert answers.kept(5) == Reply(Joined(3, {}))
     answers.forget(6)
     assert (answers.kept(5), answers.is_old(5), answers.is_old(6)) == (None, True, False)
 
@@ -56,6 +56,6 @@ def test_what_is_kept_is_what_was_answered_and_not_forgotten(steps: list[tuple[i
         if not answers.is_old(number) and answers.kept(number) is None:
             answers.open(number, b"route")
             answers.keep(number)
-            answers.put(number, Reply(Joined(number)))
+            answers.put(number, Reply(Joined(number, {})))
             kept.add(number)
         assert {other for other in range(31) if answers.kept(other) is not None} == kept

@@ -125,9 +125,9 @@ def test_what_is_asked_before_hello_is_sent_after_it(stage: Stage) -> None:
 
 def test_answers_in_any_order_go_to_their_own_requests(known: Stage) -> None:
     first, second = known.start(Renew(1)), known.start(Renew(2))
-    known.say(second, Joined(2))
+    known.say(second, Joined(2, {}))
     known.say(first, Failure("LeaseError", "gone"))
-    assert known.results[second] == Reply(Joined(2), [])
+    assert known.results[second] == Reply(Joined(2, {}), [])
     assert isinstance(known.results[first], LeaseError)
     assert known.connection.idle
 

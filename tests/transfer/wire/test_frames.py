@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tailrace import errors
 from tailrace.errors import LeaseError, QueueError, TailraceError, WireError
 from tailrace.transfer.queue.base import QueueStats, RowId, TaskStats
+from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.state import ControlState, LostGroup, RowRecord
 from tailrace.transfer.queue.wire import messages
 from tailrace.transfer.queue.wire.frames import (
     MAX_FRAME_BYTES,
@@ -42,20 +44,40 @@ ROWS = packed([[1, 2], [3, 4]])
 RUN = Run(2, ["prompt_ids"], packed([[5], [6]]))
 BYTES = b"x" * 32
 TASK = TaskStats(waiting=1, ready=2, leased=3, consumed=4, expired=5)
+STATE = ControlState(
+    generations=[1],
+    next_lease=10,
+    version=3,
+    rows=[
+        RowRecord(
+            id=RowId(0, 1),
+            group_id=4,
+            group_size=1,
+            order=7,
+            consumed={0: 9},
+            facts=CellFacts(lengths={"prompt_ids": 5}),
+            units=(2,),
+        )
+    ],
+    seen=[(0, 5)],
+    lost=[LostGroup(group_id=3, group_size=2, left={7: [0]})],
+    consumed=[1],
+    expired=[0],
+)
 EXAMPLES: list[messages.Message] = [
     messages.Hello("a-1", "host", 1, BYTES),
     messages.Prove(BYTES),
     messages.Look(),
     Beat(1.0),
     messages.Cancel(3),
-    messages.Admit(packed([[1, 1, 7]]), packed([-1]), [RUN], 5.0),
+    messages.Admit(packed([[1, 1, 7]]), packed([-1]), [RUN], 3, 5.0),
     Claim("actor", 4, None, 5.0),
-    messages.Ack(9, ROWS, packed([3, 4]), [RUN]),
+    messages.Ack(9, ROWS, packed([3, 4]), [RUN], [2]),
     messages.Nack(9, None),
     messages.Nack(9, ROWS),
     messages.Renew(9),
     messages.Stats(),
-    messages.Join(["tcp://h:1"], "host", "/dev/shm/x"),
+    messages.Join("unit-0", "3f", False, ["tcp://h:1"], "host", "/dev/shm/x", 2**30),
     messages.Written(9, ROWS),
     messages.Reserve(2**40),
     messages.Write(0, ROWS, [RUN], None),
@@ -63,6 +85,14 @@ EXAMPLES: list[messages.Message] = [
     messages.Done([4], []),
     messages.Settle(packed([[1, 2, 3]]), ROWS),
     messages.Inventory(),
+    messages.Describe(packed([0, 9]), ROWS, [RUN]),
+    messages.Withdraw(ROWS),
+    messages.Advance(3),
+    messages.Lost(5.0),
+    messages.Close(),
+    messages.Export(),
+    messages.Release(7),
+    messages.Restore(STATE),
     messages.Challenge(BYTES, BYTES),
     Welcome(
         3,
@@ -74,13 +104,16 @@ EXAMPLES: list[messages.Message] = [
     messages.Waiting(),
     messages.Stranger(),
     Failure("LeaseError", "gone"),
-    messages.Admitted(ROWS, 0),
-    messages.Claimed(9, 60.0, packed([[1, 2, 3, 4]]), packed([0]), ["prompt_ids"], packed([[0]])),
+    messages.Admitted(ROWS, [0, 1]),
+    messages.Claimed(9, 60.0, packed([[1, 2, 3, 4]]), packed([[0, -1]]), 2, ["prompt_ids"], packed([[0]])),
     messages.Counted(QueueStats(rows=1, bytes=2, blocked_puts=0, tasks={"actor": TASK})),
-    messages.Joined(2),
+    messages.Joined(2, {"prompt_ids": ColumnKind.INTS}),
     messages.Reserved(1, "0", 64),
     messages.Cells(packed([[5]]), packed([[[0, 0]]]), [], None),
-    messages.Parts(packed([[1, 2, 3]])),
+    messages.Parts(packed([[1, 2, 3]]), packed([[1, 2, 3]])),
+    messages.Withdrawn(True),
+    messages.Groups(packed([4, 5])),
+    messages.Exported(STATE, 7),
 ]
 
 
@@ -156,7 +189,7 @@ def test_a_wait_without_an_end_is_refused(wait_s: float) -> None:
 
 
 def test_fields_that_a_message_does_not_have_are_refused() -> None:
-    frame = msgspec.msgpack.encode((1, 1, ("Beat", 3)))
+    frame = msgspec.msgpack.encode((1, 1, ("Look", 3)))
     with pytest.raises(WireError, match="not a request"):
         decode_request(decode_header(frame))
 

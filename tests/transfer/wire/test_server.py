@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import PeerLost, WireError
-from tailrace.transfer.queue.wire.calls import Call, Operation, Step
+from tailrace.transfer.queue.wire.calls import Call
 from tailrace.transfer.queue.wire.connection import Patience
 from tailrace.transfer.queue.wire.frames import Reply, decode_answer, decode_header, encode
 from tailrace.transfer.queue.wire.handshake import Identity
@@ -47,6 +47,7 @@ from tailrace.transfer.queue.wire.messages import (
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import dealer, receive, send
 from tailrace.transfer.queue.wire.sync import SyncClient
+from tests.transfer.wire import talk
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, Desk, serving
 from tests.transfer.wire.rows import packed
 
@@ -113,12 +114,7 @@ def peer(stranger: Peer) -> Peer:
 
 
 def admit(count: int = 1) -> Admit:
-    return Admit(packed([[1, 1, index] for index in range(count)]), packed([-1] * count), [], 0.0)
-
-
-def ask(to: str, message: Request, *, wait_s: float = 0.0) -> Operation[Answer]:
-    [reply] = yield Step([Call(to, message, wait_s=wait_s)])
-    return reply.answer
+    return Admit(packed([[1, 1, index] for index in range(count)]), packed([-1] * count), [], 0, 0.0)
 
 
 def test_it_listens_in_a_private_directory_and_on_loopback(server: Server) -> None:
@@ -129,7 +125,7 @@ def test_it_listens_in_a_private_directory_and_on_loopback(server: Server) -> No
 
 
 def test_who_has_not_said_hello_is_heard_for_nothing_else(stranger: Peer) -> None:
-    requests: list[Request] = [Beat(), Stats(), admit(), Cancel(1)]
+    requests: list[Request] = [Beat(1.0), Stats(), admit(), Cancel(1)]
     for number, message in enumerate(requests, start=1):
         assert stranger.ask(number, message) == Stranger()
 
@@ -139,7 +135,7 @@ def test_a_wrong_token_is_an_error_at_both_ends(server: Server) -> None:
         SyncClient("thief", b"another token of some length") as client,
         pytest.raises(WireError, match="the server does not know the token"),
     ):
-        client.run(ask(server.endpoints[0], Stats()))
+        client.run(talk.stats(server.endpoints[0]))
 
 
 def test_a_proof_that_is_wrong_is_refused_and_can_be_tried_again(stranger: Peer) -> None:
@@ -169,7 +165,7 @@ def test_garbage_is_dropped_and_the_service_goes_on(peer: Peer, frames: list[byt
     if numbered:
         frames[0] = b"\x93\xcd\x10\x00\x00" + frames[0]
     peer.send(*frames)
-    peer.send(*encode(5000, 0, Beat()))  # type: ignore[arg-type]
+    peer.send(*encode(5000, 0, Beat(1.0)))  # type: ignore[arg-type]
     answers = [peer.answer()]
     while answers[-1][0] != 5000:
         answers.append(peer.answer())
@@ -184,7 +180,7 @@ def test_bytes_at_the_port_that_are_not_even_zeromq_do_no_harm(server: Server, p
     for start in (b"", b"\xff\0\0\0\0\0\0\0\1\x7f", b"GET / HTTP/1.1\r\n\r\n", b"\x02" + b"\xff" * 8):
         with socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S) as raw:
             raw.sendall(start + source.randbytes(300))
-    assert peer.ask(9, Beat()) == Accepted()
+    assert peer.ask(9, Beat(1.0)) == Accepted()
 
 
 def test_a_request_that_this_server_is_not_for_is_a_failure(peer: Peer) -> None:
@@ -197,8 +193,8 @@ def test_the_error_of_a_handler_reaches_who_asked_and_nobody_else(server: Server
     with closing(Peer(server.endpoints[1])) as other:
         other.enter()
         failure = peer.ask(9, Renew(-1))
-        assert (failure, other.ask(9, Beat())) == (Failure("LeaseError", "lease -1 holds nothing"), Accepted())
-    failure = peer.ask(10, Admit(b"odd", b"", [], 0.0))
+        assert (failure, other.ask(9, Beat(1.0))) == (Failure("LeaseError", "lease -1 holds nothing"), Accepted())
+    failure = peer.ask(10, Admit(b"odd", b"", [], 0, 0.0))
     assert isinstance(failure, Failure)
     assert failure.kind == "WireError"
 
@@ -213,7 +209,7 @@ def test_a_request_that_comes_again_gets_the_first_answer_on_whatever_connection
     assert isinstance(again, Admitted)
     assert again != first
     peer.send(*encode(9, 9, admit()))  # type: ignore[arg-type]
-    assert peer.ask(11, Beat(), oldest=10) == Accepted(), "a late copy has no answer"
+    assert peer.ask(11, Beat(1.0), oldest=10) == Accepted(), "a late copy has no answer"
     for _ in range(2):
         claimed = peer.ask(12, Claim("actor", None, None, 0.0), oldest=12)
     assert isinstance(claimed, Claimed)
@@ -272,15 +268,15 @@ def test_a_client_that_is_silent_is_forgotten_and_comes_back_by_hello() -> None:
     desk = Forgetting(server)
     with serving(server, desk), closing(Peer(server.endpoints[0])) as peer:
         peer.enter()
-        assert peer.ask(3, Beat()) == Accepted()
+        assert peer.ask(3, Beat(1.0)) == Accepted()
         with closing(Peer(server.endpoints[0])) as other:
             now = 5.0
-            assert other.ask(1, Beat()) == Stranger(), "which only wakes the server"
+            assert other.ask(1, Beat(1.0)) == Stranger(), "which only wakes the server"
             assert desk.told.wait(LIMIT_S)
         assert desk.forgotten == [peer.identity.unique]
-        assert peer.ask(4, Beat()) == Stranger()
+        assert peer.ask(4, Beat(1.0)) == Stranger()
         peer.enter()
-        assert peer.ask(5, Beat()) == Accepted()
+        assert peer.ask(5, Beat(1.0)) == Accepted()
 
 
 def test_a_link_of_a_server_to_another_carries_requests_in_its_loop(server: Server) -> None:
@@ -313,7 +309,7 @@ def test_a_link_to_a_server_that_is_not_there_ends_as_lost(tmp_path: Path) -> No
         results.append(result)
         linked.stop()
 
-    link.start(Call("", Beat()), on_result)
+    link.start(Call("", Beat(1.0)), on_result)
     linked.run(Desk(linked))
     assert isinstance(results[0], PeerLost)
 

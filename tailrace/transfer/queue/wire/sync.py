@@ -89,7 +89,7 @@ class SyncClient:
         started: list[tuple[Connection, int]] = []
         try:
             if step.pause_s:
-                time.sleep(max(0.0, min(step.pause_s, deadline - time.monotonic())))
+                _sleep(step.pause_s, deadline)
             for place, call in enumerate(step.calls):
                 try:
                     connection = self._connection(call.to)
@@ -124,6 +124,13 @@ class SyncClient:
             self._by_socket[connection.socket] = connection
             self._poller.register(connection.socket, zmq.POLLIN)
         return self._connections[endpoint]
+
+
+def _sleep(seconds: float, deadline: float) -> None:
+    left = deadline - time.monotonic()
+    time.sleep(max(0.0, min(seconds, left)))
+    if seconds >= left:
+        raise TimeoutError
 
 
 def _ignore(outcome: Outcome) -> None:
