@@ -15,10 +15,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
 
-from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueError, StaleRowError
+from tailrace.errors import GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.transfer.queue.intervals import Intervals
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
+from tailrace.transfer.queue.schema import check_outputs
 from tailrace.transfer.queue.state import ControlState, Ended, Lease, Loss, LostGroup, RowRecord, check_state
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import WeightVersion
@@ -278,7 +279,7 @@ class ControlPlane:
         lease = self._leases[lease_id]
         task = self._tasks[lease.task]
         for row, outputs in zip(held, facts.values(), strict=True):
-            _check_outputs(task, row, outputs.lengths)
+            check_outputs(task.entry.spec, row.meta.id, outputs.lengths)
             if row.units and not set(row.units).difference(missed):
                 raise QueueError(f"the outputs of {row.meta.id} could be written to none of its units {row.units}")
         for row in held if missed else ():
@@ -583,15 +584,6 @@ class ControlPlane:
                     f"{row.meta.id} is not under lease {lease_id}: it was acked or nacked before, or the lease expired"
                 )
         return rows
-
-
-def _check_outputs(task: _Task, row: _Row, columns: Iterable[str]) -> None:
-    expected, got = set(task.entry.spec.writes), set(columns)
-    if expected != got:
-        raise ColumnError(
-            f"{row.meta.id}: task {task.name!r} writes {sorted(expected)}; "
-            f"missing: {sorted(expected - got)}, not its own: {sorted(got - expected)}"
-        )
 
 
 def _record(row: _Row) -> RowRecord:

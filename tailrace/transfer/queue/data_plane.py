@@ -10,12 +10,11 @@ needs no conversion. Reading an array copies nothing.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec, to_bytes
 from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.types import ColumnKind, Value, WeightVersion
+from tailrace.transfer.queue.schema import oldest_version
+from tailrace.types import ColumnKind, Value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +45,7 @@ class DataPlane:
             ColumnError: a column is unknown, or a value is not what its column holds.
         """
         part = self._codec.measure(cells)
-        return Cells(data=to_bytes(part), lengths=part.lengths, version=_oldest_version(cells))
+        return Cells(data=to_bytes(part), lengths=part.lengths, version=oldest_version(cells))
 
     def write(self, row: RowId, cells: Cells) -> None:
         """Add `cells` to a row, new or known; each column is written once."""
@@ -75,8 +74,3 @@ class DataPlane:
     def store(self, row: RowId, data: bytes, facts: CellFacts) -> None:
         """Add a row from `stored` of another data plane with the same columns."""
         self.write(row, Cells(data=data, lengths=facts.lengths, version=facts.version))
-
-
-def _oldest_version(cells: Mapping[str, Value]) -> WeightVersion | None:
-    versions = cells.get("weight_versions")
-    return int(versions.min()) if isinstance(versions, np.ndarray) and versions.size else None

@@ -17,14 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tailrace.config.transfer import LocalQueueConfig
-from tailrace.errors import ColumnError, QueueError, QueueTimeout
+from tailrace.errors import QueueError, QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TaskStats, TransferQueue
 from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
 from tailrace.transfer.queue.lines import Gate, Line
+from tailrace.transfer.queue.schema import Schema, check_limit
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.queue.state import Lease
-from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
+from tailrace.transfer.queue.table import QueueTask, check_table
 from tailrace.types import COLUMNS, ColumnKind, Value, WeightVersion
 
 _RAISE_LIMIT = "if the work before it takes that long, raise queue.timeout_s"
@@ -47,11 +48,9 @@ class LocalQueue(TransferQueue):
             QueueError: the table is not one that rows can pass through, see `check_table`.
         """
         check_table(tasks, columns)
-        self._tasks = tuple(tasks)
         self._reads = {task.spec.name: task.spec.reads for task in tasks}
         self._columns = dict(columns)
-        self._put_columns = put_columns(tasks)
-        self._written = frozenset(column for task in tasks for column in task.spec.writes)
+        self._schema = Schema([task.spec for task in tasks])
         self._config = config
         self._clock = clock
         self._control = ControlPlane(tasks, lease_s=config.lease_s)
@@ -93,8 +92,7 @@ class LocalQueue(TransferQueue):
         """See `TransferQueue.claim`. Consumers of one task and rank are served in the order in which they came."""
         self._expire()
         self._control.check_claim(task, rank)
-        if limit is not None and limit < 1:
-            raise QueueError(f"a claim's limit must be at least 1, got {limit}")
+        check_limit(limit)
         seconds = self._limit(timeout)
         start = self._clock()
         try:
@@ -164,14 +162,14 @@ class LocalQueue(TransferQueue):
         """See `TransferQueue.snapshot`."""
         state = self._control.export()
         parts = {row.id: self._data.stored(row.id) for row in state.rows}
-        return encode_snapshot(self._tasks, self._columns, state, parts)
+        return encode_snapshot(self._schema.tasks, self._columns, state, parts)
 
     async def restore(self, snapshot: bytes) -> None:
         """See `TransferQueue.restore`; empty means that the queue has never held a row. Rows become ready by `order`.
 
         Row ids go on: one from before the snapshot names the same row or none.
         """
-        state, parts = decode_snapshot(snapshot, self._tasks, self._columns)
+        state, parts = decode_snapshot(snapshot, self._schema.tasks, self._columns)
         self._control.restore(state)
         for row in state.rows:
             self._data.store(row.id, parts[row.id], row.facts)
@@ -193,11 +191,7 @@ class LocalQueue(TransferQueue):
         return self._config.timeout_s if timeout is None else timeout
 
     def _freeze_new(self, row: NewRow) -> Cells:
-        place = f"row {row.order} of group {row.group_id}"
-        if missing := sorted(self._put_columns.difference(row.cells)):
-            raise ColumnError(f"{place} lacks column {missing[0]!r}, which tasks read and none writes")
-        if written := sorted(self._written.intersection(row.cells)):
-            raise ColumnError(f"{place} brings column {written[0]!r}, which a task writes; leave it out")
+        self._schema.check_new(row)
         return self._data.freeze(row.cells)
 
     def _check_capacity(self, cells: Sequence[Cells]) -> None:

@@ -34,9 +34,10 @@ from tailrace.transfer.queue.controller.restoring import Restoring
 from tailrace.transfer.queue.controller.stock import Stock
 from tailrace.transfer.queue.controller.timers import Timer, Timers
 from tailrace.transfer.queue.controller.units import KnownUnit, Listed, Units
+from tailrace.transfer.queue.schema import put_columns
 from tailrace.transfer.queue.state import ControlState, Loss
 from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.table import QueueTask, check_table, put_columns
+from tailrace.transfer.queue.table import QueueTask, check_table
 from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.messages import (
     Accepted,
@@ -128,7 +129,7 @@ class Controller(Service):
             room_made=lambda: self._puts.serve(),
         )
         written = {column for task in tasks for column in task.spec.writes}
-        self._puts = Puts(self._desk, put_columns(tasks), written)
+        self._puts = Puts(self._desk, put_columns(self._specs), written)
         self._claims = Claims(self._desk, tasks)
         self._restoring = Restoring(self._desk, self._puts, self._begin_journal)
         self._losses = self._desk.line(self._serve_losses)

@@ -74,7 +74,6 @@ class Directory:
         """A unit did not answer: ask the controller next time, it may be elsewhere by now."""
         self._units.pop(number, None)
 
-
     def _find(self, number: int) -> Unit | TailraceError:
         unit = self._units.get(number)
         if unit is None:
