@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tailrace.errors import QueueError, StaleRowError
+from tailrace.errors import QueueError, StaleRowError, StorageFull
 from tailrace.transfer.queue.storage.arena import ArenaStorage, ArenaView
-from tailrace.transfer.queue.storage.base import PartId, Place, Storage, StorageFull
+from tailrace.transfer.queue.storage.base import PartId, Place, Storage
 
 MAX_BYTES = 256
 PARTS = [PartId(slot, generation, tag) for slot in range(3) for generation in range(2) for tag in (0, 7)]
@@ -105,6 +105,23 @@ class StorageMachine(RuleBasedStateMachine):
             self.storage.commit(place, [(part, len(self.parts[part].content)) for part in ids])
             self.forget(place)
 
+    @rule(written=st.dictionaries(st.sampled_from(PARTS), CONTENTS, max_size=4))
+    def store(self, written: dict[PartId, bytes]) -> None:
+        parts = [(part, memoryview(content)) for part, content in written.items()]
+        if any(part in self.parts and self.parts[part].content != content for part, content in written.items()):
+            with pytest.raises(QueueError, match="other bytes"):
+                self.storage.store(parts)
+            return
+        fresh = {part: Stored(content) for part, content in written.items() if part not in self.parts}
+        needed = sum(len(stored.content) for stored in fresh.values())
+        try:
+            self.storage.store(parts)
+        except StorageFull:
+            assert self.view is not None or self.taken + needed > MAX_BYTES
+            return
+        assert self.taken + needed <= MAX_BYTES
+        self.parts |= fresh
+
     @precondition(lambda self: self.reserved)
     @rule(data=st.data(), wrong=st.sampled_from([-1, 1]))
     def commit_badly(self, data: st.DataObject, wrong: int) -> None:
@@ -131,8 +148,9 @@ class StorageMachine(RuleBasedStateMachine):
         self.storage.drop(parts)
         for part in parts:
             self.parts.pop(part, None)
-            with pytest.raises(StaleRowError, match="not stored"):
-                self.storage.read(part)
+            for call in (self.storage.read, self.storage.size, lambda part: self.storage.read_many([part])):
+                with pytest.raises(StaleRowError, match="not stored"):
+                    call(part)
 
     @precondition(lambda self: self.view is not None and self.parts)
     @rule(data=st.data())
@@ -158,6 +176,8 @@ class StorageMachine(RuleBasedStateMachine):
             read = self.storage.read(part)
             assert read.readonly
             assert read == stored.content
+            assert self.storage.size(part) == len(stored.content)
+        assert self.storage.read_many([*self.parts]) == [stored.content for stored in self.parts.values()]
         assert self.storage.nbytes == self.taken
 
     @invariant()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import QueueError, StaleRowError
+from tailrace.errors import QueueError, StaleRowError, StorageFull
 from tailrace.transfer.queue.storage.arena import ArenaStorage, ArenaView
-from tailrace.transfer.queue.storage.base import PartId, Place, StorageFull
+from tailrace.transfer.queue.storage.base import PartId, Place
 
 ROOT = Path(__file__).parents[3]
 SEGMENT = 1024

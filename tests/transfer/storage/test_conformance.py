@@ -2,8 +2,8 @@
 
 import pytest
 
-from tailrace.errors import QueueError, StaleRowError
-from tailrace.transfer.queue.storage.base import PartId, Place, Storage, StorageFull
+from tailrace.errors import QueueError, StaleRowError, StorageFull
+from tailrace.transfer.queue.storage.base import PartId, Place, Storage
 from tests.transfer.storage.conftest import Make
 from tests.transfer.storage.machine import MAX_BYTES, StorageMachine, run_machine
 
@@ -52,6 +52,26 @@ def test_the_first_write_of_a_part_counts_and_its_retry_frees_its_own_bytes(stor
     with pytest.raises(QueueError, match=r"slot=0, generation=0, tag=0.* is stored already with other bytes"):
         storage.commit(place, [(A, 5)])
     assert bytes(storage.read(A)) == b"first"
+
+
+def test_stored_bytes_are_copies(storage: Storage) -> None:
+    content = bytearray(b"cells, outputs")
+    storage.store([(A, memoryview(content)[:5]), (B, memoryview(content)[7:])])
+    content[:] = bytes(len(content))
+    assert [bytes(memory) for memory in storage.read_many([B, A])] == [b"outputs", b"cells"]
+
+
+def test_parts_are_stored_all_or_none(storage: Storage) -> None:
+    write(storage, b=b"first")
+    for parts, error, message in (
+        ([(A, bytes(8)), (B, b"other")], QueueError, "stored already with other bytes"),
+        ([(A, bytes(8)), (A, bytes(8))], QueueError, "named twice"),
+        ([(A, bytes(8)), (PartId(2, 0, 0), bytes(MAX_BYTES - 12))], StorageFull, "no room"),
+    ):
+        with pytest.raises(error, match=message):
+            storage.store([(part, memoryview(content)) for part, content in parts])
+    assert list(storage.parts()) == [B]
+    assert storage.nbytes == 5
 
 
 @pytest.mark.parametrize("size", [4, 6])

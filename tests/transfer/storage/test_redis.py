@@ -7,8 +7,8 @@ import pytest
 
 redis = pytest.importorskip("redis", reason="the package redis is not installed")
 
-from tailrace.errors import QueueError, StaleRowError  # noqa: E402
-from tailrace.transfer.queue.storage.base import PartId, StorageFull  # noqa: E402
+from tailrace.errors import QueueError, StaleRowError, StorageFull  # noqa: E402
+from tailrace.transfer.queue.storage.base import PartId  # noqa: E402
 from tailrace.transfer.queue.storage.redis import RedisStorage  # noqa: E402
 from tests.transfer.storage.machine import MAX_BYTES, DurableMachine, run_machine  # noqa: E402
 

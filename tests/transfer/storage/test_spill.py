@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import QueueError
-from tailrace.transfer.queue.storage.base import PartId, StorageFull
+from tailrace.errors import QueueError, StorageFull
+from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.storage.spill import SpillStorage
 
 A, B, C = (PartId(slot, 0, 0) for slot in range(3))

@@ -3,6 +3,8 @@
     unit    reserve ──▶ place ─────────────▶ commit ──▶ parts ── pin ──▶ places ─────────────────▶ unpin, drop
     client     ArenaView.memory(place): written in place    ArenaView.read(place): read in place, until it says done
 
+What comes from elsewhere is copied into a place of its own, by `store`.
+
 The memory is segments: files in a private directory in /dev/shm, whose pages are all there from the start, so a full
 machine is an error when a segment is made and not a signal to whoever writes to it. A segment stays when it is empty,
 because fresh pages cost more than the copy into them; it goes only where a larger write needs the room.
@@ -17,16 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.errors import QueueError
-from tailrace.transfer.queue.storage.base import (
-    PartId,
-    Place,
-    Storage,
-    StorageFull,
-    check_room,
-    fresh_parts,
-    stale,
-)
+from tailrace.errors import QueueError, StorageFull
+from tailrace.transfer.queue.storage.base import PartId, Place, Storage, check_room, cut, fresh_parts, stale
 from tailrace.transfer.queue.storage.runs import Runs
 
 _PREFIX = "tailrace-queue-"
@@ -88,13 +82,18 @@ class ArenaStorage(Storage):
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """See `Storage.commit`. Nothing is copied."""
-        fresh = fresh_parts(self, self._reserved.memory(place), parts)
+        fresh = {part for part, _ in fresh_parts(self, cut(self._reserved.memory(place), parts))}
         self._reserved.remove(place)
-        start = _address(place)
-        for part, where in fresh:
-            self._parts[part] = _Part(start + where.start, where.stop - where.start)
-            self._stored += where.stop - where.start
-        self._runs.free_all((start + gap.start, gap.stop - gap.start) for gap in _gaps(place.size, fresh))
+        address = _address(place)
+        repeated = []
+        for part, size in parts:
+            if part in fresh:
+                self._parts[part] = _Part(address, size)
+                self._stored += size
+            else:
+                repeated.append((address, size))
+            address += size
+        self._runs.free_all(run for run in repeated if run[1])
 
     def abandon(self, place: Place) -> None:
         """See `Storage.abandon`."""
@@ -141,6 +140,10 @@ class ArenaStorage(Storage):
             part.pins -= 1
         self._free({id(part): part for part in known if part.dropped and not part.pins}.values())
 
+    def size(self, part: PartId) -> int:
+        """See `Storage.size`."""
+        return self._known(part).size
+
     def drop(self, parts: Iterable[PartId]) -> None:
         """See `Storage.drop`. The bytes of a pinned part are freed by its last `unpin`."""
         known = [self._parts.pop(part) for part in parts if part in self._parts]
@@ -164,6 +167,15 @@ class ArenaStorage(Storage):
             shutil.rmtree(self.directory)
             os.close(self._lock)
             self._lock = -1
+
+    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
+        place = self.reserve(sum(memory.nbytes for _, memory in parts))
+        room = self._reserved.memory(place)
+        end = 0
+        for _, memory in parts:
+            start, end = end, end + memory.nbytes
+            room[start:end] = memory
+        self.commit(place, [(part, memory.nbytes) for part, memory in parts])
 
     def _known(self, part: PartId) -> _Part:
         if part not in self._parts:
@@ -318,12 +330,3 @@ def _split(address: int) -> tuple[int, int]:
 
 def _address(place: Place) -> int:
     return place.segment << _SPAN | place.offset
-
-
-def _gaps(size: int, used: Sequence[tuple[PartId, slice]]) -> Iterator[slice]:
-    """What the parts leave of a place of `size` bytes."""
-    end = 0
-    for _, where in used:
-        yield slice(end, where.start)
-        end = where.stop
-    yield slice(end, size)

@@ -1,7 +1,8 @@
 """The interface of a unit's storage.
 
     reserve ──▶ place ──memory: bytes written──▶ commit ──▶ parts ──read──▶ … ──drop──▶ gone
-                  └──────────────────────────▶ abandon
+                  └──────────────────────────▶ abandon      ▲
+    bytes of the caller ──store: one copy───────────────────┘
 
 A part is what one write brought for one row. Its bytes never change. A storage belongs to one thread, and nothing in it
 waits for room: whoever finds it full comes again after a drop.
@@ -10,6 +11,7 @@ waits for room: whoever finds it full comes again after a drop.
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from tailrace.errors import QueueError, StaleRowError, StorageFull
@@ -64,7 +66,6 @@ class Storage(ABC):
         """
         return self._reserved.memory(place)
 
-    @abstractmethod
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """Keep `parts`, each with its size in bytes, which lie one after the other in `place`; all, or fail whole.
 
@@ -76,6 +77,25 @@ class Storage(ABC):
                 there already with other bytes.
             StorageFull: no room after all; the place is still reserved.
         """
+        memory = self._reserved.memory(place)
+        fresh = fresh_parts(self, cut(memory, parts))
+        self._reserved.remove(place)
+        try:
+            self._keep(fresh)
+        except QueueError:
+            self._reserved.put_back(place, memory)
+            raise
+
+    def store(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
+        """Keep copies of `parts`, each with its bytes; all, or fail whole. A part that is there already: see `commit`.
+
+        Raises:
+            StorageFull: no room.
+            QueueError: a part is named twice, or is there already with other bytes.
+        """
+        fresh = fresh_parts(self, parts)
+        check_room(sum(memory.nbytes for _, memory in fresh), self.nbytes, self._max_bytes)
+        self._keep(fresh)
 
     def abandon(self, place: Place) -> None:
         """Free a reserved place. Only when nobody can still be writing to it.
@@ -88,6 +108,22 @@ class Storage(ABC):
     @abstractmethod
     def read(self, part: PartId) -> memoryview:
         """The bytes of a part, read-only, good until it is dropped.
+
+        Raises:
+            StaleRowError: it is not stored (any more).
+        """
+
+    def read_many(self, parts: Sequence[PartId]) -> list[memoryview]:
+        """`read` each of `parts`.
+
+        Raises:
+            StaleRowError: one is not stored (any more).
+        """
+        return [self.read(part) for part in parts]
+
+    @abstractmethod
+    def size(self, part: PartId) -> int:
+        """The bytes that a part has.
 
         Raises:
             StaleRowError: it is not stored (any more).
@@ -113,6 +149,14 @@ class Storage(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of files, memory and connections."""
+
+    @abstractmethod
+    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
+        """Copy parts that are not stored and for which there is room by `max_bytes`; all, or fail whole.
+
+        Raises:
+            StorageFull, QueueError: see `commit`.
+        """
 
 
 class Reservations:
@@ -145,6 +189,11 @@ class Reservations:
         del self._places[place.serial]
         self.nbytes -= place.size
 
+    def put_back(self, place: Place, memory: memoryview) -> None:
+        """It is reserved after all, with its bytes as they were."""
+        self._places[place.serial] = (place, memory)
+        self.nbytes += place.size
+
 
 def check_room(nbytes: int, taken: int, max_bytes: int) -> None:
     """Whether a write of `nbytes` fits beside what is taken.
@@ -161,22 +210,34 @@ def check_room(nbytes: int, taken: int, max_bytes: int) -> None:
         )
 
 
-def fresh_parts(
-    storage: Storage, memory: memoryview, parts: Sequence[tuple[PartId, int]]
-) -> list[tuple[PartId, slice]]:
-    """Where in `memory` those parts lie that are not in `storage` yet; see `Storage.commit`.
+def cut(memory: memoryview, parts: Sequence[tuple[PartId, int]]) -> list[tuple[PartId, memoryview]]:
+    """The bytes of each of `parts`, which fill `memory` one after the other with so many bytes.
 
     Raises:
-        QueueError: see `Storage.commit`.
+        QueueError: they do not fill it.
     """
-    _check_filled(memory, parts)
-    fresh, start = [], 0
-    for part, size in parts:
-        where = slice(start, start + size)
-        start += size
+    if wrong := [(part, size) for part, size in parts if size < 0]:
+        raise QueueError(f"{wrong[0][0]} is said to have {wrong[0][1]} bytes; the number must be 0 or more")
+    ends = list(accumulate(size for _, size in parts))
+    if (total := ends[-1] if ends else 0) != len(memory):
+        raise QueueError(f"{len(parts)} parts of {total} bytes in all were committed in a place of {len(memory)} bytes")
+    return [(part, memory[end - size : end]) for (part, size), end in zip(parts, ends, strict=True)]
+
+
+def fresh_parts(storage: Storage, parts: Sequence[tuple[PartId, memoryview]]) -> list[tuple[PartId, memoryview]]:
+    """Those of `parts` that are not in `storage` yet; see `Storage.commit`.
+
+    Raises:
+        QueueError: one is named twice, or is there already with other bytes.
+    """
+    if len(dict(parts)) < len(parts):
+        [(twice, _)] = Counter(part for part, _ in parts).most_common(1)
+        raise QueueError(f"{twice} was named twice in one write; a part is written once")
+    fresh = []
+    for part, memory in parts:
         if part not in storage:
-            fresh.append((part, where))
-        elif storage.read(part) != memory[where]:
+            fresh.append((part, memory))
+        elif storage.read(part) != memory:
             raise QueueError(f"{part} is stored already with other bytes; a part is written once")
     return fresh
 
@@ -184,13 +245,3 @@ def fresh_parts(
 def stale(part: PartId) -> StaleRowError:
     """The error for a part that is not stored."""
     return StaleRowError(f"{part} is not stored (any more): its row has left, or another write of it counts")
-
-
-def _check_filled(memory: memoryview, parts: Sequence[tuple[PartId, int]]) -> None:
-    if wrong := [(part, size) for part, size in parts if size < 0]:
-        raise QueueError(f"{wrong[0][0]} is said to have {wrong[0][1]} bytes; the number must be 0 or more")
-    if (total := sum(size for _, size in parts)) != len(memory):
-        raise QueueError(f"{len(parts)} parts of {total} bytes in all were committed in a place of {len(memory)} bytes")
-    if len(dict(parts)) < len(parts):
-        [(twice, _)] = Counter(part for part, _ in parts).most_common(1)
-        raise QueueError(f"{twice} was named twice in one commit; a part is written once")

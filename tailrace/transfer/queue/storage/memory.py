@@ -1,19 +1,14 @@
 """Parts in the memory of the unit's process: the default, and the fake for tests.
 
-    reserve ──▶ a buffer ──commit: one copy of each part──▶ bytes
+    reserve ──▶ a buffer ──commit─┐
+    bytes of the caller  ──store──┴─one copy of each part──▶ bytes
 
 Each part has bytes of its own, so dropping one frees its memory whatever else came in the same write.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tailrace.transfer.queue.storage.base import (
-    PartId,
-    Place,
-    Storage,
-    fresh_parts,
-    stale,
-)
+from tailrace.transfer.queue.storage.base import PartId, Storage, stale
 
 
 class MemoryStorage(Storage):
@@ -24,19 +19,15 @@ class MemoryStorage(Storage):
         super().__init__(max_bytes=max_bytes)
         self._parts: dict[PartId, bytes] = {}
 
-    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
-        """See `Storage.commit`."""
-        memory = self._reserved.memory(place)
-        for part, where in fresh_parts(self, memory, parts):
-            self._parts[part] = bytes(memory[where])
-            self._stored += where.stop - where.start
-        self._reserved.remove(place)
-
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
         if part not in self._parts:
             raise stale(part)
         return memoryview(self._parts[part])
+
+    def size(self, part: PartId) -> int:
+        """See `Storage.size`."""
+        return len(self.read(part))
 
     def drop(self, parts: Iterable[PartId]) -> None:
         """See `Storage.drop`."""
@@ -55,3 +46,8 @@ class MemoryStorage(Storage):
         """See `Storage.close`."""
         self._parts.clear()
         self._stored = 0
+
+    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
+        copies = {part: bytes(memory) for part, memory in parts}
+        self._parts |= copies
+        self._stored += sum(map(len, copies.values()))

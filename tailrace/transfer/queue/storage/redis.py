@@ -1,7 +1,8 @@
 """Parts in a Redis server, where they survive the unit.
 
-    reserve ──▶ a buffer ──commit: one transaction──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
-                                                      <name>:sizes                       a hash of all parts' sizes
+    reserve ──▶ a buffer ──commit─┐
+    bytes of the caller  ──store──┴─one transaction──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
+                                                       <name>:sizes                       a hash of all parts' sizes
 
 A new unit of the same name finds the parts of the old one. One unit at a time may use a name: it knows without asking
 which parts there are. Every change may be repeated, so a call that failed half-way is put right by the next try.
@@ -15,15 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tailrace.errors import QueueError, one_line
-from tailrace.transfer.queue.storage.base import (
-    PartId,
-    Place,
-    Storage,
-    StorageFull,
-    fresh_parts,
-    stale,
-)
+from tailrace.errors import QueueError, StorageFull, one_line
+from tailrace.transfer.queue.storage.base import PartId, Storage, stale
 
 
 class RedisStorage(Storage):
@@ -54,29 +48,27 @@ class RedisStorage(Storage):
         self._sizes = self._load()
         self._stored = sum(self._sizes.values())
 
-    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
-        """See `Storage.commit`."""
-        memory = self._reserved.memory(place)
-        fresh = fresh_parts(self, memory, parts)
-        sizes = {part: where.stop - where.start for part, where in fresh}
-        if fresh:
-            with self._server(), self._client.pipeline(transaction=True) as pipeline:
-                pipeline.mset({self._key(part): memory[where] for part, where in fresh})
-                pipeline.hset(self._sizes_key, mapping={_field(part): size for part, size in sizes.items()})
-                pipeline.execute()
-        self._sizes.update(sizes)
-        self._stored += sum(sizes.values())
-        self._reserved.remove(place)
-
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
+        return self.read_many([part])[0]
+
+    def read_many(self, parts: Sequence[PartId]) -> list[memoryview]:
+        """See `Storage.read_many`. The server is asked once."""
+        for part in parts:
+            if part not in self._sizes:
+                raise stale(part)
+        with self._server():
+            found = self._client.mget(map(self._key, parts)) if parts else []
+        for part, stored in zip(parts, found, strict=True):
+            if stored is None:
+                raise stale(part)
+        return [memoryview(stored) for stored in found]
+
+    def size(self, part: PartId) -> int:
+        """See `Storage.size`."""
         if part not in self._sizes:
             raise stale(part)
-        with self._server():
-            stored = self._client.get(self._key(part))
-        if stored is None:
-            raise stale(part)
-        return memoryview(stored)
+        return self._sizes[part]
 
     def drop(self, parts: Iterable[PartId]) -> None:
         """See `Storage.drop`."""
@@ -101,6 +93,17 @@ class RedisStorage(Storage):
     def close(self) -> None:
         """Close the connections; the parts stay in the server."""
         self._client.close()
+
+    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
+        if not parts:
+            return
+        sizes = {part: memory.nbytes for part, memory in parts}
+        with self._server(), self._client.pipeline(transaction=True) as pipeline:
+            pipeline.mset({self._key(part): memory for part, memory in parts})
+            pipeline.hset(self._sizes_key, mapping={_field(part): size for part, size in sizes.items()})
+            pipeline.execute()
+        self._sizes.update(sizes)
+        self._stored += sum(sizes.values())
 
     @property
     def _sizes_key(self) -> str:

@@ -1,6 +1,7 @@
 """Parts in memory up to a budget, and in a file beyond it.
 
-    reserve ──▶ a buffer ──commit──▶ bytes ──more than the budget: least recently written first──▶ file
+    reserve ──▶ a buffer ──commit─┐
+    bytes of the caller  ──store──┴─▶ bytes ──more than the budget: least recently written first──▶ file
 
 The file has no name: it is gone with the process, however that ends. Freed runs of it are used again. A part comes back
 from the file when it is read and does not stay in memory: rows are mostly read once for each task.
@@ -12,16 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tailrace.errors import QueueError
-from tailrace.transfer.queue.storage.base import (
-    PartId,
-    Place,
-    Storage,
-    StorageFull,
-    check_room,
-    fresh_parts,
-    stale,
-)
+from tailrace.errors import QueueError, StorageFull
+from tailrace.transfer.queue.storage.base import PartId, Place, Storage, check_room, stale
 from tailrace.transfer.queue.storage.runs import Runs
 
 
@@ -56,26 +49,20 @@ class SpillStorage(Storage):
         self._spill(nbytes)
         return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
 
-    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
-        """See `Storage.commit`."""
-        memory = self._reserved.memory(place)
-        fresh = fresh_parts(self, memory, parts)
-        for part, where in fresh:
-            self._memory[part] = bytes(memory[where])
-            self._stored += where.stop - where.start
-        try:
-            self._spill(-place.size)  # which is reserved no more
-        except StorageFull:
-            self.drop(part for part, _ in fresh)
-            raise
-        self._reserved.remove(place)
-
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
         if part in self._memory:
             return memoryview(self._memory[part])
         if part in self._file_parts:
             return memoryview(self._read_file(*self._file_parts[part])).toreadonly()
+        raise stale(part)
+
+    def size(self, part: PartId) -> int:
+        """See `Storage.size`."""
+        if part in self._memory:
+            return len(self._memory[part])
+        if part in self._file_parts:
+            return self._file_parts[part][1]
         raise stale(part)
 
     def drop(self, parts: Iterable[PartId]) -> None:
@@ -107,6 +94,16 @@ class SpillStorage(Storage):
         self._file.close()
         self._memory.clear()
         self._file_parts.clear()
+
+    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
+        for part, memory in parts:
+            self._memory[part] = bytes(memory)
+            self._stored += memory.nbytes
+        try:
+            self._spill(0)
+        except StorageFull:
+            self.drop(part for part, _ in parts)
+            raise
 
     def _spill(self, more: int) -> None:
         """Move parts to the file until there is room in memory for `more` bytes, or all are there."""
