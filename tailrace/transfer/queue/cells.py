@@ -100,15 +100,30 @@ class PartCodec:
         """Bytes of parts with cells in `columns`, padding included: [n] for `lengths` [n, columns].
 
         Raises:
-            ColumnError: as for `layout`.
+            ColumnError: as for `cell_sizes`.
+        """
+        return self.cell_sizes(columns, lengths).sum(axis=1, dtype=np.int64)
+
+    def cell_sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
+        """Bytes of cells with these lengths, [n, columns], padding included: `layout` for many parts at once.
+
+        Raises:
+            ColumnError: a column is unknown or named twice, or no cell of it has such a length.
         """
         forms = [self._formats.get(column) or self._unknown(column) for column in columns]
-        for column, form, cells in zip(columns, forms, lengths.T, strict=True):
-            if (cells < 0).any() or (form.number and (cells != 1).any()):
-                self.layout({column: next(int(n) for n in cells if n < 0 or (form.number and n != 1))})
-        units = np.array([form.unit for form in forms], dtype=np.int64)
+        if len(set(columns)) < len(columns):
+            raise ColumnError(f"a part has each column once, got {list(columns)}")
+        numbers = np.array([form.number for form in forms], np.bool_)
+        wrong = (lengths < 0) | (lengths > _MAX_LENGTH) | (numbers & (lengths != 1))
+        if wrong.any():
+            row, place = np.argwhere(wrong)[0].tolist()
+            expected = "1" if forms[place].number else f"0 to {_MAX_LENGTH}"
+            raise ColumnError(
+                f"column {columns[place]!r}: got a cell of length {lengths[row, place]}, expected {expected}"
+            )
+        units = np.array([form.unit for form in forms], np.int64)
         padded: IntArray = (lengths * units + 7) & -8
-        return padded.sum(axis=1, dtype=np.int64)
+        return padded
 
     def read(self, memory: memoryview, lengths: Mapping[str, int], columns: Iterable[str]) -> dict[str, Value]:
         """The cells in `columns` of the part that `memory` holds, and nothing else. Arrays are read-only views of it.
@@ -257,6 +272,8 @@ def _decode_json(memory: memoryview) -> Value:
     return value
 
 
+_MAX_LENGTH = 2**40
+"""Of a cell that `sizes` measures, so that no sum overflows."""
 _INT64 = np.dtype("<i8")
 _FLOAT32 = np.dtype("<f4")
 _INT, _FLOAT = struct.Struct("<q"), struct.Struct("<d")

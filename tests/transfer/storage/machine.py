@@ -127,7 +127,7 @@ class StorageMachine(RuleBasedStateMachine):
     def commit_badly(self, data: st.DataObject, wrong: int) -> None:
         place = data.draw(st.sampled_from(sorted(self.reserved)))
         for parts, message in (
-            ([(PARTS[0], place.size + wrong)], r"were committed in a place of|must be 0 or more"),
+            ([(PARTS[0], place.size + wrong)], r"bytes in all came in|must be 0 or more"),
             ([(PARTS[0], place.size), (PARTS[0], 0)], "named twice"),
             ([(PARTS[0], place.size + 1), (PARTS[1], -1)], "must be 0 or more"),
         ):

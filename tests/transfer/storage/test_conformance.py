@@ -77,7 +77,7 @@ def test_parts_are_stored_all_or_none(storage: Storage) -> None:
 @pytest.mark.parametrize("size", [4, 6])
 def test_parts_that_do_not_fill_their_place_are_refused(storage: Storage, size: int) -> None:
     place = storage.reserve(5)
-    with pytest.raises(QueueError, match=f"1 parts of {size} bytes in all were committed in a place of 5 bytes"):
+    with pytest.raises(QueueError, match=f"1 parts of {size} bytes in all came in 5 bytes"):
         storage.commit(place, [(A, size)])
     storage.commit(place, [(A, 5)])
 

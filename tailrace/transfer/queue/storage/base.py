@@ -220,7 +220,7 @@ def cut(memory: memoryview, parts: Sequence[tuple[PartId, int]]) -> list[tuple[P
         raise QueueError(f"{wrong[0][0]} is said to have {wrong[0][1]} bytes; the number must be 0 or more")
     ends = list(accumulate(size for _, size in parts))
     if (total := ends[-1] if ends else 0) != len(memory):
-        raise QueueError(f"{len(parts)} parts of {total} bytes in all were committed in a place of {len(memory)} bytes")
+        raise QueueError(f"{len(parts)} parts of {total} bytes in all came in {len(memory)} bytes")
     return [(part, memory[end - size : end]) for (part, size), end in zip(parts, ends, strict=True)]
 
 

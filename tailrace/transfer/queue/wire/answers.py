@@ -14,7 +14,8 @@ class _Open(NamedTuple):
 class Answers:
     """Requests by number: those that wait for their answer, and the answers that may be asked for again.
 
-    It holds no more than the client has requests under way: with each, the client says which answers it has.
+    It holds no more than the client has requests under way: with each, the client says which answers it has. Those with
+    frames are long and change nothing when they are made again: they are not kept.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Answers:
         entry = self._open.pop(number, None)
         if entry is None:
             return None
-        if entry.keep:
+        if entry.keep and not reply.frames:
             self._kept[number] = reply
             heapq.heappush(self._numbers, number)
         return entry.route

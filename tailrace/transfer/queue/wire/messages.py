@@ -45,7 +45,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unk
     """Base of all."""
 
     mutates: ClassVar[bool] = False
-    """Whether the server keeps the answer for a repetition."""
+    """Whether the server keeps the answer for a repetition, and a sender that gives up sends Cancel."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -397,8 +397,9 @@ class Write(Message, frozen=True):
 
 
 class Read(Message, frozen=True):
-    """Ask for cells."""
+    """Ask for cells. It mutates by pinning: an answer with frames is not kept, a repetition reads them again."""
 
+    mutates: ClassVar[bool] = True
     rows: bytes
     """[n, 2]"""
     columns: list[str]

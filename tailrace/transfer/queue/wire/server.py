@@ -152,6 +152,11 @@ class Server:
         """Where it listens."""
         return list(self._listener.endpoints)
 
+    @property
+    def now(self) -> float:
+        """Seconds, by the clock of deadlines."""
+        return self._clock()
+
     def link(self, endpoint: str) -> Connection:
         """A connection to another server, as a client of it, that this server's loop drives.
 
@@ -197,6 +202,17 @@ class Server:
         route = None if answers is None else answers.put(ticket.number, Reply(answer, frames))
         if route is not None:
             send(self._socket, [route, *encode(ticket.number, 0, answer, frames)])
+
+    def carry_out(self, incoming: Incoming, handler: Handler) -> None:
+        """Have `handler` answer a request, such as one whose first handler returned None."""
+        try:
+            reply = handler(incoming)
+            if reply is not None:
+                check_frames(reply.frames)
+        except TailraceError as error:
+            reply = Reply(Failure.of(error))
+        if reply is not None:
+            self.reply(incoming.ticket, *reply)
 
     def answered(self, ticket: Ticket) -> Answer | None:
         """What a request that mutates was answered; None while it waits, or once its client has the answer."""
@@ -285,21 +301,17 @@ class Server:
         answers = self._clients[ticket.client]
         try:
             message = decode_request(header)
-            if message.mutates:
-                answers.keep(ticket.number)
-            handler = handlers.get(type(message))
-            if handler is None:
-                raise WireError(f"{type(message).__name__} is not for this server, which is {self._name!r}")
-            reply = handler(Incoming(ticket, message, frames))
-            if reply is not None:
-                check_frames(reply.frames)
-        except TailraceError as error:
-            reply = Reply(Failure.of(error))
-        else:
-            if isinstance(message, Cancel):
-                answers.cancel(message.number)
-        if reply is not None:
-            self.reply(ticket, *reply)
+        except WireError as error:
+            self.reply(ticket, Failure.of(error))
+            return
+        if message.mutates:
+            answers.keep(ticket.number)
+        self.carry_out(Incoming(ticket, message, frames), handlers.get(type(message), self._refuse))
+        if isinstance(message, Cancel):
+            answers.cancel(message.number)
+
+    def _refuse(self, incoming: Incoming) -> Reply:
+        raise WireError(f"{type(incoming.message).__name__} is not for this server, which is {self._name!r}")
 
     def _close(self) -> None:
         for link in list(self._links.values()):

@@ -1,0 +1,121 @@
+"""What clients hold of a unit's shared memory.
+
+    reserve ──▶ place ──written, done, or its client is forgotten──▶ the storage's, or free
+    pin ──▶ pin ──done, its client silent for longer than it promised, or forgotten──▶ free
+
+A client that has promised signs of life and gives none counts as dead, and its pins are taken back. Its places are not:
+were it only stopped, it would go on writing into memory that is another's by then. What it read amiss counts for
+nothing: its leases have ended, too. Places go back when the server forgets the client.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.queue.storage.base import PartId, Place, Storage
+from tailrace.types import IntArray
+
+
+@dataclass(slots=True, eq=False)
+class _Holder:
+    places: dict[int, Place] = field(default_factory=dict)
+    """By serial."""
+    pins: set[int] = field(default_factory=set)
+    limit_s: float | None = None
+    """None for one that has promised nothing."""
+    deadline: float = 0.0
+
+
+class Holds:
+    """Places and pins by client; none where the storage is not shared memory."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.arena = storage if isinstance(storage, ArenaStorage) else None
+        """The storage, where clients can share its memory."""
+        self._holders: dict[str, _Holder] = {}
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next client will have been silent for too long."""
+        return min((holder.deadline for holder in self._holders.values() if holder.limit_s is not None), default=None)
+
+    def reserve(self, client: str, nbytes: int) -> Place:
+        """Room for the parts of one write.
+
+        Raises:
+            StorageFull: there is none.
+            QueueError: the storage is not shared memory.
+        """
+        if self.arena is None:
+            raise QueueError("this unit has no memory to share; write frames, or give it storage of type 'arena'")
+        place = self.arena.reserve(nbytes)
+        self._holder(client).places[place.serial] = place
+        return place
+
+    def place(self, client: str, serial: int) -> Place:
+        """A place that `client` has reserved.
+
+        Raises:
+            QueueError: it has not, or holds it no more.
+        """
+        holder = self._holders.get(client)
+        if holder is None or serial not in holder.places:
+            raise QueueError(f"place {serial} is not reserved by {client!r}: it was written, given back or taken back")
+        return holder.places[serial]
+
+    def written(self, client: str, serial: int) -> None:
+        """A place is the storage's now."""
+        del self._holders[client].places[serial]
+
+    def pin(self, client: str, parts: Sequence[PartId], now: float) -> tuple[int, IntArray]:
+        """Keep `parts` where they are: the pin, and for each part [parts, 2] its segment and bytes from its beginning.
+
+        Segments count from 1; a part without bytes lies in none, at 0, 0.
+
+        Raises:
+            StaleRowError: one is not stored (any more).
+        """
+        assert self.arena is not None, "only shared memory is pinned"
+        places = np.array(self.arena.places(parts), np.int64).reshape(-1, len(Place._fields))
+        holder = self._holder(client)
+        pin = self.arena.pin(parts)
+        holder.pins.add(pin)
+        if holder.limit_s is not None:
+            holder.deadline = now + holder.limit_s
+        return pin, places[:, :2]
+
+    def beat(self, client: str, limit_s: float, now: float) -> None:
+        """A sign of life; the next one comes within `limit_s`."""
+        holder = self._holder(client)
+        holder.limit_s, holder.deadline = limit_s, now + limit_s
+
+    def done(self, client: str, pins: Iterable[int], places: Iterable[int]) -> None:
+        """Give back what `client` holds of these; what it does not hold (any more) is passed over."""
+        holder = self._holders.get(client)
+        if holder is None or self.arena is None:
+            return
+        for pin in holder.pins.intersection(pins):
+            self.arena.unpin(pin)
+            holder.pins.remove(pin)
+        for serial in holder.places.keys() & set(places):
+            self.arena.abandon(holder.places.pop(serial))
+
+    def silent(self, now: float) -> None:
+        """Take back the pins of those that have broken their promise."""
+        for client, holder in self._holders.items():
+            if holder.limit_s is not None and holder.deadline <= now:
+                self.done(client, list(holder.pins), ())
+                holder.limit_s = None
+
+    def forget(self, client: str) -> None:
+        """Take back everything from a client."""
+        holder = self._holders.get(client)
+        if holder is not None:
+            self.done(client, list(holder.pins), list(holder.places))
+            del self._holders[client]
+
+    def _holder(self, client: str) -> _Holder:
+        return self._holders.setdefault(client, _Holder())

@@ -1,0 +1,156 @@
+"""Which cells the parts of a unit have, and where in a part each of them lies.
+
+    part ──code──▶ table of all parts with the same columns, and the place in it ──▶ lengths of its cells
+
+One dict entry for each part, and all else in arrays: a batch is looked up at once, whoever wrote its rows and however
+many at a time.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tailrace.errors import ColumnError
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.storage.base import PartId, stale
+from tailrace.types import IntArray
+
+_SPAN = 40
+"""A code is the table's number times 2^40, plus the place in it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Located:
+    """The cells of a read; the arrays are [n, columns]."""
+
+    parts: list[PartId]
+    """In which they lie."""
+    part: IntArray
+    """The place of each cell's part in `parts`."""
+    offsets: IntArray
+    """Bytes from the start of the part."""
+    lengths: IntArray
+    """See `Run.lengths`."""
+    sizes: IntArray
+    """Bytes, padding included."""
+
+
+class PartIndex:
+    """The parts that are there, by row, and the lengths of their cells."""
+
+    def __init__(self) -> None:
+        self._codes: dict[PartId, int] = {}
+        """Of the parts whose lengths are known."""
+        self._rows: dict[tuple[int, int], list[PartId]] = {}
+        self._tables: list[_Table] = []
+        self._by_columns: dict[tuple[str, ...], int] = {}
+        """Numbers of the tables."""
+
+    def find(self, parts: Iterable[PartId]) -> None:
+        """These are there, but nobody has said what lies in them."""
+        for part in parts:
+            self._rows.setdefault(part[:2], []).append(part)
+
+    def add(self, parts: Sequence[PartId], columns: Sequence[str], lengths: IntArray) -> None:
+        """These are there, with cells of `lengths [n, columns]`. A part that is known stays as it is."""
+        new = [place for place, part in enumerate(parts) if part not in self._codes]
+        if not new:
+            return
+        number = self._by_columns.setdefault(tuple(columns), len(self._tables))
+        if number == len(self._tables):
+            self._tables.append(_Table(tuple(columns)))
+        places = self._tables[number].add(lengths if len(new) == len(parts) else lengths[new])
+        for place, where in zip(new, places, strict=True):
+            part = parts[place]
+            self._codes[part] = number << _SPAN | where
+            of_row = self._rows.setdefault(part[:2], [])
+            if part not in of_row:
+                of_row.append(part)
+
+    def drop(self, parts: Iterable[PartId]) -> None:
+        """Forget parts; those that are not there are passed over."""
+        for part in parts:
+            row = part[:2]
+            of_row = self._rows.get(row, [])
+            if part in of_row:
+                of_row.remove(part)
+                if not of_row:
+                    del self._rows[row]
+            code = self._codes.pop(part, None)
+            if code is not None:
+                self._tables[code >> _SPAN].free.append(code & (1 << _SPAN) - 1)
+
+    def of_row(self, row: RowId) -> list[PartId]:
+        """All parts of a row."""
+        return list(self._rows.get(row, ()))
+
+    def locate(self, codec: PartCodec, rows: IntArray, columns: Sequence[str], tags: IntArray) -> Located:
+        """The cells of `rows [n, 2]` in `columns` that were written under `tags [n, columns]`.
+
+        Raises:
+            StaleRowError: a part is not there (any more), or nobody has said yet what lies in it.
+            ColumnError: a part has no cell in that column.
+        """
+        parts: list[PartId] = []
+        part, offsets, lengths, sizes = (np.empty((len(rows), len(columns)), np.int64) for _ in range(4))
+        for together in _equal_columns(tags):
+            wanted = list(map(PartId._make, np.column_stack([rows, tags[:, together[0]]]).tolist()))
+            part[:, together] = np.arange(len(parts), len(parts) + len(rows))[:, None]
+            parts += wanted
+            codes = self._codes_of(wanted)
+            for number in np.unique(codes >> _SPAN).tolist():
+                table = self._tables[number]
+                among = np.flatnonzero(codes >> _SPAN == number)
+                all_lengths = table.lengths[codes[among] & (1 << _SPAN) - 1]
+                all_sizes = codec.sizes(table.columns, all_lengths)
+                places = [table.place(columns[column], wanted[among[0]]) for column in together]
+                where = (among[:, None], np.array(together))
+                lengths[where] = all_lengths[:, places]
+                sizes[where] = all_sizes[:, places]
+                offsets[where] = (np.cumsum(all_sizes, axis=1) - all_sizes)[:, places]
+        return Located(parts, part, offsets, lengths, sizes)
+
+    def _codes_of(self, parts: Sequence[PartId]) -> IntArray:
+        try:
+            return np.fromiter(map(self._codes.__getitem__, parts), np.int64, len(parts))
+        except KeyError as error:
+            raise stale(error.args[0]) from None
+
+
+class _Table:
+    """Lengths of the cells of parts with the same columns."""
+
+    def __init__(self, columns: tuple[str, ...]) -> None:
+        self.columns = columns
+        self.lengths = np.zeros((0, len(columns)), np.int64)
+        self.free: list[int] = []
+        """Places without a part."""
+
+    def add(self, lengths: IntArray) -> list[int]:
+        """Take in [n, columns]; their places."""
+        known, missing = len(self.lengths), len(lengths) - len(self.free)
+        if missing > 0:
+            grown = max(missing, known)
+            self.lengths = np.concatenate([self.lengths, np.zeros((grown, len(self.columns)), np.int64)])
+            self.free += range(known, known + grown)
+        rest = len(self.free) - len(lengths)
+        places = self.free[rest:]
+        del self.free[rest:]
+        self.lengths[places] = lengths
+        return places
+
+    def place(self, column: str, part: PartId) -> int:
+        """Of a column, which `part` is asked for."""
+        if column not in self.columns:
+            raise ColumnError(f"{part} has no cell in column {column!r}; it has {sorted(self.columns)}")
+        return self.columns.index(column)
+
+
+def _equal_columns(tags: IntArray) -> Iterator[list[int]]:
+    """The columns of `tags [n, columns]`, those that are equal together."""
+    groups: dict[bytes, list[int]] = {}
+    for column in range(tags.shape[1]):
+        groups.setdefault(tags[:, column].tobytes(), []).append(column)
+    return iter(groups.values())

@@ -1,0 +1,73 @@
+"""What a unit says to the controller: that it lives, and which rows have come.
+
+    every second   Join ─────▶ controller     ◀── Joined: the unit's number, the queue's columns
+    after a put    Written ──▶ controller     ◀── Accepted; after an error it is said again with the next Joined
+
+Who waits on whom: nobody. A controller that does not answer is one that is being started anew; each Join is a new
+message, so the first one that arrives there makes the two known to each other again, and all that had no answer is
+sent again. A controller that refuses the unit ends it: see `join`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
+from tailrace.transfer.queue.wire.calls import Call
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import Accepted, Join, Joined, Written
+from tailrace.transfer.queue.wire.server import Server
+
+
+class ControllerLink:
+    """A unit's connection to the controller, driven by the unit's server."""
+
+    def __init__(self, server: Server, controller: str, join: Join, then: Callable[[Joined], None]) -> None:
+        """`controller`: its endpoint. `then`: called with each Joined.
+
+        Raises:
+            WireError: that is no endpoint.
+        """
+        self._controller = controller
+        self._link = server.link(controller)
+        self._join = join
+        self._then = then
+        self._unit: int | None = None
+        self._untold: list[bytes] = []
+        """Packed rows that the controller has still to hear of."""
+        self._refused: TailraceError | None = None
+
+    def join(self) -> None:
+        """Give a sign of life.
+
+        Raises:
+            TailraceError: the controller refused an earlier one, or does not know the queue's token.
+        """
+        if self._refused is not None:
+            raise self._refused
+        self._link.start(Call(self._controller, self._join), self._on_joined)
+
+    def tell(self, rows: bytes) -> None:
+        """The rows, packed as [n, 2], have come."""
+        if self._unit is None:
+            self._untold.append(rows)
+        else:
+            self._link.start(Call(self._controller, Written(self._unit, rows)), partial(self._on_told, rows))
+
+    def _on_joined(self, result: Reply | TailraceError) -> None:
+        match result:
+            case Reply(Joined() as joined):
+                self._unit = joined.unit
+                untold, self._untold = self._untold, []
+                for rows in untold:
+                    self.tell(rows)
+                self._then(joined)
+            case PeerLost() | QueueClosed():
+                pass  # the next Join says it again, if there is one
+            case TailraceError():
+                self._refused = result
+            case Reply(answer):
+                self._refused = WireError(f"the controller answered Join with {type(answer).__name__}, not Joined")
+
+    def _on_told(self, rows: bytes, result: Reply | TailraceError) -> None:
+        if not (isinstance(result, Reply) and isinstance(result.answer, Accepted)):
+            self._untold.append(rows)

@@ -1,0 +1,300 @@
+"""A storage unit: what it answers to clients and to the controller.
+
+    client      Write ──frames──▶ store: one copy ─────┐
+                Reserve ──▶ place ──Write──▶ commit ───┴──▶ parts ──of tag 0──▶ Written to the controller
+                Read ──▶ places in shared memory, pinned until Done; or frames: one copy of the cells asked for
+    controller  Settle ──▶ parts are dropped, rows that left are refused from then on
+                Inventory ──▶ all parts that are there; Describe ──▶ those of an earlier life can be read again
+
+A part is what one Write brought for one row under one tag. Parts never change; which of them count is the controller's
+to know. So nothing depends on the order in which clients and controller are heard.
+
+Who waits on whom: Write, Read and Describe for the first Joined, which names the queue's columns; they go on when it
+comes, and their senders have limits. Nobody waits for room: StorageFull is the answer. All wait while the storage is at
+its disk or server, at Redis no longer than its timeout.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+
+from tailrace.errors import ColumnError, StaleRowError, WireError
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.storage.base import PartId, Storage, cut, stale
+from tailrace.transfer.queue.unit.holds import Holds
+from tailrace.transfer.queue.unit.index import Located, PartIndex
+from tailrace.transfer.queue.unit.link import ControllerLink
+from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES, Reply
+from tailrace.transfer.queue.wire.messages import (
+    Accepted,
+    Beat,
+    Cancel,
+    Cells,
+    Describe,
+    Done,
+    Inventory,
+    Join,
+    Joined,
+    Parts,
+    Read,
+    Request,
+    Reserve,
+    Reserved,
+    Run,
+    Settle,
+    Welcome,
+    Write,
+    pack,
+    row_ids,
+    unpack,
+)
+from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
+from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.types import IntArray
+
+_SHARED_BYTES = 2**16
+"""Cells of so many bytes are read in shared memory; fewer are copied sooner than a pin is taken back."""
+
+
+class StorageUnit(Service):
+    """Serves one storage until its server is stopped: `server.run(StorageUnit(server, storage, ...))`."""
+
+    def __init__(
+        self, server: Server, storage: Storage, *, name: str, controller: str, max_bytes: int, join_every_s: float = 1.0
+    ) -> None:
+        """`name`: the same after a restart. `controller`: its endpoint. `max_bytes`: the storage's.
+
+        Raises:
+            WireError: `controller` is no endpoint.
+        """
+        self._server = server
+        self._storage = storage
+        self._holds = Holds(storage)
+        self._index = PartIndex()
+        self._index.find(storage.parts())
+        self._left: dict[int, int] = {}
+        """By slot: the newest generation that has left the queue."""
+        self._codec: PartCodec | None = None
+        self._waiting: list[tuple[Incoming, Handler]] = []
+        """For the columns."""
+        self._epoch = secrets.randbits(63)
+        directory = "" if self._holds.arena is None else str(self._holds.arena.directory)
+        join = Join(name, f"{self._epoch:x}", server.endpoints, host_id(), directory, max_bytes)
+        self._link = ControllerLink(server, controller, join, self._on_joined)
+        self._join_every_s = join_every_s
+        self._next_join = server.now
+
+    @property
+    def handlers(self) -> Mapping[type[Request], Handler]:
+        """See `Service.handlers`."""
+        return {
+            Reserve: self._reserve,
+            Write: self._with_columns(self._write),
+            Read: self._with_columns(self._read),
+            Done: self._done,
+            Beat: self._beat,
+            Cancel: self._cancel,
+            Settle: self._settle,
+            Inventory: self._inventory,
+            Describe: self._with_columns(self._describe),
+        }
+
+    def welcome(self) -> Welcome:
+        """See `Service.welcome`."""
+        return Welcome(self._epoch)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """See `Service.next_deadline`."""
+        deadline = self._holds.next_deadline
+        return self._next_join if deadline is None else min(deadline, self._next_join)
+
+    def tick(self, now: float) -> None:
+        """See `Service.tick`.
+
+        Raises:
+            TailraceError: the controller refuses this unit.
+        """
+        self._holds.silent(now)
+        if now >= self._next_join:
+            self._link.join()
+            self._next_join = now + self._join_every_s
+
+    def gone(self, client: str) -> None:
+        """See `Service.gone`."""
+        self._holds.forget(client)
+        self._waiting = [entry for entry in self._waiting if entry[0].ticket.client != client]
+
+    def _on_joined(self, joined: Joined) -> None:
+        self._codec = PartCodec(joined.columns)
+        waiting, self._waiting = self._waiting, []
+        for incoming, handler in waiting:
+            self._server.carry_out(incoming, handler)
+
+    def _with_columns(self, handler: Callable[[PartCodec, Incoming], Reply]) -> Handler:
+        """`handler` as soon as the queue's columns are known."""
+
+        def handle(incoming: Incoming) -> Reply | None:
+            if self._codec is None:
+                self._waiting.append((incoming, handle))
+                return None
+            return handler(self._codec, incoming)
+
+        return handle
+
+    # From clients
+
+    def _reserve(self, incoming: Incoming) -> Reply:
+        place = self._holds.reserve(incoming.ticket.client, incoming.message.nbytes)
+        return Reply(Reserved(place.serial, str(place.segment), place.offset))
+
+    def _write(self, codec: PartCodec, incoming: Incoming) -> Reply:
+        message: Write = incoming.message
+        rows = row_ids(message.rows)
+        self._check_current(rows)
+        batches = _batches(codec, rows, [message.tag] * len(rows), message.runs)
+        if message.place is None:
+            self._store(batches, incoming.frames)
+        else:
+            client = incoming.ticket.client
+            place = self._holds.place(client, message.place)
+            self._storage.commit(place, [part for batch in batches for part in batch.sized])
+            self._holds.written(client, message.place)
+        self._add(batches)
+        if message.tag == 0 and rows:
+            self._link.tell(message.rows)
+        return Reply(Accepted())
+
+    def _store(self, batches: Sequence["_Batch"], frames: Sequence[memoryview]) -> None:
+        if len(frames) != len(batches):
+            raise WireError(f"{len(batches)} runs came with {len(frames)} frames; expected one for each")
+        pieces = [cut(frame, batch.sized) for batch, frame in zip(batches, frames, strict=True)]
+        self._storage.store([piece for of_run in pieces for piece in of_run])
+
+    def _add(self, batches: Sequence["_Batch"]) -> None:
+        for batch in batches:
+            self._index.add(batch.parts, batch.columns, batch.lengths)
+
+    def _check_current(self, rows: Sequence[RowId]) -> None:
+        for row in rows:
+            if row.generation <= self._left.get(row.slot, -1):
+                raise StaleRowError(f"{row} cannot be written: it has left the queue, or was never let in")
+
+    def _read(self, codec: PartCodec, incoming: Incoming) -> Reply:
+        message: Read = incoming.message
+        rows, tags = unpack(message.rows, 2), unpack(message.tags, len(message.columns))
+        if len(tags) != len(rows):
+            raise WireError(f"a read of {len(rows)} rows came with the tags of {len(tags)}")
+        cells = self._index.locate(codec, rows, message.columns, tags)
+        if message.shared and self._holds.arena is not None and cells.sizes.sum() >= _SHARED_BYTES:
+            return self._share(cells, incoming.ticket.client)
+        return self._copy(cells)
+
+    def _share(self, cells: Located, client: str) -> Reply:
+        pin, places = self._holds.pin(client, cells.parts, self._server.now)
+        segments = np.unique(places[places[:, 0] > 0, 0])
+        numbers = np.searchsorted(segments, places[:, 0])  # 0 for what has no bytes
+        where = np.stack([numbers[cells.part], places[cells.part, 1] + cells.offsets], axis=-1)
+        return Reply(Cells(pack(cells.lengths), pack(where), list(map(str, segments.tolist())), pin))
+
+    def _copy(self, cells: Located) -> Reply:
+        memories = self._storage.read_many(cells.parts)
+        frames: list[list[memoryview]] = [[]]
+        places = []
+        end = 0
+        columns = (cells.part, cells.offsets, cells.sizes)
+        for part, offset, size in zip(*(column.ravel().tolist() for column in columns), strict=True):
+            if end + size > MAX_FRAME_BYTES:
+                frames.append([])
+                end = 0
+            places.append((len(frames) - 1, end))
+            frames[-1].append(memories[part][offset : offset + size])
+            end += size
+        where = np.array(places, np.int64)
+        return Reply(Cells(pack(cells.lengths), pack(where), [], None), list(map(b"".join, frames)))
+
+    def _done(self, incoming: Incoming) -> Reply:
+        self._holds.done(incoming.ticket.client, incoming.message.pins, incoming.message.places)
+        return Reply(Accepted())
+
+    def _beat(self, incoming: Incoming) -> Reply:
+        client = incoming.message.client or incoming.ticket.client
+        self._holds.beat(client, incoming.message.limit_s, self._server.now)
+        return Reply(Accepted())
+
+    def _cancel(self, incoming: Incoming) -> Reply:
+        ticket = Ticket(incoming.ticket.client, incoming.message.number)
+        self._waiting = [entry for entry in self._waiting if entry[0].ticket != ticket]
+        match self._server.answered(ticket):
+            case Reserved(place=place):
+                self._holds.done(ticket.client, [], [place])
+            case Cells(pin=int(pin)):
+                self._holds.done(ticket.client, [pin], [])
+        return Reply(Accepted())
+
+    # From the controller
+
+    def _settle(self, incoming: Incoming) -> Reply:
+        rows = row_ids(incoming.message.rows)
+        parts = list(map(PartId._make, unpack(incoming.message.parts, 3).tolist()))
+        for row in rows:
+            self._left[row.slot] = max(self._left.get(row.slot, -1), row.generation)
+            parts += self._index.of_row(row)
+        self._storage.drop(parts)
+        self._index.drop(parts)
+        return Reply(Accepted())
+
+    def _inventory(self, incoming: Incoming) -> Reply:
+        parts = np.array(list(self._storage.parts()), np.int64)
+        return Reply(Parts(pack(parts)))
+
+    def _describe(self, codec: PartCodec, incoming: Incoming) -> Reply:
+        message: Describe = incoming.message
+        rows, tags = row_ids(message.rows), unpack(message.tags, 1)[:, 0].tolist()
+        if len(tags) != len(rows):
+            raise WireError(f"{len(rows)} rows were described with the tags of {len(tags)}")
+        batches = _batches(codec, rows, tags, message.runs)
+        for part, size in [part for batch in batches for part in batch.sized]:
+            if part not in self._storage:
+                raise stale(part)
+            if self._storage.size(part) != size:
+                raise ColumnError(f"{part} has {self._storage.size(part)} bytes, and was described as having {size}")
+        self._add(batches)
+        return Reply(Accepted())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Batch:
+    """The parts of a run."""
+
+    parts: Sequence[PartId]
+    columns: Sequence[str]
+    lengths: IntArray
+    """[parts, columns]"""
+    sized: Sequence[tuple[PartId, int]]
+    """The parts, each with its bytes."""
+
+
+def _batches(codec: PartCodec, rows: Sequence[RowId], tags: Sequence[int], runs: Sequence[Run]) -> list[_Batch]:
+    """The parts of `rows`, which `runs` describe.
+
+    Raises:
+        ColumnError: the lengths are not of such columns.
+        WireError: the runs are of other rows, or a tag is none.
+    """
+    if (total := sum(run.rows for run in runs)) != len(rows):
+        raise WireError(f"{len(rows)} rows came with runs of {total}")
+    if wrong := [tag for tag in tags if not 0 <= tag < 2**63]:
+        raise WireError(f"{wrong[0]} is no tag: 0 for new rows, else the id of a lease, which is 1 or more")
+    parts = (PartId(*row, tag) for row, tag in zip(rows, tags, strict=True))
+    batches = []
+    for run in runs:
+        lengths = run.table()
+        sizes = codec.sizes(run.columns, lengths).sum(axis=1).tolist()
+        of_run = list(islice(parts, run.rows))
+        batches.append(_Batch(of_run, run.columns, lengths, list(zip(of_run, sizes, strict=True))))
+    return batches

@@ -1,0 +1,175 @@
+"""A controller that only records what a unit tells it, and a client that asks a unit one thing at a time."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tailrace.errors import TailraceError
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.cells import PartCodec, write_rows
+from tailrace.transfer.queue.wire.calls import Call, Operation, Step
+from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.transfer.queue.wire.frames import Buffer, Reply
+from tailrace.transfer.queue.wire.messages import (
+    Accepted,
+    Cells,
+    Join,
+    Joined,
+    Read,
+    Request,
+    Run,
+    Welcome,
+    Write,
+    Written,
+    pack,
+    row_ids,
+    unpack,
+)
+from tailrace.transfer.queue.wire.server import Handler, Incoming, Service
+from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.types import ColumnKind, Value
+from tests.transfer.wire.desk import LIMIT_S, TOKEN
+from tests.transfer.wire.rows import ints, packed
+
+COLUMNS = {
+    "ids": ColumnKind.INTS,
+    "probs": ColumnKind.FLOATS,
+    "number": ColumnKind.INT,
+    "text": ColumnKind.TEXT,
+}
+CODEC = PartCodec(COLUMNS)
+UNIT = 3
+
+Rows = Mapping[RowId, Mapping[str, Value]]
+
+
+class Recorder(Service):
+    """A controller."""
+
+    def __init__(self, unit: int = UNIT, refusal: TailraceError | None = None) -> None:
+        self.unit = unit
+        self.refusal = refusal
+        """Raised for Join."""
+        self.failures: list[TailraceError] = []
+        """Raised for the next Written, one each."""
+        self.joins: list[Join] = []
+        self.written: list[tuple[int, list[RowId]]] = []
+        self._changed = threading.Condition()
+
+    @property
+    def handlers(self) -> Mapping[type[Request], Handler]:
+        return {Join: self._join, Written: self._written}
+
+    def welcome(self) -> Welcome:
+        return Welcome(1)
+
+    @property
+    def next_deadline(self) -> float | None:
+        return None
+
+    def tick(self, now: float) -> None:
+        raise AssertionError("there is no deadline")
+
+    def gone(self, client: str) -> None:
+        pass
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, LIMIT_S), (self.joins, self.written)
+
+    def _join(self, incoming: Incoming) -> Reply:
+        if self.refusal is not None:
+            raise self.refusal
+        with self._changed:
+            self.joins.append(incoming.message)
+            self._changed.notify_all()
+        return Reply(Joined(self.unit, COLUMNS))
+
+    def _written(self, incoming: Incoming) -> Reply:
+        if self.failures:
+            raise self.failures.pop()
+        with self._changed:
+            self.written.append((incoming.message.unit, row_ids(incoming.message.rows)))
+            self._changed.notify_all()
+        return Reply(Accepted())
+
+
+class Client:
+    """Of one unit. It is a new one to the unit each time."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._client = SyncClient("client", TOKEN, patience=Patience(limit_s=LIMIT_S))
+        self._endpoint = endpoint
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def call(self, message: Request, frames: Sequence[Buffer] = ()) -> Reply:
+        def operation() -> Operation[Reply]:
+            [reply] = yield Step([Call(self._endpoint, message, frames)])
+            return reply
+
+        return self._client.run(operation())
+
+    def ask(self, message: Request, frames: Sequence[Buffer] = ()) -> Any:
+        return self.call(message, frames).answer
+
+    def write(self, rows: Rows, tag: int = 0) -> None:
+        """In frames, one run for consecutive rows with the same columns."""
+        runs, memory = described(rows)
+        frames, start = [], 0
+        for run in runs:
+            size = int(CODEC.sizes(run.columns, run.table()).sum())
+            frames.append(bytes(memory[start : start + size]))
+            start += size
+        assert self.ask(Write(tag, pack(rows), runs, None), frames) == Accepted()
+
+    def read(self, rows: Sequence[RowId], columns: Sequence[str], tags: Any = 0) -> list[dict[str, Value]]:
+        """Through frames. `tags`: anything that fills [n, columns]."""
+        reply = self.call(read(rows, columns, tags))
+        assert isinstance(reply.answer, Cells)
+        assert reply.answer.pin is None
+        return cells_in(reply.answer, columns, reply.frames)
+
+
+def read(rows: Sequence[RowId], columns: Sequence[str], tags: Any = 0, *, shared: bool = False) -> Read:
+    filled = np.broadcast_to(ints(tags), (len(rows), len(columns)))
+    return Read(pack(rows), list(columns), packed(filled), shared)
+
+
+def described(rows: Rows) -> tuple[list[Run], bytearray]:
+    """The runs of `rows`, and their parts one after the other."""
+    parts = CODEC.measure_rows(rows.values())
+    memory = bytearray(sum(part.nbytes for part in parts))
+    write_rows(parts, memoryview(memory))
+    runs: list[Run] = []
+    for part in parts:
+        columns, lengths = list(part.lengths), packed(list(part.lengths.values()))
+        if runs and runs[-1].columns == columns:
+            runs[-1] = Run(runs[-1].rows + 1, columns, runs[-1].lengths + lengths)
+        else:
+            runs.append(Run(1, columns, lengths))
+    return runs, memory
+
+
+def cells_in(cells: Cells, columns: Sequence[str], memories: Sequence[Buffer]) -> list[dict[str, Value]]:
+    """The cells of a reply, in these frames or segments."""
+    lengths = unpack(cells.lengths, len(columns)).tolist()
+    places = unpack(cells.places, 2).reshape(-1, len(columns), 2).tolist()
+    rows = []
+    for of_row, where in zip(lengths, places, strict=True):
+        row: dict[str, Value] = {}
+        for column, length, (number, start) in zip(columns, of_row, where, strict=True):
+            size = CODEC.layout({column: length}).nbytes
+            assert start % 8 == 0
+            row |= CODEC.read(memoryview(memories[number])[start : start + size], {column: length}, [column])
+        rows.append(row)
+    return rows
