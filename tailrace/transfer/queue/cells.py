@@ -102,7 +102,8 @@ class PartCodec:
         Raises:
             ColumnError: as for `cell_sizes`.
         """
-        return self.cell_sizes(columns, lengths).sum(axis=1, dtype=np.int64)
+        sizes: IntArray = self.cell_sizes(columns, lengths).sum(axis=1, dtype=np.int64)
+        return sizes
 
     def cell_sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
         """Bytes of cells with these lengths, [n, columns], padding included: `layout` for many parts at once.

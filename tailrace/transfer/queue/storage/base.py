@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from tailrace.errors import QueueError, StaleRowError, StorageFull
 
@@ -40,6 +40,9 @@ class Place(NamedTuple):
 
 class Storage(ABC):
     """Parts by id, and room for those that are being written: by default buffers of this process."""
+
+    lasting: ClassVar[bool] = False
+    """Whether a new one of the same name finds the parts of this one."""
 
     def __init__(self, *, max_bytes: int) -> None:
         """`max_bytes`: of parts and reserved places together."""

@@ -26,6 +26,8 @@ class RedisStorage(Storage):
     What `read` returned stays good even when the part is dropped.
     """
 
+    lasting = True
+
     def __init__(self, *, url: str, name: str, timeout_s: float, max_bytes: int) -> None:
         """Connect, and find the parts that were stored under `name`.
 

@@ -43,6 +43,8 @@ class PartIndex:
     def __init__(self) -> None:
         self._codes: dict[PartId, int] = {}
         """Of the parts whose lengths are known."""
+        self._unknown: set[PartId] = set()
+        """The others."""
         self._rows: dict[tuple[int, int], list[PartId]] = {}
         self._tables: list[_Table] = []
         self._by_columns: dict[tuple[str, ...], int] = {}
@@ -51,7 +53,13 @@ class PartIndex:
     def find(self, parts: Iterable[PartId]) -> None:
         """These are there, but nobody has said what lies in them."""
         for part in parts:
+            self._unknown.add(part)
             self._rows.setdefault(part[:2], []).append(part)
+
+    @property
+    def unknown(self) -> frozenset[PartId]:
+        """Those of which nobody has said what lies in them."""
+        return frozenset(self._unknown)
 
     def add(self, parts: Sequence[PartId], columns: Sequence[str], lengths: IntArray) -> None:
         """These are there, with cells of `lengths [n, columns]`. A part that is known stays as it is."""
@@ -65,9 +73,10 @@ class PartIndex:
         for place, where in zip(new, places, strict=True):
             part = parts[place]
             self._codes[part] = number << _SPAN | where
-            of_row = self._rows.setdefault(part[:2], [])
-            if part not in of_row:
-                of_row.append(part)
+            if part in self._unknown:
+                self._unknown.remove(part)
+            else:
+                self._rows.setdefault(part[:2], []).append(part)
 
     def drop(self, parts: Iterable[PartId]) -> None:
         """Forget parts; those that are not there are passed over."""
@@ -78,6 +87,7 @@ class PartIndex:
                 of_row.remove(part)
                 if not of_row:
                     del self._rows[row]
+            self._unknown.discard(part)
             code = self._codes.pop(part, None)
             if code is not None:
                 self._tables[code >> _SPAN].free.append(code & (1 << _SPAN) - 1)
@@ -104,7 +114,7 @@ class PartIndex:
                 table = self._tables[number]
                 among = np.flatnonzero(codes >> _SPAN == number)
                 all_lengths = table.lengths[codes[among] & (1 << _SPAN) - 1]
-                all_sizes = codec.sizes(table.columns, all_lengths)
+                all_sizes = codec.cell_sizes(table.columns, all_lengths)
                 places = [table.place(columns[column], wanted[among[0]]) for column in together]
                 where = (among[:, None], np.array(together))
                 lengths[where] = all_lengths[:, places]

@@ -15,7 +15,7 @@ its disk or server, at Redis no longer than its timeout.
 """
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -83,7 +83,15 @@ class StorageUnit(Service):
         """For the columns."""
         self._epoch = secrets.randbits(63)
         directory = "" if self._holds.arena is None else str(self._holds.arena.directory)
-        join = Join(name, f"{self._epoch:x}", server.endpoints, host_id(), directory, max_bytes)
+        join = Join(
+            name=name,
+            incarnation=f"{self._epoch:x}",
+            lasting=storage.lasting,
+            endpoints=server.endpoints,
+            host=host_id(),
+            directory=directory,
+            max_bytes=max_bytes,
+        )
         self._link = ControllerLink(server, controller, join, self._on_joined)
         self._join_every_s = join_every_s
         self._next_join = server.now
@@ -249,8 +257,7 @@ class StorageUnit(Service):
         return Reply(Accepted())
 
     def _inventory(self, incoming: Incoming) -> Reply:
-        parts = np.array(list(self._storage.parts()), np.int64)
-        return Reply(Parts(pack(parts)))
+        return Reply(Parts(_packed(self._storage.parts()), _packed(self._index.unknown)))
 
     def _describe(self, codec: PartCodec, incoming: Incoming) -> Reply:
         message: Describe = incoming.message
@@ -265,6 +272,11 @@ class StorageUnit(Service):
                 raise ColumnError(f"{part} has {self._storage.size(part)} bytes, and was described as having {size}")
         self._add(batches)
         return Reply(Accepted())
+
+
+def _packed(parts: Iterable[PartId]) -> bytes:
+    """[n, 3]"""
+    return pack(np.array(list(parts), np.int64))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -294,7 +306,7 @@ def _batches(codec: PartCodec, rows: Sequence[RowId], tags: Sequence[int], runs:
     batches = []
     for run in runs:
         lengths = run.table()
-        sizes = codec.sizes(run.columns, lengths).sum(axis=1).tolist()
+        sizes = codec.sizes(run.columns, lengths).tolist()
         of_run = list(islice(parts, run.rows))
         batches.append(_Batch(of_run, run.columns, lengths, list(zip(of_run, sizes, strict=True))))
     return batches
