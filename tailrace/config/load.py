@@ -168,6 +168,8 @@ def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[tu
 
 def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] | None, dict[str, type[BaseModel]]]:
     """The schema under `key`, or the variants by tag where it is a union."""
+    if key.isdigit():  # a place in a list, whose entries have the schema that the list was found under
+        return model, {}
     field = model.model_fields.get(key) if model else None
     if field is None:
         return None, {}
