@@ -47,6 +47,15 @@ def load_as(schema: type[Schema], recipe: Path | None, overrides: Sequence[str] 
     return parse_as(schema, _with_default_types(schema, typing.cast("dict[str, Any]", values)), source=source)
 
 
+def keys_of(recipe: Path) -> set[str]:
+    """The keys that a YAML recipe begins with.
+
+    Raises:
+        ConfigError: the file is missing or no YAML mapping.
+    """
+    return set(map(str, _read_recipe(recipe)))
+
+
 def _with_default_types(schema: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """A section that is a variant by default needs no `type` to change one of its keys."""
     for name, field in schema.model_fields.items():
