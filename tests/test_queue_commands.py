@@ -1,5 +1,6 @@
 """`tailrace queue serve` and `tailrace queue top` as a person uses them."""
 
+import io
 import signal
 import subprocess
 import sys
@@ -71,9 +72,11 @@ def test_a_queue_is_served_until_a_signal(table: Path, tmp_path: Path, number: s
 
 
 def test_metrics_are_served_beside_it(table: Path, tmp_path: Path) -> None:
-    with serving(table, tmp_path / "queue", "--metrics-port", "0") as (_, lines):
-        with urlopen(lines[2].split()[-1], timeout=LIMIT_S) as answer:
-            assert b"tailrace_queue_up 1.0" in answer.read()
+    with (
+        serving(table, tmp_path / "queue", "--metrics-port", "0") as (_, lines),
+        urlopen(lines[2].split()[-1], timeout=LIMIT_S) as answer,
+    ):
+        assert b"tailrace_queue_up 1.0" in answer.read()
 
 
 def test_a_queue_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_the_page_says_why_puts_are_blocked_and_what_is_lost() -> None:
         rows=10, bytes=2**20, blocked_puts=2, blocked_by="10 of 10 rows are taken", put_wait_s=1.5, version=3,
         lost_groups=4, tasks={"actor": task}, units=(unit,),
     )  # fmt: skip
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))
+    console = Console(width=120, record=True, file=io.StringIO())
     console.print(queue_top.render(stats))
     lines = [line.split() for line in console.export_text().splitlines()]
     assert " ".join(lines[0]) == "10 rows, 1.0 MiB, weight version 3"

@@ -34,7 +34,7 @@ class WholeGroupsConfig(Config):
 
 
 class TokenBudgetConfig(Config):
-    """Whole groups gathered until the next one would exceed a number of tokens, or the limit of the claim is reached."""
+    """Whole groups gathered until the next would exceed a number of tokens, or the claim has as many rows as it may."""
 
     type: Literal["token_budget"] = "token_budget"
     tokens: PositiveInt | None = None

@@ -119,16 +119,18 @@ def test_a_queue_whose_processes_die_again_and_again_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_DEATHS", 1)
-    with (
-        pytest.raises(QueueError, match=r"unit-0 of the queue ended \(SIGKILL.*\); with it, 2 of its processes"),
-        queue(tmp_path) as processes,
-    ):
+    with pytest.raises(QueueError, match=r"unit-0 of the queue ended \(SIGKILL.*\); with it, 2 of its processes"):
+        _kill_twice(queue(tmp_path))
+
+
+def _kill_twice(starting: QueueProcesses) -> None:
+    with starting as processes:
         kill(processes, "controller")
         pids = processes.pids
         os.kill(pids["unit-0"], signal.SIGKILL)
         processes.wait()
         assert ends(pids["controller"])
-        raise PeerLost("what a client sees of it, and what the queue's own error explains")
+        raise PeerLost("what a client sees of it, and what the error of the processes explains")
 
 
 def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tailrace.errors import TailraceError
 from tailrace.transfer.queue.controller import Controller
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.storage.factory import make_storage
-from tailrace.transfer.queue.unit import StorageUnit
+from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.queue.wire.server import Server, Service, stopped_by_signals
 
 _WATCH_MS = 1000
