@@ -87,7 +87,7 @@ async def _open_remote(config: RemoteQueueConfig, table: TableConfig, stack: Asy
     if differing := sorted(name for name, kind in table.columns.items() if welcome.columns.get(name) != kind):
         raise ConfigError(
             f"the queue of {config.connection} has another table than this run: its column {differing[0]!r} holds "
-            f"{welcome.columns.get(differing[0])}, the run's {table.columns[differing[0]]}; "
+            f"{welcome.columns.get(differing[0], 'nothing')}, the run's {table.columns[differing[0]]}; "
             f"serve this run's recipe with `tailrace queue serve`"
         )
     return await stack.enter_async_context(

@@ -16,9 +16,11 @@ from rich.console import Console
 from tailrace import queue_top
 from tailrace.config.queue_table import TokenBudgetConfig
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, UserError
 from tailrace.queue_serving import load_served
+from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats, TaskStats, UnitStats
+from tailrace.transfer.queue.wire.sockets import host_id
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
 
@@ -85,13 +87,12 @@ def test_a_queue_that_is_not_there_is_one_line_and_exit_code_2(tmp_path: Path) -
     assert "connection.json" in done.stderr
 
 
-def test_a_queue_that_has_ended_is_one_line_and_exit_code_2(table: Path, tmp_path: Path) -> None:
-    with serving(table, tmp_path / "queue") as (process, _):
-        process.terminate()
-        assert process.wait(LIMIT_S) == 0
-    done = tailrace("top", str(tmp_path / "queue" / "connection.json"), "--once")
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "no queue answers" in done.stderr
+def test_a_queue_that_has_ended_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_top, "_LIMIT_S", 0.2)
+    ended = QueueAddress(endpoints=[f"ipc://{tmp_path}/socket"], host=host_id(), token=bytes(32))
+    ended.write(tmp_path / "connection.json")
+    with pytest.raises(UserError, match=r"^no queue answers at ipc:.* within 0.2 s.*tailrace queue serve`$"):
+        queue_top.show(tmp_path / "connection.json", once=True)
 
 
 def test_a_mistake_in_the_table_is_one_line_and_exit_code_2(table: Path, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ _EXIT_LIMIT_S = 1.0
 """A process closes its socket a moment before it exits; the exit code is worth the wait."""
 _KILLED_LIMIT_S = 5.0
 """A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+_TAIL_BYTES = 2000
 _SEND_LIMIT_S = 10.0
 """For the settings, which fit the socket's buffer."""
 
@@ -50,6 +51,7 @@ class Child:
         with theirs:
             try:
                 with self.log.open("ab") as log:
+                    self._log_start = log.tell()
                     # A session of its own: Ctrl-C is the parent's, who may have rows to save before the queue ends.
                     self._process = subprocess.Popen(
                         command,
@@ -87,7 +89,15 @@ class Child:
         self.end(_EXIT_LIMIT_S)
         code = self._process.returncode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        return f"{self.name} of the queue ended ({how}, see {self.log})"
+        last = self._last_words()
+        return f"{self.name} of the queue ended ({how}, see {self.log})" + (f": {last}" if last else "")
+
+    def _last_words(self) -> str:
+        """The last line that it has printed, if any."""
+        with self.log.open("rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     def hang_up(self) -> None:
         """Tell it to end. Telling it twice is harmless."""

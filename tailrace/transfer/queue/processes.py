@@ -222,9 +222,11 @@ class QueueProcesses:
         """Start a process anew that has died.
 
         Raises:
-            QueueError: too many have.
+            QueueError: too many have, or one has while the queue starts that never came to listen.
         """
         now, obituary = time.monotonic(), child.obituary()
+        if not self._ready.is_set() and child.name not in self._listening:
+            raise QueueError(obituary)
         while self._deaths and self._deaths[0] < now - DEATHS_WITHIN_S:
             self._deaths.popleft()
         self._deaths.append(now)

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
 from tailrace.errors import TailraceError
-from tailrace.transfer.queue.controller import Controller
+from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.storage.factory import make_storage
 from tailrace.transfer.queue.unit.service import StorageUnit
