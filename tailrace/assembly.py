@@ -1,4 +1,6 @@
-"""From a configuration to the parts of a run, and from the parts to the pipeline. Nothing here writes a file.
+"""From a configuration to the parts of a run, and from the parts to the pipeline.
+
+Nothing here writes a file, but for a queue in processes of its own: it is opened last, in the directory of the run.
 
 Colocated: engine and trainer share one single-threaded executor, and with it the device, in turns.
 """
@@ -17,7 +19,6 @@ from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.checkpointing import Checkpointer
 from tailrace.config.run import RunConfig
-from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError
 from tailrace.evaluation import Evaluator
@@ -31,6 +32,8 @@ from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.rollout.worker import RolloutWorker
+from tailrace.run_directory import RunDirectory
+from tailrace.run_queue import open_queue, run_table
 from tailrace.tasks.advantage import AdvantageTask
 from tailrace.tasks.reference import LogProbs, ReferenceTask
 from tailrace.tasks.reward import RewardTask
@@ -39,12 +42,6 @@ from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
-from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies.base import Policy
-from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.policies.groups import WholeGroups
-from tailrace.transfer.queue.policies.token_budget import TokenBudget
-from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray
 
 T = TypeVar("T")
@@ -131,10 +128,9 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
         max_new_tokens=config.sampling.max_new_tokens,
     )
     trainer = await loop.run_in_executor(executor, lambda: _trainer(config, inputs, algorithm))
-    if not isinstance(config.queue, LocalQueueConfig):
-        raise ConfigError(f"queue.type {config.queue.type} cannot be used for a run; use local")
-    queue = LocalQueue(_queue_tasks(config, algorithm), config.queue)
-    stack.push_async_callback(queue.close)
+    queue = await open_queue(
+        config.queue, run_table(config, algorithm), RunDirectory(Path(config.output_dir)).queue, stack
+    )
     return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer, queue=queue)
 
 
@@ -147,22 +143,6 @@ def _trainer(config: RunConfig, inputs: Inputs, algorithm: Algorithm) -> Trainer
         device=config.device,
         reference=algorithm.needs_reference,
     )
-
-
-def _queue_tasks(config: RunConfig, algorithm: Algorithm) -> list[QueueTask]:
-    """The algorithm's table with a policy for each task."""
-    streaming = config.pipeline.streaming
-    budget = TokenBudget(
-        config.trainer.micro_batch_tokens if streaming else None, in_order=config.pipeline.in_order or not streaming
-    )
-    policies: dict[str, Policy] = {
-        "rollout": WholeGroups(config.groups_per_step),
-        "reward": FirstIn(1),
-        "reference": WholeGroups(config.groups_per_step),
-        "advantage": WholeGroups(config.groups_per_step),
-        "actor": budget,
-    }
-    return [QueueTask(spec, policies[spec.name]) for spec in algorithm.tasks]
 
 
 def build_pipeline(

@@ -19,6 +19,8 @@ app = typer.Typer(
 
 profile = typer.Typer(no_args_is_help=True, help="Measure where time goes.")
 app.add_typer(profile, name="profile")
+queue = typer.Typer(no_args_is_help=True, help="A transfer queue in processes of its own, for several clients.")
+app.add_typer(queue, name="queue")
 
 
 @app.callback()
@@ -150,6 +152,39 @@ def tp(
     from tailrace.tp_profiling import profile_tp
 
     profile_tp(config, force=force)
+
+
+@queue.command()
+def serve(
+    recipe: Annotated[Path, typer.Argument(help="A recipe of a run, or a YAML file with a table of tasks.")],
+    directory: Annotated[
+        Path, typer.Option("--directory", help="Of the queue: its address, journal and logs.", metavar="DIRECTORY")
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes to the recipe, such as queue.units=4.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option("--metrics-port", help="Answer Prometheus at this port of this machine.", min=0, max=65535),
+    ] = None,
+) -> None:
+    """Serve a queue until Ctrl-C. Started again, it goes on with what its directory holds."""
+    from tailrace.queue_serving import load_served
+    from tailrace.queue_serving import serve as serve_queue
+
+    serve_queue(load_served(recipe, overrides or ()), directory, metrics_port=metrics_port)
+
+
+@queue.command()
+def top(
+    connection: Annotated[Path, typer.Argument(help="The file that tailrace queue serve names.", metavar="CONNECTION")],
+    once: Annotated[bool, typer.Option("--once", help="Print the counts once, and exit.")] = False,
+) -> None:
+    """Show what a queue holds and who waits for what, anew each second until Ctrl-C."""
+    from tailrace.queue_top import show
+
+    show(connection, once=once)
 
 
 @app.command()

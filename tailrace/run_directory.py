@@ -3,6 +3,7 @@
 config.yaml     the resolved configuration        checkpoints/   what --resume goes on from
 events.jsonl    every span of work                model/         the trained model, for transformers
 tensorboard/    scalars                           report.html, trace.json
+queue/          address and logs of the transfer queue, where it has processes of its own
 """
 
 import fcntl
@@ -27,6 +28,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"
+        self.queue = path / "queue"
         self.evidence = path / "evidence.json"
 
     def check_new(self) -> None:

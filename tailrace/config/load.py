@@ -47,6 +47,15 @@ def load_as(schema: type[Schema], recipe: Path | None, overrides: Sequence[str] 
     return parse_as(schema, _with_default_types(schema, typing.cast("dict[str, Any]", values)), source=source)
 
 
+def keys_of(recipe: Path) -> set[str]:
+    """The keys that a YAML recipe begins with.
+
+    Raises:
+        ConfigError: the file is missing or no YAML mapping.
+    """
+    return set(map(str, _read_recipe(recipe)))
+
+
 def _with_default_types(schema: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """A section that is a variant by default needs no `type` to change one of its keys."""
     for name, field in schema.model_fields.items():
@@ -168,6 +177,8 @@ def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[tu
 
 def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] | None, dict[str, type[BaseModel]]]:
     """The schema under `key`, or the variants by tag where it is a union."""
+    if key.isdigit():  # a place in a list, whose entries have the schema that the list was found under
+        return model, {}
     field = model.model_fields.get(key) if model else None
     if field is None:
         return None, {}

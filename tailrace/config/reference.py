@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
 from tailrace.config.load import schemas_in
+from tailrace.config.queue_table import TableConfig
 from tailrace.config.run import RunConfig
 
 INTRODUCTION = """\
@@ -45,6 +46,21 @@ column. `tailrace profile tp MODEL` sets `model.path`. Its profile holds for one
 the engine for `dtype`, dp · tp, `threads_per_rank`, the kernels, the collectives and `link`. Beside them:
 """
 
+QUEUE_TABLE = """\
+### `tailrace queue serve`
+
+It takes the recipe of a run, whose table it serves, or a YAML file with a `table` of your own; `queue` is that of a run
+with `type: service`. One table:
+
+```yaml
+queue: {units: 4, storage: {type: arena}}
+table:
+  tasks:
+    - {name: rollout, reads: [prompt_ids], writes: [response_ids], policy: {type: whole_groups, max_groups: 8}}
+    - {name: actor, reads: [prompt_ids, response_ids], policy: {type: balanced, ranks: 2, rows: 64}}
+```
+"""
+
 
 def reference() -> str:
     """The page, as Markdown."""
@@ -54,7 +70,8 @@ def reference() -> str:
         "tailrace profile tp": TPProfileConfig,
     }
     tables = [line for name, schema in commands.items() for line in (f"### `{name}`\n", *_table("", schema))]
-    return "\n".join([INTRODUCTION, *_section("", RunConfig), OTHER_COMMANDS, *tables]).rstrip() + "\n"
+    table = [QUEUE_TABLE, *_section("table.", TableConfig)]
+    return "\n".join([INTRODUCTION, *_section("", RunConfig), OTHER_COMMANDS, *tables, *table]).rstrip() + "\n"
 
 
 def _section(prefix: str, schema: type[BaseModel]) -> Iterator[str]:
@@ -92,6 +109,8 @@ def _default(field: FieldInfo) -> str:
 def _yaml(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {entry}" for key, entry in value.items()) + "}"
     return str(list(value)) if isinstance(value, tuple) else str(value)
 
 

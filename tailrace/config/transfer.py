@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from tailrace.config.base import Config
 
@@ -90,6 +90,14 @@ class ServiceQueueConfig(_Bounds):
     """Seconds without a sign of life after which a client counts as dead, and its rows go back."""
     unit_limit_s: PositiveFloat = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
+
+    @field_validator("listen")
+    @classmethod
+    def _of_one_machine(cls, listen: str) -> str:
+        """Others are told this address."""
+        if listen in ("*", "0.0.0.0", "::"):
+            raise ValueError(f"{listen} is the address of no machine; give the one at which others reach this one")
+        return listen
 
 
 class RemoteQueueConfig(Config):

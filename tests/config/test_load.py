@@ -173,3 +173,8 @@ def test_every_field_has_a_description_or_a_telling_type() -> None:
 @pytest.mark.parametrize("recipe", sorted(QUICKSTART.parent.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_recipe_that_ships_is_valid(recipe: Path) -> None:
     load_config(recipe)
+
+
+def test_a_queue_listens_at_an_address_that_others_can_be_told() -> None:
+    text = message("queue.type=service", "queue.listen=0.0.0.0")
+    assert "queue.listen 0.0.0.0 is the address of no machine" in text

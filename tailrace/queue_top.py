@@ -1,0 +1,89 @@
+"""`tailrace queue top`: what a queue holds, who waits for what, and how its storage units are."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tailrace.errors import PeerLost, UserError
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import QueueStats
+from tailrace.transfer.queue.look import look
+
+_EVERY_S = 1.0
+_LIMIT_S = 5.0
+_MIB = 2**20
+
+
+def show(connection: Path, *, once: bool) -> None:
+    """Print the counts of the queue whose address is in the file `connection`, anew each second until Ctrl-C.
+
+    Raises:
+        UserError: there is no such file, or no queue where it says.
+    """
+    address = QueueAddress.read(connection)
+    stats = _look(address, connection)
+    if once:
+        Console().print(render(stats))
+        return
+    with suppress(KeyboardInterrupt), Live(render(stats), auto_refresh=False, screen=True) as live:
+        while True:
+            time.sleep(_EVERY_S)
+            live.update(render(_look(address, connection)), refresh=True)
+
+
+def _look(address: QueueAddress, connection: Path) -> QueueStats:
+    try:
+        return look(address, name="top", limit_s=_LIMIT_S)
+    except PeerLost:
+        raise UserError(
+            f"no queue answers at {address.endpoint} within {_LIMIT_S:g} s, where {connection} says it is; "
+            f"start it with `tailrace queue serve`"
+        ) from None
+
+
+def render(stats: QueueStats) -> Group:
+    """The counts as a page."""
+    return Group(_summary(stats), _tasks(stats), *([_units(stats)] if stats.units else []))
+
+
+def _summary(stats: QueueStats) -> Text:
+    lines = [f"{stats.rows} rows, {_mib(stats.bytes)} MiB, weight version {stats.version}"]
+    if stats.blocked_puts:
+        lines.append(f"{stats.blocked_puts} puts are blocked: {stats.blocked_by}")
+    if stats.put_wait_s:
+        lines.append(f"puts have waited {stats.put_wait_s:.1f} s")
+    if stats.lost_groups:
+        lines.append(f"{stats.lost_groups} groups are lost and have to be put again")
+    return Text("\n".join(lines))
+
+
+def _tasks(stats: QueueStats) -> Table:
+    table = _table("task", "waiting", "ready", "leased", "consumed", "expired", "claims waiting", "waited s")
+    for name, task in stats.tasks.items():
+        counts = (task.waiting, task.ready, task.leased, task.consumed, task.expired, task.claims)
+        table.add_row(name, *map(str, counts), f"{task.wait_s:.1f}")
+    return table
+
+
+def _units(stats: QueueStats) -> Table:
+    table = _table("unit", "", "rows", "MiB", "of MiB")
+    for unit in stats.units:
+        state = "alive" if unit.alive else "dead"
+        table.add_row(unit.name, state, str(unit.rows), _mib(unit.bytes), _mib(unit.max_bytes))
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(first, box=None, pad_edge=False, header_style="bold")
+    for name in others:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / _MIB:.1f}"

@@ -1,0 +1,114 @@
+"""The parent's end of one process of a queue."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
+
+import msgspec
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
+
+_EXIT_LIMIT_S = 1.0
+"""A process closes its socket a moment before it exits; the exit code is worth the wait."""
+_KILLED_LIMIT_S = 5.0
+"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+_TAIL_BYTES = 2000
+_SEND_LIMIT_S = 10.0
+"""For the settings, which fit the socket's buffer."""
+
+
+class Child:
+    """A process that serves what its settings say. What it prints is appended to `log`."""
+
+    def __init__(self, name: str, settings: ControllerSettings | UnitSettings, log: Path) -> None:
+        """Start it; it says later whether it listens, see `hear`.
+
+        Raises:
+            QueueError: the machine has no room for another process, or the log cannot be written.
+        """
+        self.name = name
+        self.log = log
+        self._heard = b""
+        try:
+            self._channel = self._start()
+        except OSError as error:
+            raise QueueError(f"no process can be started for {name} of the queue: {error.strerror}") from None
+        self._channel.settimeout(_SEND_LIMIT_S)
+        with suppress(ConnectionError):  # it has died, and `hear` says so
+            self._channel.sendall(msgspec.json.encode(settings) + b"\n")
+
+    def _start(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        # -P: a file of the working directory named like a module of Python must not take its place.
+        module = ("-P", "-m", "tailrace.transfer.queue.serve")
+        command = (sys.executable, *module, str(os.getpid()), str(theirs.fileno()))
+        with theirs:
+            try:
+                with self.log.open("ab") as log:
+                    self._log_start = log.tell()
+                    # A session of its own: Ctrl-C is the parent's, who may have rows to save before the queue ends.
+                    self._process = subprocess.Popen(
+                        command,
+                        stdin=DEVNULL,
+                        stdout=log,
+                        stderr=STDOUT,
+                        pass_fds=[theirs.fileno()],
+                        start_new_session=True,
+                    )
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """Readable when `hear` has something to say."""
+        return self._channel.fileno()
+
+    def hear(self) -> Listening | Failed | None:
+        """What it says; None once it has hung up."""
+        with suppress(ConnectionError):
+            while (heard := self._channel.recv(4096)) and not (self._heard + heard).endswith(b"\n"):
+                self._heard += heard
+            if heard:
+                message, self._heard = self._heard + heard, b""
+                return msgspec.json.decode(message, type=Listening | Failed)
+        return None
+
+    def obituary(self) -> str:
+        """How one that has hung up died."""
+        self.end(_EXIT_LIMIT_S)
+        code = self._process.returncode
+        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+        last = self._last_words()
+        return f"{self.name} of the queue ended ({how}, see {self.log})" + (f": {last}" if last else "")
+
+    def _last_words(self) -> str:
+        """The last line that it has printed, if any."""
+        with self.log.open("rb") as log:
+            log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = log.read().decode(errors="replace").splitlines()
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+    def hang_up(self) -> None:
+        """Tell it to end. Telling it twice is harmless."""
+        self._channel.close()
+
+    def end(self, limit_s: float) -> None:
+        """Tell it to end, and kill it when it has not done so within `limit_s`."""
+        self.hang_up()
+        try:
+            self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_KILLED_LIMIT_S)

@@ -1,0 +1,63 @@
+"""From a table's configuration to its tasks, each with the policy that it names."""
+
+from functools import partial
+
+from tailrace.config.queue_table import (
+    BalancedConfig,
+    FirstInConfig,
+    OldestVersionConfig,
+    PolicyConfig,
+    TableConfig,
+    TokenBudgetConfig,
+    WholeGroupsConfig,
+)
+from tailrace.planning.balance import partition
+from tailrace.transfer.queue.policies.balanced import BalancedByLength
+from tailrace.transfer.queue.policies.base import Policy
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.groups import WholeGroups
+from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import TaskSpec
+
+
+def make_tasks(table: TableConfig) -> list[QueueTask]:
+    """The tasks of `table`, with policies that no other queue has. Whether rows can pass is for `check_table`.
+
+    Raises:
+        QueueError: see `make_policy`.
+    """
+    return [
+        QueueTask(TaskSpec(name=task.name, reads=task.reads, writes=task.writes), make_policy(task.policy))
+        for task in table.tasks
+    ]
+
+
+def make_policy(config: PolicyConfig) -> Policy:
+    """The policy of `config.type`.
+
+    Raises:
+        QueueError: a batch has fewer rows than ranks.
+    """
+    match config:
+        case FirstInConfig():
+            return FirstIn(config.max_rows)
+        case OldestVersionConfig():
+            return OldestVersionFirst(config.max_rows)
+        case WholeGroupsConfig():
+            return WholeGroups(config.max_groups)
+        case TokenBudgetConfig():
+            return TokenBudget(
+                config.tokens,
+                in_order=config.in_order,
+                prompt_column=config.prompt_column,
+                response_column=config.response_column,
+            )
+        case BalancedConfig():
+            return BalancedByLength(
+                config.ranks,
+                config.rows,
+                partition=partial(partition, equal_count=True),
+                cost_columns=config.cost_columns,
+            )

@@ -1,0 +1,319 @@
+"""The processes of a queue: a controller and storage units, which are started again when they die.
+
+    directory/connection.json ◀── address ── QueueProcesses ──starts, watches──▶ controller ◀──Join── unit-0, unit-1, …
+              journal         ◀─────────────────────────────────────────────────────┘
+              *.log           ◀── what each of them prints
+
+A controller that is started again has the endpoints and the journal of the one before, a unit its name: clients and
+units find them again. When too many have died, all are ended.
+
+Who waits on whom: a thread of its own starts all of them and then waits until one hangs up, or for `stop`. Whoever
+enters waits until the controller has heard from all units, and nobody for longer than a limit. Processes whose parent
+dies end by themselves.
+"""
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing.connection import wait
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tailrace.config.queue_table import TableConfig
+from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.errors import PeerLost, QueueError, TailraceError, UserError
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.child import Child
+from tailrace.transfer.queue.look import look
+from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
+from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.wire.sockets import host_id
+
+MAX_DEATHS, DEATHS_WITHIN_S = 5, 60.0
+"""Processes that may die within this time; one more and the queue is given up."""
+START_LIMIT_S = 60.0
+"""For all to be there, on a busy machine."""
+_LOOK_S = 0.05
+"""Between looks at which units have joined, while the queue starts: only the controller knows, and tells when asked."""
+_LOOK_LIMIT_S = 5.0
+_END_LIMIT_S = 10.0
+"""For a process to end by itself, with the message in hand and its files."""
+
+CONTROLLER = "controller"
+
+_log = logging.getLogger(__name__)
+
+
+class QueueProcesses:
+    """The processes, from `with` (or `async with`) on until the end of the block."""
+
+    def __init__(
+        self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool = False
+    ) -> None:
+        """`directory`: made where it is missing. `resume`: go on with the journal, the token and the endpoints that an
+        earlier start has left there; otherwise the queue begins empty.
+        """
+        self._config = config
+        self._table = table
+        self._directory = directory
+        self._resume = resume
+        self._children: dict[str, Child] = {}
+        self._listening: set[str] = set()
+        self._deaths: deque[float] = deque()
+        self._starts = 0
+        self._address: QueueAddress | None = None
+        self._ready = threading.Event()
+        self._failure: TailraceError | None = None
+        self._wake, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._supervise, name="queue processes", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Start all of them.
+
+        Raises:
+            UserError: the directory cannot be used, or another process serves a queue there.
+            QueueError: the table is not one that rows can pass through, or a process cannot serve.
+        """
+        self._thread.start()
+        self._ready.wait()  # the thread has the limit
+        self._check_started()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all of them.
+
+        Raises:
+            QueueError: the queue had been given up, which explains whatever went wrong in the block.
+        """
+        self.stop()
+        self._join()
+        if self._failure is not None and (error is None or isinstance(error, Exception)):
+            raise self._failure
+
+    async def __aenter__(self) -> Self:
+        """See `__enter__`."""
+        self._thread.start()
+        try:
+            await asyncio.to_thread(self._ready.wait)
+        except asyncio.CancelledError:
+            self.stop()
+            raise
+        self._check_started()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """See `__exit__`."""
+        await asyncio.to_thread(self.__exit__, kind, error, trace)
+
+    @property
+    def address(self) -> QueueAddress:
+        """Where the queue is."""
+        assert self._address is not None, "the processes have been started"
+        return self._address
+
+    @property
+    def connection(self) -> Path:
+        """The file that holds the address."""
+        return self._directory / "connection.json"
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the processes that there are now: `controller`, `unit-0`, ...; another one after a restart."""
+        return {name: child.pid for name, child in self._children.copy().items()}
+
+    def stop(self) -> None:
+        """Begin to end all of them. From any thread or signal handler."""
+        with suppress(OSError):  # they have ended
+            self._waker.send(b"!")
+
+    def wait(self) -> None:
+        """Until `stop`, or until the queue is given up; `__exit__` says which."""
+        self._thread.join()
+
+    def _check_started(self) -> None:
+        if self._failure is not None:
+            self._join()
+            raise self._failure
+
+    def _join(self) -> None:
+        self._thread.join(_LOOK_LIMIT_S + _END_LIMIT_S + START_LIMIT_S)
+
+    def _supervise(self) -> None:
+        """The thread. What goes wrong is kept for who enters and who leaves."""
+        with ExitStack() as stack:
+            stack.callback(self._ready.set)
+            stack.callback(self._waker.close)
+            stack.callback(self._wake.close)
+            try:
+                check_table(make_tasks(self._table), self._table.columns)
+                stack.enter_context(_locked(self._directory))
+                if not self._resume:
+                    (self._directory / "journal").unlink(missing_ok=True)
+                self._address, self._sockets = self._plan()
+                stack.callback(shutil.rmtree, self._sockets, ignore_errors=True)  # ZeroMQ removes its own, now or later
+                stack.callback(self._end)
+                self._start(CONTROLLER)
+                deadline = time.monotonic() + START_LIMIT_S
+                while self._turn(deadline):
+                    pass
+                if not self._ready.is_set():
+                    raise QueueError("the queue was stopped while it started")
+            except TailraceError as error:
+                self._failure = error
+            except OSError as error:
+                self._failure = UserError(f"the queue's directory {self._directory} cannot be used: {error.strerror}")
+
+    def _plan(self) -> tuple[QueueAddress, Path]:
+        """Where the controller shall listen, and the directory of the sockets on this host."""
+        port = f"tcp://{self._config.listen}:"
+        if self._resume and self.connection.exists():
+            before = QueueAddress.read(self.connection)
+            ipc, *others = sorted(before.endpoints)
+            tcp = next((endpoint for endpoint in others if endpoint.startswith(port)), f"{port}*")
+            sockets = _private(Path(ipc.removeprefix("ipc://")).parent)
+            return QueueAddress(endpoints=[ipc, tcp], host=host_id(), token=before.token), sockets
+        sockets = Path(tempfile.mkdtemp(prefix="tailrace-"))
+        endpoints = [f"ipc://{sockets}/{CONTROLLER}", f"{port}*"]
+        return QueueAddress(endpoints=endpoints, host=host_id(), token=secrets.token_bytes(32)), sockets
+
+    def _turn(self, deadline: float) -> bool:
+        """Wait for something to do and do it; False when it was to stop."""
+        children = {child.fileno(): child for child in self._children.values()}
+        for ready in wait([self._wake, *children], None if self._ready.is_set() else _LOOK_S):
+            if not isinstance(ready, int):
+                return False
+            self._hear(children[ready])
+        if not self._ready.is_set():
+            self._check_ready(deadline)
+        return True
+
+    def _hear(self, child: Child) -> None:
+        match child.hear():
+            case Listening(endpoints):
+                self._listening.add(child.name)
+                if child.name == CONTROLLER and len(self._children) == 1:
+                    self._address = QueueAddress(endpoints=endpoints, host=host_id(), token=self.address.token)
+                    self._address.write(self.connection)
+                    for number in range(self._config.units):
+                        self._start(f"unit-{number}")
+            case Failed(reason) if not self._ready.is_set():
+                raise QueueError(reason)
+            case None:
+                self._replace(child)
+
+    def _replace(self, child: Child) -> None:
+        """Start a process anew that has died.
+
+        Raises:
+            QueueError: too many have, or one has while the queue starts that never came to listen.
+        """
+        now, obituary = time.monotonic(), child.obituary()
+        if not self._ready.is_set() and child.name not in self._listening:
+            raise QueueError(obituary)
+        while self._deaths and self._deaths[0] < now - DEATHS_WITHIN_S:
+            self._deaths.popleft()
+        self._deaths.append(now)
+        if len(self._deaths) > MAX_DEATHS:
+            raise QueueError(
+                f"{obituary}; with it, {len(self._deaths)} of its processes have within {DEATHS_WITHIN_S:g} s: given up"
+            )
+        _log.warning("%s; it is started again", obituary)
+        self._start(child.name)
+
+    def _start(self, name: str) -> None:
+        self._listening.discard(name)
+        settings = self._controller_settings() if name == CONTROLLER else self._unit_settings(name)
+        self._children[name] = Child(name, settings, self._directory / f"{name}.log")
+
+    def _controller_settings(self) -> ControllerSettings:
+        return ControllerSettings(
+            token=self.address.token,
+            endpoints=self.address.endpoints,
+            table=self._table.model_dump_json(),
+            config=self._config.model_dump_json(),
+            journal=str(self._directory / "journal"),
+        )
+
+    def _unit_settings(self, name: str) -> UnitSettings:
+        self._starts += 1
+        queue = hashlib.sha256(self.address.token).hexdigest()[:16]  # the same after a restart, and no other queue's
+        return UnitSettings(
+            token=self.address.token,
+            # a socket of its own, so that nobody takes it for the unit before it
+            endpoints=[f"ipc://{self._sockets}/{name}-{self._starts}", f"tcp://{self._config.listen}:*"],
+            name=name,
+            controller=self.address.endpoint,
+            storage=self._config.storage.model_dump_json(),
+            storage_name=f"{queue}-{name}",
+        )
+
+    def _check_ready(self, deadline: float) -> None:
+        """Set `_ready` once the controller has heard from all units.
+
+        Raises:
+            QueueError: it takes too long.
+        """
+        if len(self._listening) == 1 + self._config.units:
+            with suppress(PeerLost):  # it has died meanwhile, and is started again
+                units = look(self.address, name="queue processes", limit_s=_LOOK_LIMIT_S).units
+                if sum(unit.alive for unit in units) >= self._config.units:
+                    return self._ready.set()
+        if time.monotonic() > deadline:
+            missing = sorted({CONTROLLER, *self._children} - self._listening) or ["a unit that joins"]
+            raise QueueError(
+                f"the queue was not ready within {START_LIMIT_S:g} s: "
+                f"it lacks {missing[0]}, see the logs in {self._directory}"
+            )
+
+    def _end(self) -> None:
+        for child in self._children.values():
+            child.hang_up()
+        for child in self._children.values():
+            child.end(_END_LIMIT_S)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Make the directory and hold it for this queue.
+
+    Raises:
+        UserError: another queue is served there.
+        OSError: it cannot be made.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process serves a queue in {directory}; stop it or choose another") from None
+        yield
+
+
+def _private(directory: Path) -> Path:
+    """Make a directory that only this user may enter.
+
+    Raises:
+        QueueError: it is there, and others may enter it.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    known = directory.stat()
+    if known.st_uid != os.getuid() or known.st_mode & 0o077:
+        raise QueueError(f"{directory}, where the queue listened before, is not this user's alone; remove it")
+    return directory

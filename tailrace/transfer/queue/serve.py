@@ -1,0 +1,130 @@
+"""One process of a queue: `python -m tailrace.transfer.queue.serve PARENT DESCRIPTOR`, started by `QueueProcesses`.
+
+    parent ──settings──▶ process ──Listening, or Failed──▶ parent
+
+They speak over the socket DESCRIPTOR, a JSON line each, so the token stands on no command line. After that the socket
+is silent and tells either side that the other has ended. A parent that ends, however it does, leaves no process behind:
+a thread waits for the other end to close, or for the parent to be gone while a process that it forked holds that end.
+"""
+
+import os
+import select
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+from pydantic import TypeAdapter
+
+from tailrace.config.queue_table import TableConfig
+from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
+from tailrace.errors import TailraceError
+from tailrace.transfer.queue.controller.service import Controller
+from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.storage.factory import make_storage
+from tailrace.transfer.queue.unit.service import StorageUnit
+from tailrace.transfer.queue.wire.server import Server, Service, stopped_by_signals
+
+_WATCH_MS = 1000
+_STOP_LIMIT_S = 5.0
+"""For the message in hand, once the parent is gone."""
+
+
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, tag="controller"):
+    """For the process of the controller."""
+
+    token: bytes
+    endpoints: list[str]
+    """Where to listen."""
+    table: str
+    """A TableConfig as JSON."""
+    config: str
+    """A ServiceQueueConfig as JSON."""
+    journal: str
+    """Its file."""
+
+
+class UnitSettings(msgspec.Struct, frozen=True, kw_only=True, tag="unit"):
+    """For the process of a storage unit."""
+
+    token: bytes
+    endpoints: list[str]
+    """Where to listen."""
+    name: str
+    controller: str
+    """Its endpoint."""
+    storage: str
+    """A StorageConfig as JSON."""
+    storage_name: str
+    """See `make_storage`."""
+
+
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """The process serves from now on."""
+
+    endpoints: list[str]
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It cannot."""
+
+    reason: str
+
+
+def main() -> None:
+    """Serve until a signal, or until the parent hangs up."""
+    parent, descriptor = map(int, sys.argv[1:])
+    with socket.socket(fileno=descriptor) as channel, ExitStack() as stack:
+        with channel.makefile("rb") as lines:
+            settings = msgspec.json.decode(lines.readline(), type=ControllerSettings | UnitSettings)
+        try:
+            server, service = _make(settings, stack)
+        except TailraceError as error:
+            channel.sendall(msgspec.json.encode(Failed(str(error))) + b"\n")
+            sys.exit(1)
+        threading.Thread(target=_stop_with, args=(parent, descriptor, server), daemon=True).start()
+        with stopped_by_signals(server):
+            channel.sendall(msgspec.json.encode(Listening(server.endpoints)) + b"\n")
+            server.run(service)
+
+
+def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tuple[Server, Service]:
+    match settings:
+        case ControllerSettings():
+            table = TableConfig.model_validate_json(settings.table)
+            config = ServiceQueueConfig.model_validate_json(settings.config)
+            tasks = make_tasks(table)
+            server = Server("controller", settings.token, endpoints=settings.endpoints)
+            journal = Path(settings.journal)
+            return server, Controller(server, tasks, config, columns=table.columns, journal=journal)
+        case UnitSettings():
+            storage_config: StorageConfig = TypeAdapter(StorageConfig).validate_json(settings.storage)
+            storage = make_storage(storage_config, name=settings.storage_name)
+            stack.callback(storage.close)
+            server = Server(settings.name, settings.token, endpoints=settings.endpoints)
+            unit = StorageUnit(
+                server,
+                storage,
+                name=settings.name,
+                controller=settings.controller,
+                max_bytes=storage_config.max_bytes,
+            )
+            return server, unit
+
+
+def _stop_with(parent: int, descriptor: int, server: Server) -> None:
+    poll = select.poll()
+    poll.register(descriptor, 0)  # reports a hang-up and nothing else
+    while os.getppid() == parent and not poll.poll(_WATCH_MS):
+        pass
+    server.stop()
+    time.sleep(_STOP_LIMIT_S)
+    os._exit(1)  # the message in hand does not end; the parent is gone, and nobody else would stop this process
+
+
+if __name__ == "__main__":
+    with suppress(ConnectionError):
+        main()

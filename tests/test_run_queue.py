@@ -1,0 +1,103 @@
+"""A run's queue is where its configuration says, with the run's table."""
+
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.queue_table import TableConfig, TaskConfig
+from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, ServiceQueueConfig
+from tailrace.errors import ConfigError, UserError
+from tailrace.run import train
+from tailrace.run_queue import open_queue, run_table
+from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.table import check_table
+from tests.conftest import TinyModel
+from tests.runs import learned, small_run, steps_of, write_prompts
+from tests.transfer.test_processes import TABLE, queue
+
+OTHER_TASK = TableConfig(tasks=(*TABLE.tasks[:1], TaskConfig(name="sink", reads=("prompt_ids",))))
+OTHER_COLUMNS = TABLE.model_copy(update={"columns": {**TABLE.columns, "colour": TABLE.columns["prompt"]}})
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "policy"),
+    [
+        ({}, {"tokens": None, "in_order": True}),
+        ({"streaming": True}, {"tokens": 64, "in_order": False}),
+        ({"streaming": True, "in_order": True}, {"tokens": 64, "in_order": True}),
+    ],
+)
+def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwise(
+    tmp_path: Path, pipeline: dict[str, Any], policy: dict[str, Any]
+) -> None:
+    config = small_run(tmp_path, Path("model"), Path("prompts.jsonl"), pipeline=pipeline)
+    table = run_table(config, make_algorithm(GrpoConfig()))
+    assert [task.name for task in table.tasks] == ["rollout", "reward", "advantage", "actor"]
+    assert table.tasks[-1].policy.model_dump(include={"tokens", "in_order"}) == policy
+    check_table(make_tasks(table), table.columns)
+
+
+async def test_a_local_queue_is_in_this_process(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        assert isinstance(await open_queue(LocalQueueConfig(), TABLE, tmp_path / "queue", stack), LocalQueue)
+    assert not (tmp_path / "queue").exists()
+
+
+async def test_a_service_is_in_processes_of_its_own_for_as_long_as_the_run(tmp_path: Path) -> None:
+    config = ServiceQueueConfig.model_validate({"units": 1, "storage": {"type": "memory"}})
+    async with AsyncExitStack() as stack:
+        opened = await open_queue(config, TABLE, tmp_path / "queue", stack)
+        assert isinstance(opened, RemoteQueue)
+        assert [unit.name for unit in (await opened.stats()).units] == ["unit-0"]
+
+
+async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run(tmp_path: Path) -> None:
+    async with queue(tmp_path) as processes:
+        config = RemoteQueueConfig(connection=str(processes.connection))
+        for _ in range(2):
+            async with AsyncExitStack() as stack:
+                opened = await open_queue(config, TABLE, tmp_path / "unused", stack)
+                assert (await opened.stats()).rows == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (OTHER_TASK, r"its task 'sink' is \['response_ids'\] -> \[\], the run's \['prompt_ids'\] -> \[\]"),
+        (OTHER_COLUMNS, "its column 'colour' holds nothing, the run's str"),
+        (TableConfig(tasks=TABLE.tasks[:1]), "its task 'sink' is .*, the run's missing"),
+    ],
+)
+async def test_a_remote_queue_with_another_table_is_refused(tmp_path: Path, table: TableConfig, message: str) -> None:
+    async with queue(tmp_path) as processes, AsyncExitStack() as stack:
+        config = RemoteQueueConfig(connection=str(processes.connection))
+        with pytest.raises(ConfigError, match=message):
+            await open_queue(config, table, tmp_path / "unused", stack)
+
+
+async def test_a_remote_queue_without_its_file_is_refused(tmp_path: Path) -> None:
+    config = RemoteQueueConfig(connection=str(tmp_path / "connection.json"))
+    async with AsyncExitStack() as stack:
+        with pytest.raises(UserError, match=r"connection\.json"):
+            await open_queue(config, TABLE, tmp_path / "unused", stack)
+
+
+def test_a_run_learns_the_same_whether_its_queue_is_in_its_process_or_not(
+    tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    runs = {}
+    for name, changes in {
+        "local": {"type": "local"},
+        "service": {"type": "service", "storage": {"type": "arena", "max_bytes": 2**26}},
+    }.items():
+        config = small_run(tmp_path / name, tiny_model("llama"), prompts, queue=changes, trainer__steps=2)
+        assert train(config, resume=False) == 0
+        runs[name] = [learned(event) for event in steps_of(tmp_path / name)]
+    assert runs["service"] == runs["local"]

@@ -1,0 +1,42 @@
+"""What Prometheus gets to see of a queue."""
+
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tailrace.transfer.queue import metrics
+from tailrace.transfer.queue.metrics import serving_metrics
+from tests.transfer.test_processes import queue
+
+
+def scrape(port: int) -> dict[tuple[str, str], float]:
+    """Each sample by its name and the values of its labels."""
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    return {
+        (sample.name, "/".join(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_a_scrape_counts_rows_by_task_and_state_and_bytes_by_unit(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes, serving_metrics(processes.address, 0) as port:
+        samples = scrape(port)
+    assert samples["tailrace_queue_up", ""] == 1
+    assert samples["tailrace_queue_rows", ""] == 0
+    states = {labels for name, labels in samples if name == "tailrace_queue_task_rows"}
+    assert states == {f"{task}/{state}" for task in ("rollout", "sink") for state in ("waiting", "ready", "leased")}
+    assert samples["tailrace_queue_task_consumed_rows_total", "sink"] == 0
+    assert samples["tailrace_queue_unit_alive", "unit-0"] == 1
+    assert samples["tailrace_queue_unit_max_bytes", "unit-0"] == 8 * 2**30
+
+
+def test_a_queue_that_does_not_answer_is_said_to_be_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "_LIMIT_S", 0.2)
+    with queue(tmp_path) as processes:
+        address = processes.address
+    with serving_metrics(address, 0) as port:
+        assert scrape(port) == {("tailrace_queue_up", ""): 0}

@@ -1,0 +1,191 @@
+"""The processes of a queue are there together, come back when they are killed, and end with whoever started them."""
+
+import os
+import select
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.config.queue_table import TableConfig, TaskConfig
+from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.errors import PeerLost, QueueError, UserError
+from tailrace.transfer.queue import processes as module
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import QueueStats
+from tailrace.transfer.queue.look import greet, look
+from tailrace.transfer.queue.processes import QueueProcesses
+
+LIMIT_S = 30.0
+TABLE = TableConfig(
+    tasks=(
+        TaskConfig(name="rollout", reads=("prompt_ids",), writes=("response_ids",)),
+        TaskConfig(name="sink", reads=("response_ids",)),
+    )
+)
+
+
+def queue(directory: Path, *, resume: bool = False, table: TableConfig = TABLE, **config: Any) -> QueueProcesses:
+    values = {"units": 1, "storage": {"type": "memory"}, **config}
+    return QueueProcesses(ServiceQueueConfig.model_validate(values), table, directory, resume=resume)
+
+
+def stats(processes: QueueProcesses) -> QueueStats:
+    return look(processes.address, name="test", limit_s=LIMIT_S)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+
+
+def ends(pid: int) -> bool:
+    """Whether a process ends within the limit; a handle on it tells, also while nobody has reaped it."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], LIMIT_S)[0])
+    finally:
+        os.close(handle)
+
+
+def kill(processes: QueueProcesses, name: str) -> None:
+    """Kill one, and wait until another has its place."""
+    killed = processes.pids[name]
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: processes.pids[name] != killed)
+
+
+def test_all_units_have_joined_when_the_block_begins_and_all_processes_are_gone_after_it(tmp_path: Path) -> None:
+    with queue(tmp_path, units=2) as processes:
+        pids = processes.pids
+        assert sorted(pids) == ["controller", "unit-0", "unit-1"]
+        assert sorted(unit.name for unit in stats(processes).units if unit.alive) == ["unit-0", "unit-1"]
+    for pid in pids.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_the_queue_serves_its_table(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes:
+        welcome = greet(processes.address, name="test", limit_s=LIMIT_S)
+        assert [(task.name, task.reads, task.writes) for task in welcome.tasks] == [
+            ("rollout", ("prompt_ids",), ("response_ids",)),
+            ("sink", ("response_ids",), ()),
+        ]
+        assert welcome.columns == TABLE.columns
+
+
+async def test_it_can_be_entered_in_an_event_loop(tmp_path: Path) -> None:
+    async with queue(tmp_path) as processes:
+        assert stats(processes).rows == 0
+
+
+def test_its_address_is_in_a_file_that_others_cannot_read_and_on_no_command_line(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes:
+        assert QueueAddress.read(processes.connection) == processes.address
+        assert stat.S_IMODE(processes.connection.stat().st_mode) == 0o600
+        for pid in processes.pids.values():
+            assert processes.address.token not in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def test_a_killed_controller_comes_back_where_it_was(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes:
+        address = processes.address
+        kill(processes, "controller")
+        assert processes.address == address
+        assert list(stats(processes).tasks) == ["rollout", "sink"]
+        until(lambda: [unit.name for unit in stats(processes).units if unit.alive] == ["unit-0"])
+
+
+def test_a_killed_unit_comes_back_under_its_name(tmp_path: Path) -> None:
+    with queue(tmp_path, unit_limit_s=0.5) as processes:
+        endpoints = greet(processes.address, name="test", limit_s=LIMIT_S).units[-1].endpoints
+        kill(processes, "unit-0")
+        until(lambda: greet(processes.address, name="test", limit_s=LIMIT_S).units[-1].endpoints != endpoints)
+        assert stats(processes).units[-1].name == "unit-0"
+
+
+def test_a_queue_whose_processes_die_again_and_again_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_DEATHS", 1)
+    with pytest.raises(QueueError, match=r"unit-0 of the queue ended \(SIGKILL.*\); with it, 2 of its processes"):
+        _kill_twice(queue(tmp_path))
+
+
+def _kill_twice(starting: QueueProcesses) -> None:
+    with starting as processes:
+        kill(processes, "controller")
+        pids = processes.pids
+        os.kill(pids["unit-0"], signal.SIGKILL)
+        processes.wait()
+        assert ends(pids["controller"])
+        raise PeerLost("what a client sees of it, and what the error of the processes explains")
+
+
+def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.transfer.test_processes import queue\n"
+        f"with queue(Path({str(tmp_path)!r})) as processes:\n"
+        "    print(*processes.pids.values(), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        parent.kill()
+    assert len(pids) == 2
+    assert all(ends(pid) for pid in pids)
+
+
+def test_a_queue_that_goes_on_is_where_it_was_and_a_new_one_is_not(tmp_path: Path) -> None:
+    addresses = []
+    for resume in (False, True, False):
+        with queue(tmp_path, resume=resume) as processes:
+            addresses.append(processes.address)
+            assert stats(processes).rows == 0
+    first, second, third = addresses
+    assert second == first
+    assert third.token != first.token
+
+
+def test_a_directory_has_one_queue(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes:
+        with pytest.raises(UserError, match="another process serves a queue"), queue(tmp_path):
+            pass
+        assert list(stats(processes).tasks) == ["rollout", "sink"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"storage": {"type": "arena", "directory": "/nowhere"}}, "no directory for shared memory can be made"),
+        ({"listen": "192.0.2.1"}, "cannot listen at 'tcp://192.0.2.1"),
+        (
+            {"table": TableConfig(tasks=(TaskConfig(name="a", reads=("colour",)),))},
+            "task 'a' reads 'colour', which is no column",
+        ),
+    ],
+)
+def test_what_a_process_cannot_serve_is_said_to_whoever_starts_it(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(QueueError, match=message), queue(tmp_path, **changes):
+        pass
+
+
+def test_a_stop_during_the_start_ends_what_was_started(tmp_path: Path) -> None:
+    processes = queue(tmp_path)
+    processes.stop()
+    with pytest.raises(QueueError, match="stopped while it started"), processes:
+        pass
+    assert [pid for pid in processes.pids.values() if not ends(pid)] == []
