@@ -63,7 +63,7 @@ def main(
         sides = {"ours": ours(stack, "small"), "theirs": theirs(stack, python)}
         figures |= calls(sides, rounds)
         figures |= claims(sides, rounds, stored)
-    print(json.dumps({"bench": "queue"} | figures | {"compared": COMPARED}))
+    print(json.dumps({"bench": "queue"} | figures))
 
 
 def batches(sides: Sides, rounds: int) -> Figures:
@@ -71,18 +71,18 @@ def batches(sides: Sides, rounds: int) -> Figures:
     measured = {workload: batch_medians(sides, workload, rounds) for workload in WORKLOADS}
     figures: Figures = {}
     for name, suffix in (("ours", ""), ("tcp", "_tcp")):
-        for workload, medians in measured.items():
+        for workload, of_side in measured.items():
             for part in PARTS:
-                ratio = medians["theirs"][f"{part}_s"] / medians[name][f"{part}_s"]
+                ratio = of_side["theirs"][f"{part}_s"] / of_side[name][f"{part}_s"]
                 figures[f"{workload}_{part}{suffix}"] = round(ratio, 2)
     varlen = measured["varlen"]["ours"]
     figures["copy_bandwidth_fraction"] = round(varlen["copy_s"] / varlen["put_s"], 3)
     figures["mb_per_s"] = {
         workload: {
             name: {part: round(those["bytes"] / those[f"{part}_s"] / 1e6) for part in (*PARTS, "copy")}
-            for name, those in medians.items()
+            for name, those in of_side.items()
         }
-        for workload, medians in measured.items()
+        for workload, of_side in measured.items()
     }
     return figures
 
@@ -152,7 +152,7 @@ def take_turns(sides: Sides, number: int, **task: Any) -> dict[str, Figures]:
     for name, side in sides.items():
         figures[name] = side.step(**task)
         described = "  ".join(f"{key} {value:.5g}" for key, value in medians([figures[name]]).items())
-        what = " ".join(str(task[key]) for key in ("do", "workload") if key in task)
+        what = f"{task['do']} {task.get('workload', '')}"
         print(f"{name:>8} {what:<14} {described}{'  (warm-up)' if number == 0 else ''}", flush=True)
     return figures
 

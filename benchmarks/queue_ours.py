@@ -138,12 +138,10 @@ def main(logs: Path, table: str, transport: str) -> None:
         QueueProcesses(config, table_of(COLUMNS[table]), Path(directory)) as processes,
         connect(processes.address, transport) as queue,
     ):
-        connection = Path(directory) / "address.json"
-        processes.address.write(connection)
         side = OurSide(queue)
         if table == "batch":
             rehearse(side, transport)
-        take_turns(side, [__file__, "--join", str(connection), transport], logs)
+        take_turns(side, [__file__, "--join", str(Path(directory) / "connection.json"), transport], logs)
 
 
 def join(connection: Path, transport: str) -> None:

@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 from queue_turns import Array, Rows, Side, take_turns, work
 from tensordict import TensorDict
 
-POLL_S = 0.002
+POLL_S = 0.001
 ACTORS = 8
 """What Ray is told that the machine has cores for: with fewer than it has actors, starting hangs."""
 
