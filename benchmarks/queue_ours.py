@@ -1,0 +1,157 @@
+"""Tailrace's side of `make bench-queue`: LOGS TABLE TRANSPORT, or --join CONNECTION TRANSPORT for one of its workers.
+
+A controller and two units in processes of their own, as `queue.type=service` starts them. The calls are those of the
+blocking client:
+
+    put       put                              claim     claim, which brings the cells along: there is nothing to fetch
+    release   ack, after which rows leave      end       stats, and claim and ack where rows are left
+
+TABLE is `batch` or `small`: what the task reads. TRANSPORT is `shared`, for cells in memory that the processes share,
+or `tcp`, for a client that has TCP connections alone, as one on another host does.
+"""
+
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+from queue_turns import CHUNK_ROWS, Array, Rows, Side, one_pass, take_turns, varlen_rows, work
+
+from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
+from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, ServiceQueueConfig
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import Claim, NewRow
+from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.wire import sockets
+from tailrace.types import ColumnKind
+
+TASK = "task"
+COLUMNS = {
+    "batch": {
+        "input_ids": ColumnKind.INTS,
+        "responses": ColumnKind.INTS,
+        "old_log_probs": ColumnKind.FLOATS,
+    },
+    "small": {"x": ColumnKind.INTS},
+}
+STORAGE = {"shared": ArenaStorageConfig(), "tcp": MemoryStorageConfig()}
+LIMIT_S = 120.0
+"""Of every call: one that takes longer has failed."""
+
+
+class OurSide(Side):
+    """Every row is a group by itself."""
+
+    def __init__(self, queue: SyncQueue) -> None:
+        self._queue = queue
+        self._ids = itertools.count(os.getpid() << 32)  # other processes use others
+
+    def begin(self, name: str) -> None:
+        """See `Side.begin`: all that is in the queue is one set."""
+
+    def prepare(self, rows: Rows) -> list[NewRow]:
+        """See `Side.prepare`."""
+        cells = (dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True))
+        return [
+            NewRow(group_id=number, group_size=1, order=number, cells=row)
+            for number, row in zip(self._ids, cells, strict=False)
+        ]
+
+    def put(self, prepared: list[NewRow]) -> None:
+        """See `Side.put`."""
+        self._queue.put(prepared, timeout=LIMIT_S)
+
+    def claim(self, columns: Sequence[str], rows: int) -> Claim:
+        """See `Side.claim`."""
+        return self._queue.claim(TASK, limit=rows, timeout=LIMIT_S)
+
+    def fetch(self, claimed: Claim) -> Claim:
+        """See `Side.fetch`."""
+        return claimed
+
+    def arrays(self, fetched: Claim) -> dict[str, list[Array]]:
+        """See `Side.arrays`."""
+        arrays: dict[str, list[Array]] = {column: [] for column in fetched.rows[0].cells}
+        for row in fetched.rows:
+            for column, cell in row.cells.items():
+                assert isinstance(cell, np.ndarray)
+                arrays[column].append(cell)
+        return arrays
+
+    def release(self, claimed: Claim) -> None:
+        """See `Side.release`."""
+        self._queue.ack(claimed, {row.id: {} for row in claimed.rows})
+
+    def rows(self, claimed: Claim) -> int:
+        """See `Side.rows`."""
+        return len(claimed.rows)
+
+    def end(self) -> None:
+        """See `Side.end`."""
+        while self._queue.stats().rows:
+            self.release(self.claim([], CHUNK_ROWS))
+
+
+def table_of(columns: dict[str, ColumnKind]) -> TableConfig:
+    """One task that reads all of them and takes rows in their order."""
+    task = TaskConfig(name=TASK, reads=tuple(columns), policy=FirstInConfig(max_rows=CHUNK_ROWS))
+    return TableConfig(tasks=(task,), columns=columns)
+
+
+def connect(address: QueueAddress, transport: str) -> SyncQueue:
+    """A client of the queue at `address`."""
+    if transport == "tcp":
+        pretend_to_be_elsewhere()
+    return SyncQueue(address, name=f"bench-{os.getpid()}", shared_memory=transport == "shared")
+
+
+def pretend_to_be_elsewhere() -> None:
+    """Make this process take every server for one of another host, so that it does not use their local sockets."""
+    here = sockets.host_id
+    for module in list(sys.modules.values()):
+        if getattr(module, "host_id", None) is here:
+            module.host_id = lambda: "elsewhere"  # type: ignore[attr-defined]
+
+
+def rehearse(side: OurSide, transport: str) -> None:
+    """Send a batch through the queue, and see by which way it went.
+
+    Raises:
+        RuntimeError: a client that was to use TCP alone has no such connections to the controller and a unit.
+    """
+    one_pass(side, varlen_rows(), compare=True)
+    connections = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
+    if transport == "tcp" and len(connections) < 2:
+        raise RuntimeError(f"the client has {len(connections)} TCP connections and must have 2: nothing to compare")
+
+
+def main(logs: Path, table: str, transport: str) -> None:
+    """Serve a queue and take turns with it."""
+    config = ServiceQueueConfig(max_rows=2**21, max_bytes=8 * 2**30, storage=STORAGE[transport])
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        QueueProcesses(config, table_of(COLUMNS[table]), Path(directory)) as processes,
+        connect(processes.address, transport) as queue,
+    ):
+        side = OurSide(queue)
+        if table == "batch":
+            rehearse(side, transport)
+        take_turns(side, [__file__, "--join", str(Path(directory) / "connection.json"), transport], logs)
+
+
+def join(connection: Path, transport: str) -> None:
+    """A worker: a client of the queue that `connection` tells of."""
+    with connect(QueueAddress.read(connection), transport) as queue:
+        work(OurSide(queue))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--join":
+        join(Path(sys.argv[2]), sys.argv[3])
+    else:
+        main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
