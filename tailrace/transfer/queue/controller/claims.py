@@ -114,7 +114,7 @@ class Claims:
             LeaseError: see `ControlPlane.renew`.
         """
         message: Renew = incoming.message
-        self._desk.control.renew(message.lease_id, self._desk.clock())
+        self._desk.control.renew(message.lease_id, self._desk.server.now)
         return Reply(Accepted())
 
     # Events
@@ -131,7 +131,7 @@ class Claims:
 
     def expire(self) -> None:
         """Leases whose time is over end."""
-        for ended in self._desk.control.expire(self._desk.clock()):
+        for ended in self._desk.control.expire(self._desk.server.now):
             self._ended(ended, expired=True)
 
     def lose_client(self, client: str) -> None:
@@ -155,7 +155,7 @@ class Claims:
     def restore(self, leases: Sequence[log.Leased]) -> list[Lease]:
         """Leases from before the controller was started anew; their time starts anew, too."""
         self._holders = {lease.lease_id: lease for lease in leases}
-        deadline = self._desk.clock() + self._desk.config.lease_s
+        deadline = self._desk.server.now + self._desk.config.lease_s
         return [
             Lease(lease.lease_id, lease.task, dict.fromkeys(row_ids(lease.rows)), deadline)  # type: ignore[arg-type]
             for lease in leases
@@ -198,7 +198,7 @@ class Claims:
         desk = self._desk
         if desk.recovering:
             return None
-        lease = desk.control.claim(message.task, limit=message.limit, rank=message.rank, now=desk.clock())
+        lease = desk.control.claim(message.task, limit=message.limit, rank=message.rank, now=desk.server.now)
         if lease is None:
             return None
         record = log.Leased(ticket.client, lease.id, lease.task, pack(lease.rows))

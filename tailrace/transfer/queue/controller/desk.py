@@ -19,7 +19,6 @@ class Desk:
     """The state of a controller."""
 
     server: Server
-    clock: Callable[[], float]
     config: ServiceQueueConfig
     codec: PartCodec
     control: ControlPlane
@@ -36,7 +35,7 @@ class Desk:
 
     def line(self, changed: Callable[[], None]) -> Line:
         """A new line of those who wait; see `Line`."""
-        return Line(self.server, self.timers, self.clock, changed)
+        return Line(self.server, self.timers, changed)
 
     @property
     def recovering(self) -> bool:

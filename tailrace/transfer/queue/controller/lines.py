@@ -31,12 +31,11 @@ class Waiter:
 class Line:
     """Waiters for one thing."""
 
-    def __init__(self, server: Server, timers: Timers, clock: Callable[[], float], changed: Callable[[], None]) -> None:
+    def __init__(self, server: Server, timers: Timers, changed: Callable[[], None]) -> None:
         """`changed`: called when the head has given up, and the next one may get what it could not."""
         self._changed = changed
         self._server = server
         self._timers = timers
-        self._clock = clock
         self._waiters: deque[Waiter] = deque()
 
     def __len__(self) -> int:
@@ -56,7 +55,7 @@ class Line:
 
         `late` makes the error that ends it when the time is over.
         """
-        now = self._clock()
+        now = self._server.now
         timer = self._timers.at(now + wait_s, lambda: self._give_up(waiter, late(wait_s)))
         waiter = Waiter(ticket, now, attempt, reason, waited, timer)
         self._waiters.append(waiter)
@@ -98,7 +97,7 @@ class Line:
     def _leave(self, waiter: Waiter) -> None:
         waiter.timer.cancel()
         self._waiters.remove(waiter)
-        waiter.waited(self._clock() - waiter.since)
+        waiter.waited(self._server.now - waiter.since)
 
     def _fail(self, waiter: Waiter, error: TailraceError) -> None:
         self._leave(waiter)

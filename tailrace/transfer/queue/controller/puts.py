@@ -133,7 +133,7 @@ class Puts:
     ) -> None:
         """A client is going to write these rows to all of these units."""
         desk = self._desk
-        timer = desk.timers.at(desk.clock() + desk.config.lease_s, lambda: self._admissions.expire(admission))
+        timer = desk.timers.at(desk.server.now + desk.config.lease_s, lambda: self._admissions.expire(admission))
         admission = Admission(client, list(ids), {unit: set(ids) for unit in units}, done, undone, timer, record)
         self._admissions.add(admission)
 

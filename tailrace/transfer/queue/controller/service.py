@@ -89,7 +89,6 @@ class Controller(Service):
         *,
         columns: Mapping[str, ColumnKind] = COLUMNS,
         journal: Journal,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`journal`: a new one, or that of a controller of the same table, which this one goes on from.
 
@@ -100,7 +99,6 @@ class Controller(Service):
         self._specs = [task.spec for task in tasks]
         self._columns = dict(columns)
         self._server = server
-        self._clock = clock
         self._journal = journal
         self._timers = Timers()
         self._epoch = time.time_ns()
@@ -109,7 +107,6 @@ class Controller(Service):
         units = Units(
             server,
             self._timers,
-            clock,
             limit_s=config.unit_limit_s,
             named=lambda unit: self._note(log.Named(unit.number, unit.name)),
             asked=self._on_inventory_asked,
@@ -117,7 +114,6 @@ class Controller(Service):
         )
         self._desk = Desk(
             server=server,
-            clock=clock,
             config=config,
             codec=PartCodec(columns),
             control=ControlPlane(tasks, lease_s=config.lease_s),
@@ -287,7 +283,7 @@ class Controller(Service):
         known = self._watches.get(client)
         if known is not None:
             known[1].cancel()
-        self._watches[client] = (limit_s, self._timers.at(self._clock() + limit_s, lambda: self.gone(client)))
+        self._watches[client] = (limit_s, self._timers.at(self._server.now + limit_s, lambda: self.gone(client)))
 
     def _on_inventory_asked(self, unit: KnownUnit) -> Callable[[Listed], None]:
         """What a unit should have is what it should have had when it was asked: more may come meanwhile."""

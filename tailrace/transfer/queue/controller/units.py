@@ -70,7 +70,6 @@ class Units:
         self,
         server: Server,
         timers: Timers,
-        clock: Callable[[], float],
         *,
         limit_s: float,
         named: Callable[[KnownUnit], None],
@@ -83,7 +82,6 @@ class Units:
         """
         self._server = server
         self._timers = timers
-        self._clock = clock
         self._limit_s = limit_s
         self._named = named
         self._asked = asked
@@ -151,7 +149,7 @@ class Units:
             if len(unit.lost_parts) + len(unit.left_rows) >= _SETTLE_AT_ONCE:
                 self._settle(unit)
             elif unit.settle is None:
-                unit.settle = self._timers.at(self._clock() + _SETTLE_S, lambda unit=unit: self._settle(unit))  # type: ignore[misc]
+                unit.settle = self._timers.at(self._server.now + _SETTLE_S, lambda unit=unit: self._settle(unit))  # type: ignore[misc]
 
     def listing(self) -> list[Unit]:
         """The units for clients."""
@@ -182,7 +180,7 @@ class Units:
     def _watch(self, unit: KnownUnit) -> None:
         if unit.deadline is not None:
             unit.deadline.cancel()
-        unit.deadline = self._timers.at(self._clock() + self._limit_s, lambda: self._die(unit))
+        unit.deadline = self._timers.at(self._server.now + self._limit_s, lambda: self._die(unit))
 
     def _connect(self, unit: KnownUnit, message: Join) -> None:
         local = message.host == host_id()

@@ -1,0 +1,197 @@
+"""A server without sockets for a controller, and units that it links to: what is said is carried out at once."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.errors import TailraceError
+from tailrace.transfer.queue.controller.journal import Journal
+from tailrace.transfer.queue.controller.service import Controller
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.wire.calls import Call
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import (
+    Answer,
+    Describe,
+    Failure,
+    Inventory,
+    Join,
+    Parts,
+    Request,
+    Settle,
+    pack,
+    row_ids,
+    unpack,
+)
+from tailrace.transfer.queue.wire.server import Incoming, Ticket
+from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.types import COLUMNS, ColumnKind
+
+Then = Callable[[Reply | TailraceError], None]
+
+
+class FakeUnit:
+    """Knows which parts it has, and no bytes of them."""
+
+    def __init__(self, name: str, *, lasting: bool = False, max_bytes: int = 2**30) -> None:
+        self.name = name
+        self.incarnation = 1
+        self.lasting = lasting
+        self.max_bytes = max_bytes
+        self.parts: set[PartId] = set()
+        self.unknown: set[PartId] = set()
+        self.described: dict[PartId, list[str]] = {}
+        self.number = -1
+
+    @property
+    def endpoint(self) -> str:
+        return f"tcp://{self.name}"
+
+    def die(self) -> None:
+        """And start anew."""
+        self.incarnation += 1
+        if self.lasting:
+            self.unknown = set(self.parts)
+        else:
+            self.parts.clear()
+
+    def join(self) -> Join:
+        return Join(self.name, str(self.incarnation), self.lasting, [self.endpoint], host_id(), "", self.max_bytes)
+
+    def hear(self, message: Request) -> Answer | None:
+        match message:
+            case Inventory():
+                return Parts(_packed(self.parts), _packed(self.unknown))
+            case Settle():
+                self.parts.difference_update(PartId(*part) for part in unpack(message.parts, 3).tolist())
+                gone = set(row_ids(message.rows))
+                self.parts = {part for part in self.parts if part[:2] not in gone}
+            case Describe():
+                tags = unpack(message.tags, 1)[:, 0].tolist()
+                for tag, row, run in zip(tags, row_ids(message.rows), message.runs, strict=True):
+                    self.described[PartId(*row, tag)] = run.columns
+        return None
+
+
+class FakeLink:
+    def __init__(self, unit: FakeUnit) -> None:
+        self._unit = unit
+
+    def start(self, call: Call, then: Then) -> None:
+        answer = self._unit.hear(call.message)
+        if answer is not None:
+            then(Reply(answer))
+
+
+class FakeServer:
+    """See `Server`."""
+
+    def __init__(self, units: Sequence[FakeUnit], now: float) -> None:
+        self.now = now
+        self.answers: dict[Ticket, Answer] = {}
+        self._units = {unit.endpoint: unit for unit in units}
+
+    def link(self, endpoint: str) -> FakeLink:
+        return FakeLink(self._units[endpoint])
+
+    def unlink(self, link: FakeLink) -> None:
+        """Nothing to close."""
+
+    def reply(self, ticket: Ticket, answer: Answer) -> None:
+        self.answers[ticket] = answer
+
+    def answered(self, ticket: Ticket) -> Answer | None:
+        return self.answers.get(ticket)
+
+    def recall(self, ticket: Ticket, answer: Answer) -> None:
+        self.answers[ticket] = answer
+
+    def kept(self) -> Iterator[tuple[Ticket, Answer]]:
+        return iter(self.answers.items())
+
+
+class Site:
+    """A controller with its units and one journal, which can be ended and started anew."""
+
+    def __init__(
+        self,
+        tasks: Callable[[], Sequence[QueueTask]],
+        directory: Path,
+        *,
+        units: Sequence[FakeUnit] = (),
+        columns: Mapping[str, ColumnKind] = COLUMNS,
+        **config: Any,
+    ) -> None:
+        """`tasks`: makes the table, with new policies."""
+        self.units = list(units) or [FakeUnit("a")]
+        self._tasks = tasks
+        self._directory = directory
+        self._columns = columns
+        self._config = ServiceQueueConfig(**config)
+        self._numbers = 0
+        self.now = 0.0
+        self.start()
+
+    def start(self) -> None:
+        """A new controller with the journal of the one before; units join."""
+        self.server = FakeServer(self.units, self.now)
+        self.controller = Controller(
+            self.server,  # type: ignore[arg-type]
+            self._tasks(),
+            self._config,
+            columns=self._columns,
+            journal=Journal(self._directory / "journal"),
+        )
+        for unit in self.units:
+            self.join(unit)
+
+    def join(self, unit: FakeUnit) -> None:
+        unit.number = self.ask(unit.join()).unit
+
+    def send(self, message: Request, client: str = "client") -> Ticket:
+        """Ask something that may have to wait."""
+        self._numbers += 1
+        ticket = Ticket(client, self._numbers)
+        try:
+            reply = self.controller.handlers[type(message)](Incoming(ticket, message, ()))
+        except TailraceError as error:
+            reply = Reply(Failure.of(error))
+        if reply is not None:
+            self.server.answers[ticket] = reply.answer
+        return ticket
+
+    def answer(self, ticket: Ticket) -> Any:
+        """The answer, None where it waits.
+
+        Raises:
+            TailraceError: the answer is one.
+        """
+        answer = self.server.answers.get(ticket)
+        if isinstance(answer, Failure):
+            raise answer.error()
+        return answer
+
+    def ask(self, message: Request, client: str = "client") -> Any:
+        """Ask; what has to wait gives up at once."""
+        ticket = self.send(message, client)
+        self.tick()
+        return self.answer(ticket)
+
+    def tick(self, seconds: float = 0.0) -> None:
+        """Let time pass."""
+        until = self.now + seconds
+        while (when := self.controller.next_deadline) is not None and when <= until:
+            self.now = self.server.now = max(self.now, when)
+            self.controller.tick(self.now)
+        self.now = self.server.now = until
+
+    def unit(self, number: int) -> FakeUnit:
+        return next(unit for unit in self.units if unit.number == number)
+
+
+def _packed(parts: set[PartId]) -> bytes:
+    return pack(np.array(sorted(parts), dtype=np.int64).reshape(-1, 3))
