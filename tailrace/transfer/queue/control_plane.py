@@ -348,6 +348,11 @@ class ControlPlane:
                     groups.add(row.meta.group_id)
         return self._lose_groups(groups)
 
+    def is_stored(self, row_id: RowId) -> bool:
+        """Whether a row has entered and not left."""
+        row = self._slots[row_id.slot] if 0 <= row_id.slot < len(self._slots) else None
+        return row is not None and row.meta.id == row_id
+
     def units(self, row_id: RowId) -> tuple[int, ...]:
         """Numbers of the storage units that have a stored row."""
         return self._row(row_id).units

@@ -136,9 +136,9 @@ class Claims:
 
     def lose_client(self, client: str) -> None:
         """A consumer died."""
+        self.forget(lambda ticket: ticket.client == client)
         for lease_id in [number for number, lease in self._holders.items() if lease.client == client]:
             self._ended(self._desk.control.end(lease_id), expired=True)
-        self.forget(lambda ticket: ticket.client == client)
 
     def forget(self, gone: Callable[[Ticket], bool]) -> None:
         """Nobody waits for these answers any more."""

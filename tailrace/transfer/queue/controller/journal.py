@@ -19,6 +19,7 @@ import msgspec
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.state import ControlState
 from tailrace.transfer.queue.wire.messages import Ack, Admit, Answer
+from tailrace.types import TaskSpec
 
 _FRAME = struct.Struct("<II")
 """Bytes of the record, and their CRC-32."""
@@ -33,6 +34,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Base(Record, frozen=True):
     """The first record: a state to which the others are changes."""
 
+    tasks: list[TaskSpec]
+    """The table that it is of."""
     state: ControlState
     closed: bool
 

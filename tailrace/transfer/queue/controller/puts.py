@@ -93,7 +93,11 @@ class Puts:
     def found(self, unit: int, rows: Sequence[RowId]) -> None:
         """A unit has these rows; what it should not have it is told to forget."""
         control = self._desk.control
-        strange = [row for row in self._admissions.written(unit, rows) if unit not in control.units(row)]
+        strange = [
+            row
+            for row in self._admissions.written(unit, rows)
+            if not (control.is_stored(row) and unit in control.units(row))
+        ]
         if strange:
             self._desk.units.settle([unit], rows=strange)
 
@@ -144,8 +148,8 @@ class Puts:
 
     def lose_client(self, client: str) -> None:
         """A producer died."""
-        self._admissions.lose_client(client)
         self.forget(lambda ticket: ticket.client == client)
+        self._admissions.lose_client(client)
 
     def forget(self, gone: Callable[[Ticket], bool]) -> None:
         """Nobody waits for these answers any more."""

@@ -89,6 +89,11 @@ def replay(records: Iterable[Base | Change], tasks: Sequence[QueueTask]) -> Reco
         return None
     if not isinstance(base, Base):
         raise QueueError("the journal does not begin with a state; is it one of a queue?")
+    if base.tasks != [task.spec for task in tasks]:
+        raise QueueError(
+            f"the journal is of another table, with tasks {[task.name for task in base.tasks]}; "
+            f"serve that one, or another directory"
+        )
     player = _Player(base, tasks)
     for change in changes:
         player.play(change)

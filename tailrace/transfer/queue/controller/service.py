@@ -362,7 +362,7 @@ class Controller(Service):
     def _begin_journal(self) -> None:
         """Replace the journal by one of this moment."""
         desk = self._desk
-        self._journal.replace(Base(desk.control.export(), desk.closed), list(self._open_ends()))
+        self._journal.replace(Base(self._specs, desk.control.export(), desk.closed), list(self._open_ends()))
 
     def _open_ends(self) -> Iterator[Change]:
         for unit in self._desk.units.stats():
