@@ -49,7 +49,7 @@ def running(storage: Storage) -> Iterator[Running]:
     storage.close()
 
 
-def make_storage(kind: str, directory: Path, redis_url: Callable[[], str]) -> Storage:
+def make_storage(kind: str, directory: Path, name: str, redis_url: Callable[[], str]) -> Storage:
     match kind:
         case "memory":
             return MemoryStorage(max_bytes=MAX_BYTES)
@@ -60,13 +60,14 @@ def make_storage(kind: str, directory: Path, redis_url: Callable[[], str]) -> St
     url = redis_url()
     from tailrace.transfer.queue.storage.redis import RedisStorage
 
-    return RedisStorage(url=url, name=f"unit-{next(NAMES)}", timeout_s=10, max_bytes=MAX_BYTES)
+    return RedisStorage(url=url, name=name, timeout_s=10, max_bytes=MAX_BYTES)
 
 
 @pytest.fixture(params=["memory", "arena", "spill", "redis"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Storage]:
-    """Makes storages of MAX_BYTES, of each kind in turn."""
-    return lambda: make_storage(request.param, tmp_path, lambda: str(request.getfixturevalue("redis_url")))
+    """Makes storages of MAX_BYTES and one name, of each kind in turn."""
+    name = f"unit-{next(NAMES)}"
+    return lambda: make_storage(request.param, tmp_path, name, lambda: str(request.getfixturevalue("redis_url")))
 
 
 @pytest.fixture

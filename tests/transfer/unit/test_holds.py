@@ -1,0 +1,159 @@
+"""Shared memory: places and pins belong to clients, and go back in the end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tailrace.errors import QueueError, StaleRowError, StorageFull
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.unit.holds import Holds
+from tailrace.transfer.queue.wire.messages import (
+    Accepted,
+    Beat,
+    Cancel,
+    Cells,
+    Done,
+    Reserve,
+    Reserved,
+    Settle,
+    Write,
+    pack,
+)
+from tailrace.types import Value
+from tests.transfer.unit.conftest import MAX_BYTES, Running
+from tests.transfer.unit.controller import Client, described, read
+from tests.transfer.wire.test_server import Peer
+
+A = RowId(0, 0)
+PART = PartId(*A, 0)
+LARGE: dict[str, Value] = {"ids": np.arange(MAX_BYTES // 16)}
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[ArenaStorage]:
+    """With one part."""
+    made = ArenaStorage(parent=tmp_path, max_bytes=1000)
+    made.store([(PART, memoryview(bytes(80)))])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peer(arena: Running) -> Iterator[Peer]:
+    made = Peer(arena.endpoint)
+    made.enter()
+    yield made
+    made.close()
+
+
+def test_cells_in_shared_memory_stay_until_the_last_reader_is_done(arena: Running, client: Client) -> None:
+    client.write({A: LARGE})
+    first, second = (client.ask(read([A], ["ids"], shared=True)) for _ in range(2))
+    client.ask(Settle(b"", pack([A])))
+    for pin in (first.pin, second.pin):
+        with pytest.raises(StorageFull):
+            client.ask(Reserve(MAX_BYTES - 8))
+        assert client.ask(Done([pin], [])) == Accepted()
+    assert isinstance(client.ask(Reserve(MAX_BYTES - 8)), Reserved)
+
+
+def test_few_bytes_are_sent_rather_than_shared(arena: Running, client: Client) -> None:
+    client.write({A: LARGE | {"number": 1}})
+    assert client.ask(read([A], ["number"], shared=True)).pin is None
+    assert client.ask(read([A], ["ids"], shared=True)).pin is not None
+
+
+def test_a_place_is_its_clients_alone(arena: Running, client: Client) -> None:
+    runs, memory = described({A: LARGE})
+    place = client.ask(Reserve(len(memory))).place
+    with Client(arena.endpoint) as other:
+        with pytest.raises(QueueError, match=f"place {place} is not reserved by 'client-"):
+            other.ask(Write(0, pack([A]), runs, place))
+        assert other.ask(Done([], [place])) == Accepted()
+    client.ask(Write(0, pack([A]), runs, place))
+    with pytest.raises(QueueError, match="written, given back or taken back"):
+        client.ask(Write(0, pack([A]), runs, place))
+
+
+def test_a_write_that_is_refused_leaves_the_place_to_its_client(arena: Running, client: Client) -> None:
+    runs, memory = described({A: LARGE})
+    place = client.ask(Reserve(len(memory))).place
+    client.ask(Settle(b"", pack([A])))
+    with pytest.raises(StaleRowError):
+        client.ask(Write(0, pack([A]), runs, place))
+    client.ask(Done([], [place]))
+    assert arena.storage.nbytes == 0
+
+
+def test_a_reserve_that_is_cancelled_is_undone(arena: Running, peer: Peer) -> None:
+    assert isinstance(peer.ask(3, Reserve(1000)), Reserved)
+    assert arena.storage.nbytes == 1000
+    assert peer.ask(4, Cancel(3)) == Accepted()
+    assert arena.storage.nbytes == 0
+
+
+def test_a_read_that_is_repeated_pins_once_and_is_undone_when_it_is_cancelled(
+    arena: Running, client: Client, peer: Peer
+) -> None:
+    client.write({A: LARGE})
+    answers = [peer.ask(3, read([A], ["ids"], shared=True)) for _ in range(2)]
+    assert isinstance(answers[0], Cells)
+    assert answers[0] == answers[1]
+    client.ask(Settle(b"", pack([A])))
+    assert arena.storage.nbytes > 0
+    assert peer.ask(4, Cancel(3)) == Accepted()
+    assert arena.storage.nbytes == 0
+
+
+def test_a_client_says_how_soon_it_will_be_heard_again(arena: Running, client: Client) -> None:
+    assert client.ask(Beat(30.0)) == Accepted()
+
+
+def test_a_client_that_breaks_its_promise_loses_its_pins_and_keeps_its_places(storage: ArenaStorage) -> None:
+    holds = Holds(storage)
+    holds.reserve("late", 8)
+    holds.beat("late", 30.0, now=0.0)
+    holds.pin("late", [PART], now=20.0)
+    assert holds.next_deadline == 50.0
+    storage.drop([PART])
+    holds.silent(now=49.0)
+    assert storage.nbytes == 88
+    holds.silent(now=50.0)
+    assert storage.nbytes == 8
+    assert holds.next_deadline is None
+
+
+def test_a_client_that_promises_nothing_keeps_its_pins(storage: ArenaStorage) -> None:
+    holds = Holds(storage)
+    holds.pin("quiet", [PART], now=0.0)
+    storage.drop([PART])
+    holds.silent(now=1e9)
+    assert storage.nbytes == 80
+
+
+def test_a_client_that_is_forgotten_gives_everything_back_and_others_nothing(storage: ArenaStorage) -> None:
+    holds = Holds(storage)
+    for client in ("gone", "other"):
+        holds.reserve(client, 100)
+        holds.pin(client, [PART], now=0.0)
+    storage.drop([PART])
+    holds.forget("gone")
+    holds.forget("gone")
+    assert storage.nbytes == 180
+    holds.forget("other")
+    assert storage.nbytes == 0
+
+
+def test_what_a_client_does_not_hold_is_passed_over(storage: ArenaStorage) -> None:
+    holds = Holds(storage)
+    pin, _ = holds.pin("one", [PART], now=0.0)
+    place = holds.reserve("one", 8)
+    holds.done("other", [pin, 99], [place.serial, 99])
+    holds.done("one", [pin, pin, 99], [place.serial, place.serial, 99])
+    holds.done("one", [pin], [place.serial])
+    storage.drop([PART])
+    assert storage.nbytes == 0
