@@ -99,6 +99,24 @@ def test_a_full_unit_says_so_takes_nothing_in_and_has_room_when_rows_leave(unit:
     assert client.read([B], ["number"]) == [{"number": 1}]
 
 
+@pytest.mark.parametrize("make", ["memory"], indirect=True)
+def test_parts_that_the_storage_failed_to_drop_go_with_the_next_ones(
+    unit: Running, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(parts: object) -> None:
+        raise QueueError("the server is not there")
+
+    client.write({A: {"number": 1}, B: {"number": 2}})
+    with monkeypatch.context() as patch:
+        patch.setattr(unit.storage, "drop", fail)
+        with pytest.raises(QueueError, match="not there"):
+            client.ask(Settle(b"", pack([A])))
+    with pytest.raises(StaleRowError):
+        client.read([A], ["number"])
+    client.ask(Settle(b"", pack([B])))
+    assert unit.storage.nbytes == 0
+
+
 @pytest.mark.parametrize(
     ("message", "frames", "error", "text"),
     [
