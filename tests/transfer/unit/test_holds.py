@@ -24,13 +24,14 @@ from tailrace.transfer.queue.wire.messages import (
     pack,
 )
 from tailrace.types import Value
-from tests.transfer.unit.conftest import MAX_BYTES, Running
+from tests.transfer.unit.conftest import MAX_BYTES, SILENCE_S, Running, running
 from tests.transfer.unit.controller import Client, described, read
 from tests.transfer.wire.test_server import Peer
 
 A = RowId(0, 0)
 PART = PartId(*A, 0)
 LARGE: dict[str, Value] = {"ids": np.arange(MAX_BYTES // 16)}
+LARGE_BYTES = MAX_BYTES // 2
 
 
 @pytest.fixture
@@ -109,8 +110,21 @@ def test_a_read_that_is_repeated_pins_once_and_is_undone_when_it_is_cancelled(
     assert arena.storage.nbytes == 0
 
 
-def test_a_client_says_how_soon_it_will_be_heard_again(arena: Running, client: Client) -> None:
-    assert client.ask(Beat(30.0)) == Accepted()
+@pytest.mark.parametrize(("passed_s", "kept"), [(29.0, 1000 + LARGE_BYTES), (31.0, 1000), (SILENCE_S + 1, 0)])
+def test_a_silent_client_loses_its_pins_when_it_promised_and_its_places_when_it_is_forgotten(
+    tmp_path: Path, passed_s: float, kept: int
+) -> None:
+    now = [0.0]
+    storage = ArenaStorage(parent=tmp_path, max_bytes=MAX_BYTES)
+    with running(storage, lambda: now[0]) as unit, Client(unit.endpoint) as silent, Client(unit.endpoint) as other:
+        silent.write({A: LARGE})
+        assert silent.ask(Beat(30.0)) == Accepted()
+        assert silent.ask(read([A], ["ids"], shared=True)).pin is not None
+        silent.ask(Reserve(1000))
+        now[0] = passed_s
+        for _ in range(2):  # the second is heard when what the first has woken is done
+            other.ask(Settle(b"", pack([A])))
+        assert storage.nbytes == kept
 
 
 def test_a_client_that_breaks_its_promise_loses_its_pins_and_keeps_its_places(storage: ArenaStorage) -> None:

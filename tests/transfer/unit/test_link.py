@@ -2,21 +2,25 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tailrace.errors import QueueError, WireError
+from tailrace.errors import QueueError, StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.memory import MemoryStorage
 from tailrace.transfer.queue.unit.service import StorageUnit
-from tailrace.transfer.queue.wire.messages import Join
+from tailrace.transfer.queue.wire.frames import encode
+from tailrace.transfer.queue.wire.messages import Accepted, Beat, Cancel, Join, Run, Write, pack
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 from tests.transfer.unit.conftest import Running
 from tests.transfer.unit.controller import UNIT, Client, Recorder
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving
+from tests.transfer.wire.rows import packed
+from tests.transfer.wire.test_server import Peer
 
 A, B = RowId(0, 0), RowId(1, 0)
 EVERY_S = 0.02
@@ -80,6 +84,26 @@ def test_requests_that_need_the_columns_wait_for_them(endpoint: str) -> None:
             thread.join(LIMIT_S)
             recorder.wait_for(lambda: recorder.written == [(UNIT, [A])])
     assert read == [{"number": 1}]
+
+
+@pytest.mark.parametrize("forget", ["cancel", "gone"])
+def test_a_write_that_waits_for_the_columns_ends_with_its_sender(endpoint: str, forget: str) -> None:
+    unit, recorder = Server("unit", TOKEN), Recorder()
+    service = make_unit(unit, endpoint)
+    write = Write(0, pack([A]), [Run(1, ["number"], packed([[1]]))], None)
+    with serving(unit, service), closing(Peer(unit.endpoints[0])) as peer:
+        peer.enter()
+        peer.send(*encode(3, 0, write, [bytes(8)]))  # type: ignore[arg-type]
+        if forget == "cancel":
+            assert peer.ask(4, Cancel(3)) == Accepted()
+        else:
+            assert peer.ask(4, Beat(30.0)) == Accepted()
+            service.gone(peer.identity.unique)
+        with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder):
+            recorder.wait_for(lambda: len(recorder.joins) >= 2)
+            with Client(unit.endpoints[0]) as client, pytest.raises(StaleRowError):
+                client.read([A], ["number"])
+    assert recorder.written == []
 
 
 def test_a_controller_started_anew_knows_the_unit_and_hears_what_the_old_one_did_not(endpoint: str) -> None:

@@ -28,7 +28,7 @@ from tests.transfer.unit.controller import UNIT, Client, described, read
 from tests.transfer.unit.machine import run_machine
 from tests.transfer.wire.rows import packed
 
-A, B, C = RowId(0, 0), RowId(1, 0), RowId(2, 5)
+A, B, C, D = RowId(0, 0), RowId(1, 0), RowId(2, 5), RowId(3, 0)
 IDS = np.arange(5)
 
 
@@ -171,8 +171,10 @@ def test_a_unit_started_anew_has_the_parts_of_its_last_life_once_they_are_descri
         assert first.controller.joins[0].lasting
         client.write(rows)
         client.write({C: {"number": 1}}, tag=7)
+        client.write({D: {"number": 1}})
         assert client.ask(Inventory()).unknown == b""
     with running(make()) as second, Client(second.endpoint) as client:
+        client.ask(Settle(packed([[*D, 0]]), b""))
         found = client.ask(Inventory())
         assert sorted(found.parts) == sorted(found.unknown) == sorted(packed([[*A, 0], [*B, 0], [*C, 7]]))
         with pytest.raises(StaleRowError):
