@@ -25,7 +25,7 @@ from tailrace.transfer.queue.wire.messages import (
 )
 from tailrace.types import Value
 from tests.transfer.unit.conftest import MAX_BYTES, SILENCE_S, Running, running
-from tests.transfer.unit.controller import Client, described, read
+from tests.transfer.unit.controller import Client, cells_in, described, read
 from tests.transfer.wire.test_server import Peer
 
 A = RowId(0, 0)
@@ -60,6 +60,22 @@ def test_cells_in_shared_memory_stay_until_the_last_reader_is_done(arena: Runnin
             client.ask(Reserve(MAX_BYTES - 8))
         assert client.ask(Done([pin], [])) == Accepted()
     assert isinstance(client.ask(Reserve(MAX_BYTES - 8)), Reserved)
+
+
+def test_shared_cells_are_found_in_several_segments_and_in_none(tmp_path: Path) -> None:
+    rows: dict[RowId, dict[str, Value]] = {
+        RowId(slot, 0): {"ids": np.arange(size) + slot} for slot, size in enumerate([10_000, 0, 10_000, 5])
+    }
+    storage = ArenaStorage(parent=tmp_path, max_bytes=MAX_BYTES, segment_bytes=80_000)
+    with running(storage) as unit, Client(unit.endpoint) as client:
+        for row, cells in rows.items():
+            client.write({row: cells})
+        answer = client.ask(read(list(rows), ["ids"], shared=True))
+        assert len(answer.segments) == 3
+        memories = [(storage.directory / name).read_bytes() for name in answer.segments]
+        got = cells_in(answer, ["ids"], memories)
+    for found, cells in zip(got, rows.values(), strict=True):
+        assert np.array_equal(found["ids"], cells["ids"])  # type: ignore[arg-type]
 
 
 def test_few_bytes_are_sent_rather_than_shared(arena: Running, client: Client) -> None:
