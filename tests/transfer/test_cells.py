@@ -237,3 +237,30 @@ def test_a_damaged_part_is_read_or_refused(cells: dict[str, Value], data: st.Dat
 def test_any_bytes_of_json_are_read_or_refused(data: bytes) -> None:
     with contextlib.suppress(ColumnError):
         CODEC.read(memoryview(data + bytes(-len(data) % 8)), {"json": len(data)}, ["json"])
+
+
+@given(st.lists(st.sampled_from(sorted(KINDS)), unique=True), st.data())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_many_parts_are_measured_as_each_alone(columns: list[str], data: st.DataObject) -> None:
+    row = st.tuples(*(st.just(1) if column in ("int", "float") else st.integers(0, 99) for column in columns))
+    rows = data.draw(st.lists(row, min_size=1, max_size=5))
+    lengths = np.array(rows, np.int64).reshape(len(rows), len(columns))
+    layouts = [CODEC.layout(dict(zip(columns, of_row, strict=True))) for of_row in rows]
+    sizes = CODEC.cell_sizes(columns, lengths)
+    assert CODEC.sizes(columns, lengths).tolist() == [layout.nbytes for layout in layouts]
+    assert (np.cumsum(sizes, axis=1) - sizes).tolist() == [list(layout.offsets.values()) for layout in layouts]
+
+
+@pytest.mark.parametrize(
+    ("columns", "lengths", "message"),
+    [
+        (["ints", "height"], [1, 1], "unknown column 'height'"),
+        (["ints", "ints"], [1, 1], "each column once"),
+        (["ints", "int"], [1, 2], "column 'int': got a cell of length 2, expected 1"),
+        (["ints", "text"], [1, -1], "column 'text': got a cell of length -1, expected 0 to"),
+        (["ints", "text"], [2**62, 1], "column 'ints': got a cell of length 4611686018427387904, expected 0 to"),
+    ],
+)
+def test_lengths_of_no_cell_are_not_measured(columns: list[str], lengths: list[int], message: str) -> None:
+    with pytest.raises(ColumnError, match=message):
+        CODEC.sizes(columns, np.array([[1, 1], lengths], np.int64))

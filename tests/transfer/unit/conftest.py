@@ -1,5 +1,6 @@
 """A running unit on a storage of each kind, with a controller that records."""
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from tests.transfer.unit.controller import Client, Recorder
 from tests.transfer.wire.desk import TOKEN, serving
 
 MAX_BYTES = 400_000
+SILENCE_S = 1000.0
 NAMES = count()
 
 
@@ -38,10 +40,10 @@ class Running:
 
 
 @contextmanager
-def running(storage: Storage) -> Iterator[Running]:
+def running(storage: Storage, clock: Callable[[], float] = time.monotonic) -> Iterator[Running]:
     """A unit that has joined a controller of its own; it closes the storage."""
     controller, recorder = Server("controller", TOKEN), Recorder()
-    unit = Server("unit", TOKEN)
+    unit = Server("unit", TOKEN, silence_s=SILENCE_S, clock=clock)
     service = StorageUnit(unit, storage, name="unit", controller=controller.endpoints[0], max_bytes=MAX_BYTES)
     with serving(controller, recorder), serving(unit, service):
         recorder.wait_for(lambda: bool(recorder.joins))
@@ -49,24 +51,25 @@ def running(storage: Storage) -> Iterator[Running]:
     storage.close()
 
 
-def make_storage(kind: str, directory: Path, redis_url: Callable[[], str]) -> Storage:
+def make_storage(kind: str, directory: Path, name: str, redis_url: Callable[[], str]) -> Storage:
     match kind:
         case "memory":
             return MemoryStorage(max_bytes=MAX_BYTES)
         case "arena":
-            return ArenaStorage(parent=directory, max_bytes=MAX_BYTES, segment_bytes=MAX_BYTES // 2)
+            return ArenaStorage(parent=directory, max_bytes=MAX_BYTES, segment_bytes=100_000)
         case "spill":
             return SpillStorage(directory=directory, memory_bytes=1000, max_bytes=MAX_BYTES)
     url = redis_url()
     from tailrace.transfer.queue.storage.redis import RedisStorage
 
-    return RedisStorage(url=url, name=f"unit-{next(NAMES)}", timeout_s=10, max_bytes=MAX_BYTES)
+    return RedisStorage(url=url, name=name, timeout_s=10, max_bytes=MAX_BYTES)
 
 
 @pytest.fixture(params=["memory", "arena", "spill", "redis"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Storage]:
-    """Makes storages of MAX_BYTES, of each kind in turn."""
-    return lambda: make_storage(request.param, tmp_path, lambda: str(request.getfixturevalue("redis_url")))
+    """Makes storages of MAX_BYTES and one name, of each kind in turn."""
+    name = f"unit-{next(NAMES)}"
+    return lambda: make_storage(request.param, tmp_path, name, lambda: str(request.getfixturevalue("redis_url")))
 
 
 @pytest.fixture

@@ -114,8 +114,10 @@ class Client:
 
     def call(self, message: Request, frames: Sequence[Buffer] = ()) -> Reply:
         def operation() -> Operation[Reply]:
-            [reply] = yield Step([Call(self._endpoint, message, frames)])
-            return reply
+            [outcome] = yield Step([Call(self._endpoint, message, frames)])
+            if isinstance(outcome, TailraceError):
+                raise outcome
+            return outcome
 
         return self._client.run(operation())
 

@@ -37,6 +37,15 @@ def test_the_answer_of_a_request_that_changes_nothing_is_not_kept() -> None:
     assert answers.kept(5) is None
 
 
+def test_a_long_answer_is_not_kept() -> None:
+    answers = Answers()
+    answers.open(5, b"route")
+    answers.keep(5)
+    assert answers.put(5, Reply(Accepted(), [b"cells"])) == b"route"
+    assert answers.kept(5) is None
+    assert not answers.waits(5)
+
+
 def test_a_cancelled_request_gets_no_answer() -> None:
     answers = Answers()
     answers.open(5, b"route")

@@ -78,6 +78,8 @@ class StorageUnit(Service):
         self._index.find(storage.parts())
         self._left: dict[int, int] = {}
         """By slot: the newest generation that has left the queue."""
+        self._undropped: set[PartId] = set()
+        """Settled, but the storage failed to drop them: it is asked again with the next ones."""
         self._codec: PartCodec | None = None
         self._waiting: list[tuple[Incoming, Handler]] = []
         """For the columns."""
@@ -252,8 +254,10 @@ class StorageUnit(Service):
         for row in rows:
             self._left[row.slot] = max(self._left.get(row.slot, -1), row.generation)
             parts += self._index.of_row(row)
-        self._storage.drop(parts)
         self._index.drop(parts)
+        self._undropped.update(parts)
+        self._storage.drop(self._undropped)
+        self._undropped.clear()
         return Reply(Accepted())
 
     def _inventory(self, incoming: Incoming) -> Reply:

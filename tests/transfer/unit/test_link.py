@@ -1,0 +1,147 @@
+"""What a unit says to the controller, and what becomes of it when the controller is not there."""
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import QueueError, StaleRowError, WireError
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.queue.storage.memory import MemoryStorage
+from tailrace.transfer.queue.unit.service import StorageUnit
+from tailrace.transfer.queue.wire.frames import encode
+from tailrace.transfer.queue.wire.messages import Accepted, Beat, Cancel, Join, Run, Write, pack
+from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.wire.sockets import host_id
+from tests.transfer.unit.conftest import Running
+from tests.transfer.unit.controller import UNIT, Client, Recorder
+from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving
+from tests.transfer.wire.rows import packed
+from tests.transfer.wire.test_server import Peer
+
+A, B = RowId(0, 0), RowId(1, 0)
+EVERY_S = 0.02
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> str:
+    """Of a controller that may come and go."""
+    return f"ipc://{tmp_path}/controller"
+
+
+def make_unit(server: Server, controller: str) -> StorageUnit:
+    storage = MemoryStorage(max_bytes=1000)
+    return StorageUnit(server, storage, name="a", controller=controller, max_bytes=1000, join_every_s=EVERY_S)
+
+
+def test_a_unit_offers_itself_again_and_again(endpoint: str) -> None:
+    unit, recorder = Server("unit", TOKEN), Recorder()
+    with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder), serving(unit, make_unit(unit, endpoint)):
+        recorder.wait_for(lambda: len(recorder.joins) >= 3)
+    first, *others = recorder.joins
+    assert first == Join(
+        name="a",
+        incarnation=first.incarnation,
+        lasting=False,
+        endpoints=unit.endpoints,
+        host=host_id(),
+        directory="",
+        max_bytes=1000,
+    )
+    assert all(other == first for other in others)
+
+
+def test_an_arena_names_its_directory(arena: Running) -> None:
+    assert isinstance(arena.storage, ArenaStorage)
+    assert arena.controller.joins[0].directory == str(arena.storage.directory)
+
+
+def test_a_unit_started_anew_is_another_incarnation(endpoint: str) -> None:
+    recorder = Recorder()
+    with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder):
+        for lives in (1, 2):
+            unit = Server("unit", TOKEN)
+            with serving(unit, make_unit(unit, endpoint)):
+                recorder.wait_for(lambda lives=lives: len({join.incarnation for join in recorder.joins}) == lives)  # type: ignore[misc]
+
+
+def test_requests_that_need_the_columns_wait_for_them(endpoint: str) -> None:
+    unit, recorder = Server("unit", TOKEN), Recorder()
+    read: list[object] = []
+
+    def write_and_read() -> None:
+        with Client(unit.endpoints[0]) as client:
+            client.write({A: {"number": 1}})
+            read.extend(client.read([A], ["number"]))
+
+    with serving(unit, make_unit(unit, endpoint)):
+        thread = threading.Thread(target=write_and_read)
+        thread.start()
+        with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder):
+            thread.join(LIMIT_S)
+            recorder.wait_for(lambda: recorder.written == [(UNIT, [A])])
+    assert read == [{"number": 1}]
+
+
+@pytest.mark.parametrize("forget", ["cancel", "gone"])
+def test_a_write_that_waits_for_the_columns_ends_with_its_sender(endpoint: str, forget: str) -> None:
+    unit, recorder = Server("unit", TOKEN), Recorder()
+    service = make_unit(unit, endpoint)
+    write = Write(0, pack([A]), [Run(1, ["number"], packed([[1]]))], None)
+    with serving(unit, service), closing(Peer(unit.endpoints[0])) as peer:
+        peer.enter()
+        peer.send(*encode(3, 0, write, [bytes(8)]))  # type: ignore[arg-type]
+        if forget == "cancel":
+            assert peer.ask(4, Cancel(3)) == Accepted()
+        else:
+            assert peer.ask(4, Beat(30.0)) == Accepted()
+            service.gone(peer.identity.unique)
+        with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder):
+            recorder.wait_for(lambda: len(recorder.joins) >= 2)
+            with Client(unit.endpoints[0]) as client, pytest.raises(StaleRowError):
+                client.read([A], ["number"])
+    assert recorder.written == []
+
+
+def test_a_controller_started_anew_knows_the_unit_and_hears_what_the_old_one_did_not(endpoint: str) -> None:
+    unit, old, new = Server("unit", TOKEN), Recorder(), Recorder(unit=UNIT + 1)
+    with serving(unit, make_unit(unit, endpoint)), Client(unit.endpoints[0]) as client:
+        with serving(Server("controller", TOKEN, endpoints=[endpoint]), old):
+            client.write({A: {"number": 1}})
+            old.wait_for(lambda: old.written == [(UNIT, [A])])
+            old.failures = [QueueError("not now")] * 10_000
+            client.write({B: {"number": 1}})
+            old.wait_for(lambda: len(old.failures) < 10_000)
+        with serving(Server("controller", TOKEN, endpoints=[endpoint]), new):
+            new.wait_for(lambda: (UNIT + 1, [B]) in new.written)
+
+
+def test_rows_that_could_not_be_told_are_told_with_the_next_join(endpoint: str) -> None:
+    unit, recorder = Server("unit", TOKEN), Recorder()
+    recorder.failures = [QueueError("not now"), QueueError("not now")]
+    with (
+        serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder),
+        serving(unit, make_unit(unit, endpoint)),
+        Client(unit.endpoints[0]) as client,
+    ):
+        client.write({A: {"number": 1}})
+        recorder.wait_for(lambda: recorder.written == [(UNIT, [A])])
+
+
+@pytest.mark.parametrize(
+    ("controller", "message"),
+    [
+        (lambda: (Server("controller", TOKEN), Recorder(refusal=QueueError("two units are named 'a'"))), "two units"),
+        (lambda: (Server("controller", b"another token, as long"), Recorder()), "token"),
+    ],
+)
+def test_a_unit_that_the_controller_refuses_ends_with_its_error(
+    controller: Callable[[], tuple[Server, Recorder]], message: str
+) -> None:
+    server, recorder = controller()
+    unit = Server("unit", TOKEN)
+    with serving(server, recorder), pytest.raises((QueueError, WireError), match=message):
+        unit.run(make_unit(unit, server.endpoints[0]))
