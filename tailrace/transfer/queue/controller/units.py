@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tailrace.errors import TailraceError, WireError
+from tailrace.errors import QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.base import RowId, UnitStats
 from tailrace.transfer.queue.controller.timers import Timer, Timers
 from tailrace.transfer.queue.storage.base import PartId
@@ -199,6 +199,8 @@ class Units:
                 if isinstance(result, TailraceError):
                     raise result
                 listed = _listed(expect(result, Parts))
+            except QueueClosed:
+                return  # this server stops, and hangs up by itself
             except TailraceError:
                 self._disconnect(unit)  # its next Join begins anew
             else:

@@ -1,0 +1,97 @@
+"""A queue across processes whose controller and units run in threads of the test, each with sockets of its own."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.controller.journal import Journal
+from tailrace.transfer.queue.controller.service import Controller
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.queue.storage.base import Storage
+from tailrace.transfer.queue.storage.memory import MemoryStorage
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.unit.service import StorageUnit
+from tailrace.transfer.queue.wire.server import Server, Service
+from tailrace.transfer.queue.wire.sockets import host_id
+from tests.transfer.tables import table
+
+TOKEN = b"a token that nobody guesses"
+LIMIT_S = 20.0
+MAX_BYTES = 64 * 2**20
+
+Make = Callable[[Path], Storage]
+"""A storage whose files are in a directory."""
+
+
+def memory(directory: Path) -> Storage:
+    return MemoryStorage(max_bytes=MAX_BYTES)
+
+
+def arena(directory: Path) -> Storage:
+    return ArenaStorage(parent=directory, max_bytes=MAX_BYTES, segment_bytes=4 * 2**20)
+
+
+class Served:
+    """Where the queue is, and its storages, to look into."""
+
+    def __init__(self, address: QueueAddress, storages: Sequence[Storage], stops: Sequence[Callable[[], None]]) -> None:
+        self.address = address
+        self.storages = storages
+        self._stops = stops
+
+    def stop_unit(self, number: int) -> None:
+        """It is gone without a word."""
+        self._stops[number]()
+
+
+@contextmanager
+def serving(
+    directory: Path,
+    *,
+    make: Make = arena,
+    units: int = 1,
+    tasks: Sequence[QueueTask] | None = None,
+    **config: float,
+) -> Iterator[Served]:
+    """The queue of `table` by default; ready when it is entered."""
+    with ExitStack() as stack:
+        server = Server("controller", TOKEN)
+        settings = ServiceQueueConfig.model_validate({"units": units, **config})
+        journal = Journal(directory / "journal")
+        stack.enter_context(_running(server, Controller(server, tasks or table(), settings, journal=journal)))
+        storages, stops = [], []
+        for number in range(units):
+            storage = make(directory)
+            stack.callback(storage.close)
+            unit = Server(f"unit-{number}", TOKEN)
+            where = server.endpoints[0]
+            service = StorageUnit(
+                unit, storage, name=f"unit-{number}", controller=where, max_bytes=MAX_BYTES, join_every_s=0.05
+            )
+            storages.append(storage)
+            stops.append(stack.enter_context(_running(unit, service)))
+        address = QueueAddress(endpoints=server.endpoints, host=host_id(), token=TOKEN)
+        with SyncQueue(address, name="waiting") as queue:
+            while len(queue.stats().units) < units:
+                pass
+        yield Served(address, storages, stops)
+
+
+@contextmanager
+def _running(server: Server, service: Service) -> Iterator[Callable[[], None]]:
+    thread = threading.Thread(target=server.run, args=(service,))
+
+    def stop() -> None:
+        server.stop()
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), "the server does not stop"
+
+    thread.start()
+    try:
+        yield stop
+    finally:
+        stop()
