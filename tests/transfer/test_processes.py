@@ -142,9 +142,9 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
         f"with queue(Path({str(tmp_path)!r})) as processes:\n"
         "    print(*processes.pids.values(), flush=True); sys.stdin.read()"
     )
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     here = {**os.environ, "TMPDIR": str(tmp_path)}  # for the sockets that a killed parent leaves behind
-    with subprocess.Popen([sys.executable, "-c", code], **pipes, env=here) as parent:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=here) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         parent.kill()
