@@ -57,7 +57,8 @@ def serving(table: Path, directory: Path, *options: str) -> Iterator[tuple[subpr
         try:
             yield process, [process.stdout.readline() for _ in range(3 if options else 2)]
         finally:
-            process.kill()
+            process.terminate()
+            process.wait(LIMIT_S)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

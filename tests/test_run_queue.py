@@ -88,16 +88,20 @@ async def test_a_remote_queue_without_its_file_is_refused(tmp_path: Path) -> Non
             await open_queue(config, TABLE, tmp_path / "unused", stack)
 
 
-def test_a_run_learns_the_same_whether_its_queue_is_in_its_process_or_not(
+def test_a_run_learns_the_same_wherever_its_queue_is_and_goes_on_with_another(
     tmp_path: Path, tiny_model: TinyModel
 ) -> None:
     prompts = write_prompts(tmp_path / "prompts.jsonl")
-    runs = {}
-    for name, changes in {
-        "local": {"type": "local"},
-        "service": {"type": "service", "storage": {"type": "arena", "max_bytes": 2**26}},
-    }.items():
-        config = small_run(tmp_path / name, tiny_model("llama"), prompts, queue=changes, trainer__steps=2)
-        assert train(config, resume=False) == 0
-        runs[name] = [learned(event) for event in steps_of(tmp_path / name)]
-    assert runs["service"] == runs["local"]
+    service = {"type": "service", "storage": {"type": "arena", "max_bytes": 2**26}}
+
+    def run(
+        name: str, steps: int, queue: dict[str, Any], *, resume: bool = False
+    ) -> dict[int | None, dict[str, float]]:
+        config = small_run(tmp_path / name, tiny_model("llama"), prompts, queue=queue, trainer__steps=steps)
+        assert train(config, resume=resume) == 0
+        return {event.step: learned(event) for event in steps_of(tmp_path / name)}
+
+    expected = run("local", 4, {"type": "local"})
+    assert run("service", 4, service) == expected
+    run("resumed", 2, service)
+    assert run("resumed", 4, service, resume=True) == expected

@@ -12,11 +12,11 @@ from tests.transfer.test_processes import queue
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
-    """Each sample by its name and the values of its labels."""
+    """Each sample by its name and the values of its labels, which are sorted by theirs."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {
-        (sample.name, "/".join(sample.labels.values())): sample.value
+        (sample.name, "/".join(sample.labels[name] for name in sorted(sample.labels))): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
@@ -28,7 +28,7 @@ def test_a_scrape_counts_rows_by_task_and_state_and_bytes_by_unit(tmp_path: Path
     assert samples["tailrace_queue_up", ""] == 1
     assert samples["tailrace_queue_rows", ""] == 0
     states = {labels for name, labels in samples if name == "tailrace_queue_task_rows"}
-    assert states == {f"{task}/{state}" for task in ("rollout", "sink") for state in ("waiting", "ready", "leased")}
+    assert states == {f"{state}/{task}" for task in ("rollout", "sink") for state in ("waiting", "ready", "leased")}
     assert samples["tailrace_queue_task_consumed_rows_total", "sink"] == 0
     assert samples["tailrace_queue_unit_alive", "unit-0"] == 1
     assert samples["tailrace_queue_unit_max_bytes", "unit-0"] == 8 * 2**30

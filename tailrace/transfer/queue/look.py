@@ -1,12 +1,15 @@
 """A look at a queue from outside, with a client that is there for one question."""
 
+from typing import TypeVar
+
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.wire.calls import Call, Operation, Step, expect
+from tailrace.transfer.queue.wire.calls import Call, ask
 from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Counted, Look, Request, Stats, Welcome
+from tailrace.transfer.queue.wire.messages import Answer, Counted, Look, Request, Stats, Welcome
 from tailrace.transfer.queue.wire.sync import SyncClient
+
+A = TypeVar("A", bound=Answer)
 
 
 def look(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
@@ -17,18 +20,14 @@ def look(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
         PeerLost: no answer within `limit_s`.
         WireError: the queue has another token.
     """
-    return expect(_ask(address, Stats(), name, limit_s), Counted).stats
+    return _ask(address, Stats(), Counted, name, limit_s).stats
 
 
 def greet(address: QueueAddress, *, name: str, limit_s: float) -> Welcome:
     """The units, columns and tasks of the queue at `address`; otherwise as `look`."""
-    return expect(_ask(address, Look(), name, limit_s), Welcome)
+    return _ask(address, Look(), Welcome, name, limit_s)
 
 
-def _ask(address: QueueAddress, question: Request, name: str, limit_s: float) -> Reply:
-    def asking() -> Operation[Reply]:
-        [reply] = yield Step([Call(address.endpoint, question)])
-        return reply
-
+def _ask(address: QueueAddress, question: Request, kind: type[A], name: str, limit_s: float) -> A:
     with SyncClient(name, address.token, patience=Patience(limit_s=limit_s, retry_s=limit_s / 4)) as client:
-        return client.run(asking())
+        return client.run(ask(Call(address.endpoint, question), kind))

@@ -49,6 +49,8 @@ START_LIMIT_S = 60.0
 _LOOK_S = 0.05
 """Between looks at which units have joined, while the queue starts: only the controller knows, and tells when asked."""
 _LOOK_LIMIT_S = 5.0
+_JOIN_EVERY_S = 1.0
+"""Between signs of life of a unit."""
 _END_LIMIT_S = 10.0
 """For a process to end by itself, with the message in hand and its files."""
 
@@ -262,6 +264,7 @@ class QueueProcesses:
             controller=self.address.endpoint,
             storage=self._config.storage.model_dump_json(),
             storage_name=f"{queue}-{name}",
+            join_every_s=min(_JOIN_EVERY_S, self._config.unit_limit_s / 4),
         )
 
     def _check_ready(self, deadline: float) -> None:

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
 from tailrace.errors import TailraceError
+from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.storage.factory import make_storage
@@ -60,6 +61,8 @@ class UnitSettings(msgspec.Struct, frozen=True, kw_only=True, tag="unit"):
     """A StorageConfig as JSON."""
     storage_name: str
     """See `make_storage`."""
+    join_every_s: float
+    """Between its signs of life."""
 
 
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
@@ -97,8 +100,9 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
             table = TableConfig.model_validate_json(settings.table)
             config = ServiceQueueConfig.model_validate_json(settings.config)
             tasks = make_tasks(table)
+            journal = Journal(Path(settings.journal))
+            stack.callback(journal.close)
             server = Server("controller", settings.token, endpoints=settings.endpoints)
-            journal = Path(settings.journal)
             return server, Controller(server, tasks, config, columns=table.columns, journal=journal)
         case UnitSettings():
             storage_config: StorageConfig = TypeAdapter(StorageConfig).validate_json(settings.storage)
@@ -111,6 +115,7 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
                 name=settings.name,
                 controller=settings.controller,
                 max_bytes=storage_config.max_bytes,
+                join_every_s=settings.join_every_s,
             )
             return server, unit
 
