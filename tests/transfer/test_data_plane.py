@@ -147,10 +147,11 @@ def test_the_version_of_cells_is_that_of_the_oldest_token(versions: list[int], o
 
 def test_what_several_writes_stored_is_one_part_for_another_data_plane() -> None:
     plane, facts = DataPlane(COLUMNS), CellFacts(lengths={}, version=None)
-    for cells in (
+    writes: list[dict[str, Any]] = [
         {"response_ids": tokens(3), "reward": 0.5, "metadata": {"a": 1}},
         {"advantages": np.zeros(5, np.float32), "answer": None},
-    ):
+    ]
+    for cells in writes:
         written = plane.freeze(cells)
         plane.write(ROW, written)
         facts = CellFacts(lengths={**facts.lengths, **written.lengths})

@@ -1,3 +1,4 @@
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +84,18 @@ def claim(site: Site, task: str, *, limit: int | None = None, client: str = "cli
     return claimed.lease_id, [RowId(slot, generation) for slot, generation, _, _ in unpack(claimed.rows, 4).tolist()]
 
 
-def ack(site: Site, lease: int, rows: list[RowId], *, missed: tuple[int, ...] = (), **lengths: int) -> None:
+def ack(site: Site, lease: int, rows: list[RowId], **lengths: int) -> None:
+    ack_missing(site, lease, rows, lengths, [])
+
+
+def ack_missing(site: Site, lease: int, rows: list[RowId], lengths: Mapping[str, int], missed: list[int]) -> None:
+    """All units that have the rows get the outputs but those in `missed`."""
     for row in rows:
         for unit in site.units:
             if lengths and PartId(*row, 0) in unit.parts and unit.number not in missed:
                 unit.parts.add(PartId(*row, lease))
     versions = ints([[-1]] * len(rows))
-    assert site.ask(Ack(lease, pack(rows), versions, one_run(lengths, len(rows)), list(missed))) == Accepted()
+    assert site.ask(Ack(lease, pack(rows), versions, one_run(lengths, len(rows)), missed)) == Accepted()
 
 
 def work(site: Site, task: str, **lengths: int) -> list[RowId]:
@@ -201,7 +207,7 @@ def test_a_unit_that_missed_outputs_is_not_read_from_again(tmp_path: Path) -> No
     queue = site(tmp_path, 2, replicas=2)
     store(queue, group(1, 1))
     lease, rows = claim(queue, "rollout")
-    ack(queue, lease, rows, missed=(1,), response_ids=3)
+    ack_missing(queue, lease, rows, {"response_ids": 3}, [1])
     claimed: Claimed = queue.ask(Claim("reward", None, None, 0.0))
     assert unpack(claimed.units, claimed.width).tolist() == [[0]]
     assert NO_UNIT not in unpack(claimed.units, claimed.width)
