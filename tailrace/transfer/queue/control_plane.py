@@ -12,7 +12,7 @@ policy keeps the index of its task's ready rows, leases stand in the order in wh
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from itertools import chain
 
 from tailrace.errors import GroupExists, LeaseError, QueueError, StaleRowError
@@ -25,27 +25,21 @@ from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import WeightVersion
 
 
-class TaskState(Enum):
+class TaskState(IntEnum):
     """The state of one row for one task."""
 
-    WAITING = "waiting"
+    WAITING = 0
     """Some input column is not written yet. Next: READY."""
-    READY = "ready"
+    READY = 1
     """May be claimed. Next: LEASED."""
-    LEASED = "leased"
+    LEASED = 2
     """Under a live lease. Next: CONSUMED by an ack, READY by a nack or when the lease expires."""
-    CONSUMED = "consumed"
+    CONSUMED = 3
     """Acked: the end."""
 
 
-_STEPS = frozenset(
-    {
-        (TaskState.WAITING, TaskState.READY),
-        (TaskState.READY, TaskState.LEASED),
-        (TaskState.LEASED, TaskState.READY),
-        (TaskState.LEASED, TaskState.CONSUMED),
-    }
-)
+_NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CONSUMED), ())
+"""By state: those that may follow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +59,8 @@ class _Row:
 class _Task:
     index: int
     entry: QueueTask
-    counts: dict[TaskState, int] = field(default_factory=lambda: dict.fromkeys(TaskState, 0))
-    """Rows stored by state, but CONSUMED since the queue was made."""
+    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
+    """By state: rows stored, but CONSUMED since the queue was made."""
     expired: int = 0
 
     @property
@@ -87,6 +81,7 @@ class ControlPlane:
             for column in dict.fromkeys(task.entry.spec.reads):
                 self._readers.setdefault(column, []).append(task)
         self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
+        self._missing_by_columns: dict[tuple[str, ...], list[int]] = {}
         self._lease_s = lease_s
         self._slots: list[_Row | None] = []
         self._generations: list[int] = []
@@ -132,7 +127,7 @@ class ControlPlane:
     def stats(self) -> dict[str, TaskStats]:
         """Counts by task."""
         return {
-            name: TaskStats(**{state.value: task.counts[state] for state in TaskState}, expired=task.expired)
+            name: TaskStats(**{state.name.lower(): task.counts[state] for state in TaskState}, expired=task.expired)
             for name, task in self._tasks.items()
         }
 
@@ -471,10 +466,18 @@ class ControlPlane:
         states = [TaskState.WAITING] * len(self._tasks)
         for index in record.consumed:
             states[index] = TaskState.CONSUMED
-        missing = [len(set(task.entry.spec.reads).difference(meta.lengths)) for task in self._tasks.values()]
+        missing = self._missing(tuple(meta.lengths)).copy()
         row = _Row(meta, record.group_size, record.units, states, missing, dict(record.consumed))
         self._slots[record.id.slot] = row
         return row
+
+    def _missing(self, columns: tuple[str, ...]) -> list[int]:
+        """By task: input columns that are not among `columns`."""
+        missing = self._missing_by_columns.get(columns)
+        if missing is None:
+            missing = [len(set(task.entry.spec.reads).difference(columns)) for task in self._tasks.values()]
+            self._missing_by_columns[columns] = missing
+        return missing
 
     def _announce(self, rows: Sequence[_Row], task: _Task, held: Collection[tuple[str, RowId]]) -> None:
         """Tell a task's policy of a group, then of the rows in it that are ready from the start; `held` are leased."""
@@ -522,7 +525,7 @@ class ControlPlane:
 
     def _move(self, row: _Row, task: _Task, state: TaskState) -> None:
         old = row.states[task.index]
-        assert (old, state) in _STEPS, f"{row.meta.id} of task {task.name!r} cannot go from {old} to {state}"
+        assert state in _NEXT[old], f"{row.meta.id} of task {task.name!r} cannot go from {old} to {state}"
         row.states[task.index] = state
         task.counts[old] -= 1
         task.counts[state] += 1

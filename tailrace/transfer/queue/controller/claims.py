@@ -231,8 +231,7 @@ class Claims:
         self._desk.note(log.GaveBack(ended.lease, pack(ended.rows), expired))
         if self._specs[self._holders[ended.lease].task].writes:
             for row in ended.rows:
-                units = self._desk.control.units(row)
-                self._desk.units.settle(units, parts=[PartId(*row, ended.lease)])
+                self._desk.units.settle(self._desk.control.units(row), parts=[PartId(*row, ended.lease)])
         self._forget_if_over(ended.lease)
         self._desk.rows_ready()
 

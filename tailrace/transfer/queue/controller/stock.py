@@ -14,7 +14,8 @@ class Stock:
         self._sizes: dict[RowId, int] = {}
         self._holds: dict[int, str] = {}
         self._last_hold = 0
-        self._held_back: list[tuple[RowId, tuple[int, ...]]] = []
+        self._held_back: list[tuple[tuple[int, ...], list[RowId]]] = []
+        """Units, and rows that they keep for those who hold."""
         self.nbytes = 0
         """Of all rows, each counted once."""
 
@@ -35,15 +36,18 @@ class Stock:
 
     def leave(self, rows: Mapping[RowId, Collection[int]]) -> None:
         """Rows that left the queue, with the units that store them."""
+        by_units: dict[tuple[int, ...], list[RowId]] = {}
         for row, units in rows.items():
-            size = self._sizes.pop(row)
-            self.nbytes -= size
-            for number in units:
-                self._count(number, -1, -size)
+            by_units.setdefault(tuple(units), []).append(row)
+        for together, leaving in by_units.items():
+            total = sum(self._sizes.pop(row) for row in leaving)
+            self.nbytes -= total
+            for number in together:
+                self._count(number, -len(leaving), -total)
             if self._holds:
-                self._held_back.append((row, tuple(units)))
+                self._held_back.append((together, leaving))
             else:
-                self._units.settle(units, rows=[row])
+                self._units.settle(together, rows=leaving)
 
     def size(self, row: RowId) -> int:
         """Bytes of a row."""
@@ -59,8 +63,8 @@ class Stock:
         """A snapshot has been read; harmless where its hold is gone."""
         self._holds.pop(hold, None)
         if not self._holds:
-            for row, units in self._held_back:
-                self._units.settle(units, rows=[row])
+            for units, rows in self._held_back:
+                self._units.settle(units, rows=rows)
             self._held_back.clear()
 
     def lose_client(self, client: str) -> None:
