@@ -141,7 +141,8 @@ def test_an_admission_that_is_not_written_is_withdrawn_and_its_group_may_come_ag
     assert (stats(queue).rows, stats(queue).bytes) == (0, 0)
     [unit] = queue.units
     unit.parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
-    queue.ask(Written(0, admitted.rows))
+    with pytest.raises(StaleRowError, match="too late"):
+        queue.ask(Written(0, admitted.rows))
     queue.tick(1.0)
     assert not unit.parts, "the late write is settled"
     assert store(queue, group(1, 2)) != row_ids(admitted.rows)

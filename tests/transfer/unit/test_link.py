@@ -106,29 +106,31 @@ def test_a_write_that_waits_for_the_columns_ends_with_its_sender(endpoint: str, 
     assert recorder.written == []
 
 
-def test_a_controller_started_anew_knows_the_unit_and_hears_what_the_old_one_did_not(endpoint: str) -> None:
+def test_a_write_is_answered_when_a_controller_knows_of_it_be_it_one_that_was_started_anew(endpoint: str) -> None:
     unit, old, new = Server("unit", TOKEN), Recorder(), Recorder(unit=UNIT + 1)
     with serving(unit, make_unit(unit, endpoint)), Client(unit.endpoints[0]) as client:
         with serving(Server("controller", TOKEN, endpoints=[endpoint]), old):
             client.write({A: {"number": 1}})
-            old.wait_for(lambda: old.written == [(UNIT, [A])])
-            old.failures = [QueueError("not now")] * 10_000
-            client.write({B: {"number": 1}})
-            old.wait_for(lambda: len(old.failures) < 10_000)
+            assert old.written == [(UNIT, [A])]
+        thread = threading.Thread(target=client.write, args=({B: {"number": 1}},))
+        thread.start()
         with serving(Server("controller", TOKEN, endpoints=[endpoint]), new):
-            new.wait_for(lambda: (UNIT + 1, [B]) in new.written)
+            thread.join(LIMIT_S)
+            assert [rows for _, rows in new.written] == [[B]]
 
 
-def test_rows_that_could_not_be_told_are_told_with_the_next_join(endpoint: str) -> None:
+def test_a_write_that_the_controller_does_not_want_any_more_is_refused(endpoint: str) -> None:
     unit, recorder = Server("unit", TOKEN), Recorder()
-    recorder.failures = [QueueError("not now"), QueueError("not now")]
+    recorder.failures = [StaleRowError("too late")]
     with (
         serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder),
         serving(unit, make_unit(unit, endpoint)),
         Client(unit.endpoints[0]) as client,
     ):
-        client.write({A: {"number": 1}})
-        recorder.wait_for(lambda: recorder.written == [(UNIT, [A])])
+        with pytest.raises(StaleRowError, match="too late"):
+            client.write({A: {"number": 1}})
+        client.write({B: {"number": 1}})
+    assert recorder.written == [(UNIT, [B])]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ theirs before, and those who wait for room may wait for them.
 
 from collections.abc import Callable, Collection, Sequence
 
-from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout
+from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout, StaleRowError
 from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.admission import Admission, Admissions, Offer
@@ -83,15 +83,21 @@ class Puts:
         return Reply(Withdrawn(self.withdraw_rows(row_ids(message.rows))))
 
     def written(self, incoming: Incoming) -> Reply:
-        """A unit has rows."""
+        """A unit has rows.
+
+        Raises:
+            StaleRowError: they were withdrawn, or have left: it is told to forget them.
+        """
         message: Written = incoming.message
-        self.found(message.unit, row_ids(message.rows))
+        strange = self.found(message.unit, row_ids(message.rows))
+        if strange:
+            raise StaleRowError(f"{strange[0]} was written too late: its admission was withdrawn, or it has left")
         return Reply(Accepted())
 
     # Events
 
-    def found(self, unit: int, rows: Sequence[RowId]) -> None:
-        """A unit has these rows; what it should not have it is told to forget."""
+    def found(self, unit: int, rows: Sequence[RowId]) -> list[RowId]:
+        """A unit has these rows; returns those that it should not have and is told to forget."""
         control = self._desk.control
         strange = [
             row
@@ -100,6 +106,7 @@ class Puts:
         ]
         if strange:
             self._desk.units.settle([unit], rows=strange)
+        return strange
 
     def withdraw_rows(self, rows: Sequence[RowId]) -> bool:
         """What was admitted together will not be written; False where it has entered, or was withdrawn before."""

@@ -1,7 +1,8 @@
 """What a unit says to the controller: that it lives, and which rows have come.
 
     every second   Join ─────▶ controller     ◀── Joined: the unit's number, the queue's columns
-    after a put    Written ──▶ controller     ◀── Accepted; after an error it is said again with the next Joined
+    after a put    Written ──▶ controller     ◀── Accepted, or StaleRowError: the rows are not wanted any more
+                                                   without an answer it is said again with the next Joined
 
 Who waits on whom: nobody. A controller that does not answer is one that is being started anew; each Join is a new
 message, so the first one that arrives there makes the two known to each other again, and all that had no answer is
@@ -10,12 +11,16 @@ sent again. A controller that refuses the unit ends it: see `join`.
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeAlias
 
 from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.wire.calls import Call
 from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Accepted, Join, Joined, Written
+from tailrace.transfer.queue.wire.messages import Answer, Failure, Join, Joined, Written
 from tailrace.transfer.queue.wire.server import Server
+
+Told: TypeAlias = Callable[[Answer], None]
+"""Gets the controller's answer to Written."""
 
 
 class ControllerLink:
@@ -32,8 +37,8 @@ class ControllerLink:
         self._join = join
         self._then = then
         self._unit: int | None = None
-        self._untold: list[bytes] = []
-        """Packed rows that the controller has still to hear of."""
+        self._untold: list[tuple[bytes, Told]] = []
+        """Packed rows that the controller has still to hear of, and who waits for that."""
         self._refused: TailraceError | None = None
 
     def join(self) -> None:
@@ -46,20 +51,20 @@ class ControllerLink:
             raise self._refused
         self._link.start(Call(self._controller, self._join), self._on_joined)
 
-    def tell(self, rows: bytes) -> None:
-        """The rows, packed as [n, 2], have come."""
+    def tell(self, rows: bytes, told: Told) -> None:
+        """The rows, packed as [n, 2], have come. `told` is called with what the controller makes of it."""
         if self._unit is None:
-            self._untold.append(rows)
+            self._untold.append((rows, told))
         else:
-            self._link.start(Call(self._controller, Written(self._unit, rows)), partial(self._on_told, rows))
+            self._link.start(Call(self._controller, Written(self._unit, rows)), partial(self._on_told, rows, told))
 
     def _on_joined(self, result: Reply | TailraceError) -> None:
         match result:
             case Reply(Joined() as joined):
                 self._unit = joined.unit
                 untold, self._untold = self._untold, []
-                for rows in untold:
-                    self.tell(rows)
+                for rows, told in untold:
+                    self.tell(rows, told)
                 self._then(joined)
             case PeerLost() | QueueClosed():
                 pass  # the next Join says it again, if there is one
@@ -68,6 +73,11 @@ class ControllerLink:
             case Reply(answer):
                 self._refused = WireError(f"the controller answered Join with {type(answer).__name__}, not Joined")
 
-    def _on_told(self, rows: bytes, result: Reply | TailraceError) -> None:
-        if not (isinstance(result, Reply) and isinstance(result.answer, Accepted)):
-            self._untold.append(rows)
+    def _on_told(self, rows: bytes, told: Told, result: Reply | TailraceError) -> None:
+        match result:
+            case Reply(answer):
+                told(answer)
+            case PeerLost() | QueueClosed():
+                self._untold.append((rows, told))
+            case TailraceError():
+                told(Failure.of(result))

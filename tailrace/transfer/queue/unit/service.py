@@ -145,7 +145,7 @@ class StorageUnit(Service):
         for incoming, handler in waiting:
             self._server.carry_out(incoming, handler)
 
-    def _with_columns(self, handler: Callable[[PartCodec, Incoming], Reply]) -> Handler:
+    def _with_columns(self, handler: Callable[[PartCodec, Incoming], Reply | None]) -> Handler:
         """`handler` as soon as the queue's columns are known."""
 
         def handle(incoming: Incoming) -> Reply | None:
@@ -162,7 +162,8 @@ class StorageUnit(Service):
         place = self._holds.reserve(incoming.ticket.client, incoming.message.nbytes)
         return Reply(Reserved(place.serial, str(place.segment), place.offset))
 
-    def _write(self, codec: PartCodec, incoming: Incoming) -> Reply:
+    def _write(self, codec: PartCodec, incoming: Incoming) -> Reply | None:
+        """Store parts. A put is answered when the controller knows of it: from then on a loss is noticed."""
         message: Write = incoming.message
         rows = row_ids(message.rows)
         self._check_current(rows)
@@ -176,7 +177,8 @@ class StorageUnit(Service):
             self._holds.written(client, message.place)
         self._add(batches)
         if message.tag == 0 and rows:
-            self._link.tell(message.rows)
+            self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))
+            return None
         return Reply(Accepted())
 
     def _store(self, batches: Sequence["_Batch"], frames: Sequence[memoryview]) -> None:
