@@ -158,8 +158,12 @@ class ControlPlane:
                 )
             if group_id in self._groups:
                 raise GroupExists(f"group {group_id} is in the queue already; each group is put once")
-            if group_id in self._seen and group_id not in self._lost:
+            if self.has_entered(group_id):
                 raise GroupExists(f"group {group_id} has been in the queue, and all of its rows were consumed")
+
+    def has_entered(self, group_id: int) -> bool:
+        """Whether rows of a group are in the queue, or were, and are not lost."""
+        return group_id in self._seen and group_id not in self._lost
 
     def is_lost(self, rows: Sequence[NewRow]) -> bool:
         """Whether all of `rows` are of lost groups: the room that they take was theirs before."""

@@ -82,7 +82,7 @@ def test_rows_that_are_admitted_are_written_to_every_unit_that_is_named(session:
     [run] = admit.message.runs
     assert play.step.calls[0].message == Write(0, packed(ROWS), [run], None)
     assert [bytes(frame) for frame in play.step.calls[1].frames] == [ints([0, 1, 0, 1]).tobytes()]
-    assert play.step.otherwise == [Call("controller", Withdraw(packed(ROWS)))]
+    assert play.step.otherwise == [Call("controller", Withdraw(packed(ROWS), packed([[7], [7]])))]
     play.answer(Accepted(), Accepted())
     assert play.result == ROWS
 

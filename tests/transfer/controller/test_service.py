@@ -125,7 +125,7 @@ def test_rows_are_claimed_when_every_unit_has_them_and_not_before(tmp_path: Path
 @pytest.mark.parametrize(
     "end",
     [
-        lambda queue, admitted: queue.ask(Withdraw(admitted.rows)),
+        lambda queue, admitted: queue.ask(Withdraw(admitted.rows, ints([[1], [1]]))),
         lambda queue, admitted: queue.ask(Cancel(queue._numbers)),
         lambda queue, admitted: queue.tick(queue.controller._desk.config.lease_s),
         lambda queue, admitted: queue.controller.gone("client"),
@@ -151,8 +151,18 @@ def test_an_admission_that_is_not_written_is_withdrawn_and_its_group_may_come_ag
 def test_withdrawing_what_was_written_says_that_it_is_in(tmp_path: Path) -> None:
     queue = site(tmp_path)
     rows = store(queue, group(1, 2))
-    assert queue.ask(Withdraw(pack(rows))) == Withdrawn(False)
+    assert queue.ask(Withdraw(pack(rows), ints([[1], [1]]))) == Withdrawn(False)
     assert stats(queue).rows == 2
+
+
+def test_withdrawing_what_was_never_written_says_so_although_it_is_withdrawn_already(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    [unit] = queue.units
+    admitted: Admitted = queue.ask(admit(group(1, 2)))
+    unit.die()
+    queue.join(unit)
+    assert queue.ask(Withdraw(admitted.rows, ints([[1], [1]]))) == Withdrawn(True)
+    assert stats(queue).lost_groups == 0, "it was never in"
 
 
 def test_rows_of_a_unit_that_falls_silent_are_lost_and_put_again(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ EXAMPLES: list[messages.Message] = [
     messages.Settle(packed([[1, 2, 3]]), ROWS),
     messages.Inventory(),
     messages.Describe(packed([0, 9]), ROWS, [RUN]),
-    messages.Withdraw(ROWS),
+    messages.Withdraw(ROWS, ROWS),
     messages.Advance(3),
     messages.Lost(5.0),
     messages.Close(),

@@ -59,21 +59,22 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
         session.schema.check_new(row)
     batch = Batch(session.codec.measure_rows(row.cells for row in rows))
     numbers = pack(np.array([(row.group_id, row.group_size, row.order) for row in rows], np.int64))
+    groups = pack(np.array([row.group_id for row in rows], np.int64))
     versions = _versions(row.cells for row in rows)
     not_before = max((row.not_before for row in rows), default=0)
     tries = session.tries(timeout)
     while True:
         admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s)
         admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
-        error = yield from _write_new(session, admitted, batch)
+        withdraw = Call(session.controller, Withdraw(admitted.rows, groups))
+        error = yield from _write_new(session, admitted, batch, withdraw)
         if error is None:
             return row_ids(admitted.rows)
         yield from tries.again(error)
 
 
-def _write_new(session: Session, admitted: Admitted, batch: Batch) -> Operation[TailraceError | None]:
+def _write_new(session: Session, admitted: Admitted, batch: Batch, withdraw: Call) -> Operation[TailraceError | None]:
     """Write admitted rows. Returns the error after which they are not in the queue, but may be admitted anew."""
-    withdraw = Call(session.controller, Withdraw(admitted.rows))
     writings = {unit: Writing(admitted.rows, batch) for unit in admitted.units}
     failed = yield from write(session, 0, writings, otherwise=[withdraw])
     others = [error for error in failed.values() if not isinstance(error, PeerLost)]

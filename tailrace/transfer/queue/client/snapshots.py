@@ -57,7 +57,8 @@ def restore(session: Session, data: bytes) -> Operation[None]:
     yield from session.prepare()
     state, parts = decode_snapshot(data, session.schema.tasks, session.columns)
     admitted = yield from ask(Call(session.controller, Restore(state)), Admitted)
-    withdraw = Call(session.controller, Withdraw(admitted.rows))
+    groups = pack(np.array([row.group_id for row in state.rows], np.int64))
+    withdraw = Call(session.controller, Withdraw(admitted.rows, groups))
     try:
         yield from _write_all(session, state, parts, admitted, withdraw)
     except TailraceError:

@@ -77,15 +77,18 @@ class Admissions:
             self._finish_if_whole(admission)
         return strange
 
-    def withdraw(self, rows: Sequence[RowId]) -> bool:
-        """Their admission is over; False where it was already."""
+    def withdraw(self, rows: Sequence[RowId]) -> None:
+        """Their admission is over; harmless where it was already.
+
+        Raises:
+            QueueError: these are not all rows of it.
+        """
         admission = self._by_row.get(rows[0]) if rows else None
         if admission is None:
-            return False
+            return
         if admission.ids != list(rows):
             raise QueueError(f"{len(rows)} rows from {rows[0]} on are not all of those that were admitted together")
         self._undo(admission)
-        return True
 
     def lose_unit(self, unit: int) -> None:
         """A unit is gone; what no other unit gets is withdrawn."""

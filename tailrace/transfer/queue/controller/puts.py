@@ -28,6 +28,7 @@ from tailrace.transfer.queue.wire.messages import (
     Written,
     pack,
     row_ids,
+    unpack,
 )
 from tailrace.transfer.queue.wire.server import Incoming, Ticket
 
@@ -80,7 +81,9 @@ class Puts:
     def withdraw(self, incoming: Incoming) -> Reply:
         """A producer will not write what was admitted."""
         message: Withdraw = incoming.message
-        return Reply(Withdrawn(self.withdraw_rows(row_ids(message.rows))))
+        self.withdraw_rows(row_ids(message.rows))
+        groups = unpack(message.groups, 1)[:, 0].tolist()
+        return Reply(Withdrawn(not any(map(self._desk.control.has_entered, groups))))
 
     def written(self, incoming: Incoming) -> Reply:
         """A unit has rows.
@@ -108,9 +111,9 @@ class Puts:
             self._desk.units.settle([unit], rows=strange)
         return strange
 
-    def withdraw_rows(self, rows: Sequence[RowId]) -> bool:
-        """What was admitted together will not be written; False where it has entered, or was withdrawn before."""
-        return self._admissions.withdraw(rows)
+    def withdraw_rows(self, rows: Sequence[RowId]) -> None:
+        """What was admitted together will not be written; harmless where it has entered, or was withdrawn before."""
+        self._admissions.withdraw(rows)
 
     def awaits(self, row: RowId) -> bool:
         """Whether a row is on its way."""

@@ -207,13 +207,15 @@ class Withdraw(Message, frozen=True):
     mutates: ClassVar[bool] = True
     rows: bytes
     """[n, 2]: all rows of one Admitted."""
+    groups: bytes
+    """[n]: the group of each."""
 
 
 class Withdrawn(Message, frozen=True):
     """Answer to Withdraw."""
 
     done: bool
-    """False where the rows are in the queue after all: their writing had come about."""
+    """False where the rows were in the queue: their writing had come about. True where they may be put again."""
 
 
 class Claim(Message, frozen=True):
