@@ -1,7 +1,7 @@
 """The state of a control plane as values: what snapshots, journals and messages hold, and what its changes bring."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -9,6 +9,25 @@ from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
 from tailrace.types import WeightVersion
+
+
+class Newcoming(Protocol):
+    """What a control plane needs to know of a new row; `NewRow` is such a one."""
+
+    @property
+    def group_id(self) -> int: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def order(self) -> int: ...
+
+
+class Newcomer(NamedTuple):
+    """A new row without its cells."""
+
+    group_id: int
+    group_size: int
+    order: int
 
 
 class RowRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
