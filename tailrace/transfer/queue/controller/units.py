@@ -24,7 +24,7 @@ from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Reques
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 
-_SETTLE_S = 0.02
+_SETTLE_S = 0.002
 """How long what a unit need not store any more is collected."""
 _SETTLE_AT_ONCE = 4096
 """Rows and parts that are not collected for longer."""

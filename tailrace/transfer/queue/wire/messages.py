@@ -389,7 +389,7 @@ class Write(Message, frozen=True):
     """Parts for rows. Without a place, a frame for each run comes along: its parts one after the other."""
 
     mutates: ClassVar[bool] = True
-    tag: int
+    tag: Count
     """0 for new rows, else the lease id."""
     rows: bytes
     """[n, 2]"""
@@ -537,4 +537,4 @@ def row_ids(packed: bytes) -> list[RowId]:
     Raises:
         WireError: as for `unpack`.
     """
-    return [RowId(*row) for row in unpack(packed, 2).tolist()]
+    return list(map(RowId._make, unpack(packed, 2).tolist()))
