@@ -53,7 +53,9 @@ class RemoteQueue(TransferQueue):
         self._timeout_s = timeout_s
         self._limit_s = limit_s
         self._session = Session(address.endpoint, shared_memory=shared_memory)
-        self._client = AsyncClient(name, address.token, patience=Patience(limit_s=limit_s))
+        self._client = AsyncClient(
+            name, address.token, controller=address.endpoint, patience=Patience(limit_s=limit_s)
+        )
 
     async def __aenter__(self) -> Self:
         """From now on the queue knows that this client lives."""
@@ -65,10 +67,12 @@ class RemoteQueue(TransferQueue):
     ) -> None:
         """Hang up: what waits raises QueueClosed, and what was not acked goes back after `limit_s`."""
         self._life.cancel()
-        await asyncio.wait([self._life])  # not awaited itself: to suppress its cancellation would suppress ours
-        self._client.tell(self._session.due())
-        self._client.close()
-        self._session.memory.close()
+        try:
+            await asyncio.wait([self._life])  # not awaited itself: to suppress its cancellation would suppress ours
+            self._client.tell(self._session.due())
+        finally:  # a socket that is left open would keep the process from ending
+            self._client.close()
+            self._session.memory.close()
 
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `TransferQueue.put`. The arrays of `rows` must not be changed before it returns.

@@ -135,7 +135,12 @@ class SyncQueue:
                     return  # all rows were acked; or the lease expired all the same, and the ack will say so
 
     def _connect(self) -> SyncClient:
-        return SyncClient(self._name, self._address.token, patience=Patience(limit_s=self._limit_s))
+        return SyncClient(
+            self._name,
+            self._address.token,
+            controller=self._address.endpoint,
+            patience=Patience(limit_s=self._limit_s),
+        )
 
     def _limit(self, timeout: float | None) -> float:
         return self._timeout_s if timeout is None else timeout

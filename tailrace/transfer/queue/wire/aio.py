@@ -5,7 +5,7 @@ any call on the socket, a send too, may use that up: so after each it is asked w
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,7 +14,8 @@ import zmq
 
 from tailrace.errors import QueueClosed, TailraceError
 from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, too_late
-from tailrace.transfer.queue.wire.connection import Connection, Patience
+from tailrace.transfer.queue.wire.connection import Connection, Patience, Then
+from tailrace.transfer.queue.wire.doubts import Doubts
 from tailrace.transfer.queue.wire.handshake import Identity, check_token
 from tailrace.transfer.queue.wire.sockets import readable
 
@@ -24,48 +25,56 @@ T = TypeVar("T")
 class _Wire:
     """A connection in an event loop."""
 
-    def __init__(self, connection: Connection, tick_s: float) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, tick_s: float, ticked: Callable[[], None]) -> None:
+        self.connection = connection
         self._tick_s = tick_s
+        self._ticked = ticked
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.socket.fileno(), self._receive)
         self._timer: asyncio.TimerHandle | None = None
 
-    def start(self, call: Call, *, held: bool) -> tuple[int, asyncio.Future[Outcome]]:
-        outcome: asyncio.Future[Outcome] = self._loop.create_future()
-        number = self._connection.start(call, partial(_settle, outcome), held=held)
+    def start(self, call: Call, then: Then, *, held: bool = False) -> int:
+        number = self.connection.start(call, then, held=held)
         if self._timer is None:
             self._timer = self._loop.call_later(self._tick_s, self._on_timer)
         self._look()
-        return number, outcome
+        return number
 
     def take(self, number: int) -> None:
-        self._connection.take(number)
+        self.connection.take(number)
 
     def cancel(self, number: int) -> None:
-        self._connection.cancel(number)
+        self.connection.cancel(number)
         self._look()
 
     def close(self) -> None:
+        self._stop()
+        self.connection.close()
+
+    def lose(self) -> None:
+        self._stop()
+        self.connection.lose()
+
+    def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._connection.socket.fileno())
-        self._connection.close()
+        self._loop.remove_reader(self.connection.socket.fileno())
 
     def _look(self) -> None:
-        if not self._connection.socket.closed and readable(self._connection.socket):
+        if not self.connection.socket.closed and readable(self.connection.socket):
             self._loop.call_soon(self._receive)
 
     def _receive(self) -> None:
-        while not self._connection.socket.closed and self._connection.receive():
+        while not self.connection.socket.closed and self.connection.receive():
             pass
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._connection.tick()
+        self.connection.tick()
         self._look()
-        if not self._connection.idle:
+        if not self.connection.idle:
             self._timer = self._loop.call_later(self._tick_s, self._on_timer)
+        self._ticked()
 
 
 class AsyncClient:
@@ -74,8 +83,10 @@ class AsyncClient:
     For one event loop. An operation that is cancelled takes back what it was waiting for.
     """
 
-    def __init__(self, name: str, token: bytes, *, patience: Patience | None = None) -> None:
-        """`name`: for people.
+    def __init__(
+        self, name: str, token: bytes, *, controller: str | None = None, patience: Patience | None = None
+    ) -> None:
+        """`name`: for people. `controller`: the endpoint of the one to ask about other servers that are silent.
 
         Raises:
             WireError: the token is too short.
@@ -86,6 +97,7 @@ class AsyncClient:
         self._patience = patience or Patience()
         self._context: zmq.Context[Any] = zmq.Context()
         self._wires: dict[str, _Wire] = {}
+        self._doubts = Doubts(controller)
 
     async def __aenter__(self) -> Self:
         """Nothing to do: it connects where a call goes."""
@@ -122,14 +134,16 @@ class AsyncClient:
         if self._context.closed:
             return
         for call in calls:
-            self._wire(call.to).start(call, held=False)
+            self._wire(call.to).start(call, _ignore)
 
     def close(self) -> None:
         """Hang up; what was sent last may take a second to leave. Operations under way raise QueueClosed."""
-        for wire in self._wires.values():
-            wire.close()
-        self._wires.clear()
-        self._context.term()
+        try:
+            for wire in self._wires.values():
+                wire.close()
+        finally:
+            self._wires.clear()
+            self._context.destroy()
 
     async def _exchange(self, step: Step) -> list[Outcome]:
         started: list[tuple[_Wire, int]] = []
@@ -140,7 +154,8 @@ class AsyncClient:
             for call in step.calls:
                 try:
                     wire = self._wire(call.to)
-                    number, outcome = wire.start(call, held=True)
+                    outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+                    number = wire.start(call, partial(_settle, outcome), held=True)
                 except TailraceError as error:
                     outcomes.append(error)
                 else:
@@ -161,10 +176,22 @@ class AsyncClient:
             raise QueueClosed("this client was closed")
         if endpoint not in self._wires:
             connection = Connection(self._context, endpoint, Identity(self._name, self._token), self._patience)
-            self._wires[endpoint] = _Wire(connection, self._patience.tick_s)
+            self._wires[endpoint] = _Wire(connection, self._patience.tick_s, self._look_after)
         return self._wires[endpoint]
+
+    def _look_after(self) -> None:
+        """Give up servers that are gone, and ask about those that may be."""
+        connections = {endpoint: wire.connection for endpoint, wire in self._wires.items()}
+        for endpoint in self._doubts.gone(connections):
+            self._wires.pop(endpoint).lose()
+        if (question := self._doubts.question(connections)) is not None:
+            self._wire(question.to).start(question, self._doubts.take)
 
 
 def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
     if not future.done():  # cancelled in the same turn of the loop
         future.set_result(outcome)
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Nobody waits for it."""

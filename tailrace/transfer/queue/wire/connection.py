@@ -37,11 +37,13 @@ class Patience:
     retry_s: float = 5.0
     """Seconds before a request is sent again, twice as many each time after that. Few get lost: with a connection."""
     max_retry_s: float = 20.0
+    doubt_s: float = 1.0
+    """Seconds without a sign of life after which a client asks whether the server is still there, see `Doubts`."""
 
     @property
     def tick_s(self) -> float:
         """Seconds between looks at what is due."""
-        return min(self.retry_s, self.limit_s) / 4
+        return min(self.retry_s, self.limit_s, 2 * self.doubt_s) / 4
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +93,14 @@ class Connection:
     def idle(self) -> bool:
         """Nothing waits for an answer: no `tick` is needed."""
         return not self._requests
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a request has waited `Patience.doubt_s` longer than it may without a sign of life of the server."""
+        silent_since = self._clock() - self._patience.doubt_s
+        return self._heard <= silent_since and any(
+            request.started + request.call.wait_s <= silent_since for request in self._requests.values()
+        )
 
     def start(self, call: Call, then: Then, *, held: bool = False) -> int:
         """Send `call`; `receive` or `tick` ends it with `then`. Returns its number.
@@ -157,6 +167,17 @@ class Connection:
         for request in ended:
             request.then(QueueClosed("this client was closed"))
         self.socket.close(None if self._known else 0)
+
+    def lose(self) -> None:
+        """The server is gone for good: hang up at once. What waits for an answer gets PeerLost."""
+        ended = list(self._requests.values())
+        self._requests.clear()
+        self._open.clear()
+        self.socket.close(0)
+        for request in ended:
+            request.then(
+                PeerLost(f"{type(request.call.message).__name__} to {self._endpoint} is lost: that process is gone")
+            )
 
     def _add(self, call: Call, then: Then, *, held: bool = False, entering: bool = False) -> int:
         now = self._clock()

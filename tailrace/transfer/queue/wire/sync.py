@@ -13,6 +13,7 @@ import zmq
 from tailrace.errors import QueueClosed, TailraceError
 from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, too_late
 from tailrace.transfer.queue.wire.connection import Connection, Patience
+from tailrace.transfer.queue.wire.doubts import Doubts
 from tailrace.transfer.queue.wire.handshake import Identity, check_token
 
 T = TypeVar("T")
@@ -24,8 +25,10 @@ class SyncClient:
     For one thread. Between calls it is silent, so whoever holds a lease renews it.
     """
 
-    def __init__(self, name: str, token: bytes, *, patience: Patience | None = None) -> None:
-        """`name`: for people.
+    def __init__(
+        self, name: str, token: bytes, *, controller: str | None = None, patience: Patience | None = None
+    ) -> None:
+        """`name`: for people. `controller`: the endpoint of the one to ask about other servers that are silent.
 
         Raises:
             WireError: the token is too short.
@@ -39,6 +42,7 @@ class SyncClient:
         self._poller = zmq.Poller()
         self._connections: dict[str, Connection] = {}
         self._by_socket: dict[Any, Connection] = {}
+        self._doubts = Doubts(controller)
 
     def __enter__(self) -> Self:
         """Nothing to do: it connects where a call goes."""
@@ -79,10 +83,12 @@ class SyncClient:
 
     def close(self) -> None:
         """Hang up; what was sent last may take a second to leave. Closing twice is harmless."""
-        for connection in self._connections.values():
-            connection.close()
-        self._connections.clear()
-        self._context.term()
+        try:
+            for connection in self._connections.values():
+                connection.close()
+        finally:
+            self._connections.clear()
+            self._context.destroy()
 
     def _exchange(self, step: Step, deadline: float) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
@@ -114,6 +120,16 @@ class SyncClient:
             self._by_socket[socket].receive()
         for connection in self._connections.values():
             connection.tick()
+        for endpoint in self._doubts.gone(self._connections):
+            self._lose(endpoint)
+        if (question := self._doubts.question(self._connections)) is not None:
+            self._connection(question.to).start(question, self._doubts.take)
+
+    def _lose(self, endpoint: str) -> None:
+        connection = self._connections.pop(endpoint)
+        self._poller.unregister(connection.socket)
+        del self._by_socket[connection.socket]
+        connection.lose()
 
     def _connection(self, endpoint: str) -> Connection:
         if self._context.closed:
