@@ -202,6 +202,8 @@ class Puts:
             if written := sorted(self._task_columns.intersection(run.columns)):
                 raise ColumnError(f"rows bring column {written[0]!r}, which a task writes; leave it out")
         offer = Offer(rows, self._facts(message, rows), part_bytes(self._desk.codec, message.runs))
+        if not rows:
+            raise QueueError("got a put of no rows, expected one or more")
         config = self._desk.config
         for name, amount, bound in (
             ("max_rows", len(rows), config.max_rows),

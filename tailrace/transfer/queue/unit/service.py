@@ -73,6 +73,7 @@ class StorageUnit(Service):
         """
         self._server = server
         self._storage = storage
+        self._max_bytes = max_bytes
         self._holds = Holds(storage)
         self._index = PartIndex()
         self._index.find(storage.parts())
@@ -202,7 +203,10 @@ class StorageUnit(Service):
         if len(tags) != len(rows):
             raise WireError(f"a read of {len(rows)} rows came with the tags of {len(tags)}")
         cells = self._index.locate(codec, rows, message.columns, tags)
-        if message.shared and self._holds.arena is not None and cells.sizes.sum() >= _SHARED_BYTES:
+        nbytes = int(cells.sizes.sum())
+        if nbytes > self._max_bytes:  # a short message that names a cell often asks for more memory than there is
+            raise WireError(f"a read of {nbytes} bytes asks for more than the {self._max_bytes} that fit the storage")
+        if message.shared and self._holds.arena is not None and nbytes >= _SHARED_BYTES:
             return self._share(cells, incoming.ticket.client)
         return self._copy(cells)
 
