@@ -395,8 +395,7 @@ class ControlPlane:
         Raises:
             QueueError: this one has held rows before, or `state` contradicts itself; nothing was changed.
         """
-        self.check_new()
-        check_state(state, len(self._tasks))
+        self.check_restore(state)
         self._generations = list(state.generations)
         self._slots = [None] * len(self._generations)
         self._next_lease = state.next_lease
@@ -412,14 +411,15 @@ class ControlPlane:
             lease.rows = {row_id: self._row(row_id).meta for row_id in lease.rows}
             self._leases[lease.id] = lease
 
-    def check_new(self) -> None:
-        """Whether a state may be restored.
+    def check_restore(self, state: ControlState) -> None:
+        """Whether `state` may be restored.
 
         Raises:
-            QueueError: rows have been here.
+            QueueError: rows have been here, or `state` contradicts itself.
         """
         if self._generations:
             raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
+        check_state(state, [task.entry.spec for task in self._tasks.values()])
 
     def _new_id(self) -> RowId:
         slot = self._free.popitem()[0] if self._free else len(self._slots)

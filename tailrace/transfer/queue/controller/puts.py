@@ -202,6 +202,8 @@ class Puts:
                 raise ColumnError(f"rows lack column {missing[0]!r}, which tasks read and none writes")
             if written := sorted(self._task_columns.intersection(run.columns)):
                 raise ColumnError(f"rows bring column {written[0]!r}, which a task writes; leave it out")
+        if not rows:
+            raise QueueError("got a put of no rows, expected one or more")
         sizes = part_bytes(self._desk.codec, message.runs)
         offer = Offer(rows, message.not_before, self._facts(message, rows), sizes)
         config = self._desk.config

@@ -100,8 +100,8 @@ class Units:
 
     @property
     def recovering(self) -> bool:
-        """Whether a unit is expected that has not come yet, and may still do so."""
-        return any(unit.deadline is not None and not unit.ready for unit in self._units.values())
+        """Whether a unit that has rows has not come back yet, and may still do so."""
+        return any(unit.rows and unit.deadline is not None and not unit.ready for unit in self._units.values())
 
     def expect(self, number: int, name: str) -> None:
         """A unit from before the controller was started: it counts as dead where it does not join in time."""
@@ -121,9 +121,9 @@ class Units:
         if unit is None:
             unit = self._add(max(self._units, default=-1) + 1, message.name)
             self._named(unit)
+        self._watch(unit)
         if unit.link is None:
             self._connect(unit, message)
-        self._watch(unit)
         return unit
 
     def choose(self, nbytes: int, replicas: int) -> list[KnownUnit]:

@@ -73,6 +73,7 @@ class StorageUnit(Service):
         """
         self._server = server
         self._storage = storage
+        self._longest_read = max(max_bytes, MAX_FRAME_BYTES)
         self._holds = Holds(storage)
         self._index = PartIndex()
         self._index.find(storage.parts())
@@ -202,7 +203,10 @@ class StorageUnit(Service):
         if len(tags) != len(rows):
             raise WireError(f"a read of {len(rows)} rows came with the tags of {len(tags)}")
         cells = self._index.locate(codec, rows, message.columns, tags)
-        if message.shared and self._holds.arena is not None and cells.sizes.sum() >= _SHARED_BYTES:
+        nbytes = int(cells.sizes.sum())
+        if nbytes > self._longest_read:  # a short message that names a cell often would ask for endless memory
+            raise WireError(f"got a read of {nbytes} bytes, expected {self._longest_read} at the most; name cells once")
+        if message.shared and self._holds.arena is not None and nbytes >= _SHARED_BYTES:
             return self._share(cells, incoming.ticket.client)
         return self._copy(cells)
 

@@ -90,7 +90,7 @@ class Hello(Message, frozen=True):
 
     client: Name
     """Unique, also among processes that have ended: what was asked under it counts once."""
-    host: str
+    host: Name
     protocol: int
     nonce: Nonce
     """For the server to prove with that it knows the token."""
