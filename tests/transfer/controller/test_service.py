@@ -456,7 +456,7 @@ def test_a_closed_queue_sends_everybody_away_and_stays_closed(tmp_path: Path) ->
         (Nack(99, pack([RowId(0, 0)])), LeaseError, "not under lease 99"),
         (Ack(99, pack([RowId(5, 5)]), ints([[-1]]), [], []), StaleRowError, "gone"),
         (Ack(99, b"123", b"", [], []), WireError, "3 bytes are not rows"),
-        (replaced(admit(group(1, 1)), rows=b""), WireError, "0 rows come with 1 versions"),
+        (replaced(admit(group(1, 1)), rows=b""), QueueError, "a put of no rows"),
         (replaced(admit(group(1, 2)), rows=ints([[1, 2, 0]])), WireError, "1 rows come with 2 versions"),
         (replaced(admit(group(1, 1)), runs=one_run({"prompt_ids": -1}, 1)), ColumnError, "length -1"),
         (replaced(admit(group(1, 1)), runs=one_run({"seed": 1}, 1)), ColumnError, "lack column 'prompt_ids'"),
