@@ -45,6 +45,8 @@ class FakeUnit:
         self.parts: set[PartId] = set()
         self.unknown: set[PartId] = set()
         self.described: dict[PartId, list[str]] = {}
+        self.mute = False
+        """Whether it joins, and does not say what it has."""
         self.number = -1
 
     @property
@@ -64,7 +66,7 @@ class FakeUnit:
 
     def hear(self, message: Request) -> Answer | None:
         match message:
-            case Inventory():
+            case Inventory() if not self.mute:
                 return Parts(_packed(self.parts), _packed(self.unknown))
             case Settle():
                 self.parts.difference_update(PartId(*part) for part in unpack(message.parts, 3).tolist())

@@ -39,6 +39,8 @@ class KnownUnit:
     join: Join | None = None
     link: Connection | None = None
     endpoint: str = ""
+    expected: bool = False
+    """Whether it is from before the controller was started anew, and has not come back."""
     ready: bool = False
     """Whether it has said what it has: rows may be written to it and read from it."""
     rows: int = 0
@@ -101,11 +103,12 @@ class Units:
     @property
     def recovering(self) -> bool:
         """Whether a unit that has rows has not come back yet, and may still do so."""
-        return any(unit.rows and unit.deadline is not None and not unit.ready for unit in self._units.values())
+        return any(unit.rows and unit.expected for unit in self._units.values())
 
     def expect(self, number: int, name: str) -> None:
         """A unit from before the controller was started: it counts as dead where it does not join in time."""
         unit = self._add(number, name)
+        unit.expected = True
         self._watch(unit)
 
     def join(self, message: Join) -> KnownUnit:
@@ -121,7 +124,8 @@ class Units:
         if unit is None:
             unit = self._add(max(self._units, default=-1) + 1, message.name)
             self._named(unit)
-        self._watch(unit)
+        if not unit.expected:  # one that comes back and never says what it has is not waited for any longer
+            self._watch(unit)
         if unit.link is None:
             self._connect(unit, message)
         return unit
@@ -204,7 +208,8 @@ class Units:
             except TailraceError:
                 self._disconnect(unit)  # its next Join begins anew
             else:
-                unit.ready = True
+                unit.ready, unit.expected = True, False
+                self._watch(unit)
                 take(listed)
 
         link.start(Call(unit.endpoint, Inventory()), then)
@@ -221,6 +226,7 @@ class Units:
             unit.deadline.cancel()
             unit.deadline = None
         self._disconnect(unit)
+        unit.expected = False
         unit.rows = unit.bytes = 0
         if unit.join is None or not unit.join.lasting:
             del self._units[unit.number], self._names[unit.name]
