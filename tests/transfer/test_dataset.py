@@ -3,26 +3,22 @@
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
-from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import ColumnError, LeaseError, QueueClosed, QueueError, QueueTimeout
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.dataset import StreamingDataset
-from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.tensors import PackedTensor, Pad, PaddedTensor, TensorBatch
+from tests.transfer.served import LIMIT_S, Served, serving
 from tests.transfer.tables import tokens
 
-LIMIT_S = 20.0
 TABLE = TableConfig(
     tasks=(
         TaskConfig(name="rollout", reads=("prompt_ids", "seed"), writes=("reward",), policy=FirstInConfig(max_rows=4)),
@@ -32,20 +28,9 @@ TABLE = TableConfig(
 
 
 @pytest.fixture
-def queue(tmp_path: Path) -> Iterator[SyncQueue]:
-    """Of its own processes; its address is `queue_address`."""
-    with serving(tmp_path) as queue:
-        yield queue
-
-
-@contextmanager
-def serving(directory: Path, **config: Any) -> Iterator[SyncQueue]:
-    values = {"units": 1, "timeout_s": LIMIT_S, **config}
-    with (
-        QueueProcesses(ServiceQueueConfig.model_validate(values), TABLE, directory) as processes,
-        SyncQueue(processes.address, name="test", timeout_s=LIMIT_S) as queue,
-    ):
-        yield queue
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path, TABLE) as served:
+        yield served
 
 
 def put(queue: SyncQueue, count: int) -> None:
@@ -54,8 +39,8 @@ def put(queue: SyncQueue, count: int) -> None:
     queue.put([NewRow(group_id=order, group_size=1, order=order, cells=own) for order, own in enumerate(cells)])
 
 
-def dataset(queue: SyncQueue, **options: Any) -> StreamingDataset:
-    return StreamingDataset(queue._address, "rollout", **{"timeout_s": LIMIT_S, **options})
+def dataset(served: Served, **options: Any) -> StreamingDataset:
+    return StreamingDataset(served.address, "rollout", **{"timeout_s": LIMIT_S, **options})
 
 
 def orders(batch: TensorBatch) -> list[int]:
@@ -75,62 +60,62 @@ def rewards(batch: TensorBatch) -> dict[str, torch.Tensor]:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize(("workers", "context"), [(0, None), (1, "fork"), (3, "fork"), (1, "spawn")])
-def test_every_row_is_delivered_once(queue: SyncQueue, workers: int, context: str | None) -> None:
-    put(queue, 30)
-    with dataset(queue, rows=26, limit=3) as rows:
+def test_every_row_is_delivered_once(served: Served, workers: int, context: str | None) -> None:
+    put(served.queue, 30)
+    with dataset(served, rows=26, limit=3) as rows:
         seen = []
         for batch in DataLoader(rows, batch_size=None, num_workers=workers, multiprocessing_context=context):
             assert 1 <= len(batch.claim.rows) <= 3
             seen += orders(batch)
             rows.ack(batch, rewards(batch))
     assert sorted(seen) == list(range(26))
-    stats = queue.stats().tasks["rollout"]
+    stats = served.queue.stats().tasks["rollout"]
     assert (stats.consumed, stats.ready, stats.leased, stats.expired) == (26, 4, 0, 0)
-    claim = queue.claim("sink", limit=100)
+    claim = served.queue.claim("sink", limit=100)
     assert all(row.cells["reward"] == row.order for row in claim.rows)
 
 
-def test_rows_that_come_while_workers_wait_are_delivered_until_the_queue_is_closed(queue: SyncQueue) -> None:
-    with dataset(queue) as rows:
+def test_rows_that_come_while_workers_wait_are_delivered_until_the_queue_is_closed(served: Served) -> None:
+    with dataset(served) as rows:
         seen = []
         iterator = iter(DataLoader(rows, batch_size=None, num_workers=2))
-        put(queue, 8)
+        put(served.queue, 8)
         for batch in iterator:
             seen += orders(batch)
             rows.ack(batch, rewards(batch))
             if len(seen) == 8:
-                queue.close()
+                served.queue.close()
     assert sorted(seen) == list(range(8))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_was_not_acked_goes_back_at_the_end_of_the_block(queue: SyncQueue, workers: int) -> None:
-    put(queue, 40)
-    with dataset(queue) as rows:
+def test_what_was_not_acked_goes_back_at_the_end_of_the_block(served: Served, workers: int) -> None:
+    put(served.queue, 40)
+    with dataset(served) as rows:
         for batch in DataLoader(rows, batch_size=None, num_workers=workers):
             rows.ack(batch, rewards(batch))
             break
         kept = next(iter(DataLoader(rows, batch_size=None)))
-    stats = queue.stats().tasks["rollout"]
+    stats = served.queue.stats().tasks["rollout"]
     assert (stats.consumed, stats.leased, stats.ready) == (4, 0, 36)
     with pytest.raises(QueueClosed, match="data set was closed"):
         rows.ack(kept, rewards(kept))
 
 
-def test_the_rows_of_a_killed_worker_go_back(queue: SyncQueue) -> None:
-    put(queue, 40)
+def test_the_rows_of_a_killed_worker_go_back(served: Served) -> None:
+    put(served.queue, 40)
     seen: list[int] = []
     with pytest.raises((RuntimeError, EOFError, ConnectionError)):  # whatever PyTorch meets first
-        train(queue, seen, kill=True)
+        train(served, seen, kill=True)
     assert 4 <= len(seen) < 40
-    train(queue, seen, rows=40 - len(seen))
+    train(served, seen, rows=40 - len(seen))
     assert sorted(seen) == list(range(40))
-    assert queue.stats().tasks["rollout"].consumed == 40
+    assert served.queue.stats().tasks["rollout"].consumed == 40
 
 
-def train(queue: SyncQueue, seen: list[int], *, kill: bool = False, **options: Any) -> None:
+def train(served: Served, seen: list[int], *, kill: bool = False, **options: Any) -> None:
     """Ack what comes; `kill`: the worker, after the first batch."""
-    with dataset(queue, **options) as rows:
+    with dataset(served, **options) as rows:
         batches = iter(DataLoader(rows, batch_size=None, num_workers=1))
         for batch in batches:
             rows.ack(batch, rewards(batch))
@@ -141,18 +126,20 @@ def train(queue: SyncQueue, seen: list[int], *, kill: bool = False, **options: A
 
 
 def test_leases_are_renewed_while_batches_wait(tmp_path: Path) -> None:
-    with serving(tmp_path, lease_s=0.5) as queue:
-        put(queue, 4)
-        with dataset(queue) as rows:
+    with serving(tmp_path, TABLE, lease_s=0.5) as served:
+        put(served.queue, 4)
+        with dataset(served) as rows:
             batch = next(iter(DataLoader(rows, batch_size=None)))
             with pytest.raises(QueueTimeout):
-                queue.claim("rollout", timeout=1.5)  # three times as long as the lease, so nobody else is handed them
+                served.queue.claim(
+                    "rollout", timeout=1.5
+                )  # three times as long as the lease, so nobody else is handed them
             rows.ack(batch, rewards(batch))
 
 
-def test_a_batch_is_given_back_or_acked_once(queue: SyncQueue) -> None:
-    put(queue, 4)
-    with dataset(queue) as rows:
+def test_a_batch_is_given_back_or_acked_once(served: Served) -> None:
+    put(served.queue, 4)
+    with dataset(served) as rows:
         batches = iter(DataLoader(rows, batch_size=None))
         batch = next(batches)
         rows.nack(batch, [batch.claim.rows[0].id])
@@ -163,33 +150,35 @@ def test_a_batch_is_given_back_or_acked_once(queue: SyncQueue) -> None:
         rows.ack(again, rewards(again))
 
 
-def test_a_worker_says_why_it_gets_no_rows(queue: SyncQueue) -> None:
-    with dataset(queue, timeout_s=0.1) as rows, pytest.raises(QueueTimeout, match=r"claim of task 'rollout' waited"):
+def test_a_worker_says_why_it_gets_no_rows(served: Served) -> None:
+    with dataset(served, timeout_s=0.1) as rows, pytest.raises(QueueTimeout, match=r"claim of task 'rollout' waited"):
         next(iter(DataLoader(rows, batch_size=None, num_workers=1)))
 
 
-def test_columns_come_as_they_are_asked_for(queue: SyncQueue) -> None:
-    put(queue, 4)
-    with dataset(queue, rows=4, layouts={"prompt_ids": Pad(-1, side="left")}) as rows:
+def test_columns_come_as_they_are_asked_for(served: Served) -> None:
+    put(served.queue, 4)
+    with dataset(served, rows=4, layouts={"prompt_ids": Pad(-1, side="left")}) as rows:
         batch = next(iter(DataLoader(rows, batch_size=None, num_workers=1)))
         padded = batch.columns["prompt_ids"]
         assert isinstance(padded, PaddedTensor)
         assert padded.values.tolist() == [[-1, -1, -1, 0], [-1, -1, 0, 1], [-1, 0, 1, 2], [0, 1, 2, 3]]
-    with dataset(queue, rows=4, layouts={"prompt_ids": "nested"}) as rows:
+    with dataset(served, rows=4, layouts={"prompt_ids": "nested"}) as rows:
         nested = next(iter(DataLoader(rows, batch_size=None, num_workers=1))).columns["prompt_ids"]
-        assert [row.tolist() for row in nested.unbind()] == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
+        assert isinstance(nested, torch.Tensor)
+        assert nested.is_nested
+        assert nested.offsets().tolist() == [0, 1, 3, 6, 10]
 
 
-def test_what_cannot_be_had_is_refused_at_the_start(queue: SyncQueue) -> None:
+def test_what_cannot_be_had_is_refused_at_the_start(served: Served) -> None:
     for options, error, message in (
         ({"layouts": {"seed": "nested"}}, ColumnError, "'seed', which holds int; only arrays"),
         ({"layouts": {"prompt_id": "nested"}}, ColumnError, "does not read.*did you mean 'prompt_ids'"),
     ):
-        with pytest.raises(error, match=message), dataset(queue, **options):
+        with pytest.raises(error, match=message), dataset(served, **options):
             pass
-    with pytest.raises(QueueError, match="no task 'rollouts'"), StreamingDataset(queue._address, "rollouts"):
+    with pytest.raises(QueueError, match="no task 'rollouts'"), StreamingDataset(served.address, "rollouts"):
         pass
     with pytest.raises(QueueError, match="inside its block"):
-        next(iter(dataset(queue)))
+        next(iter(dataset(served)))
     with pytest.raises(QueueError, match="at least 1"):
-        dataset(queue, limit=0)
+        dataset(served, limit=0)

@@ -119,8 +119,11 @@ def make_outputs(
     return {row.id: own for row, own in zip(claim.rows, cells, strict=True)}
 
 
-def make_cells(columns: Mapping[str, Column], kinds: Mapping[str, ColumnKind], *, rows: int) -> list[dict[str, Value]]:
-    """The cells of so many rows from columns with one for each. Tensors may be on any device.
+def make_cells(
+    columns: Mapping[str, Column], kinds: Mapping[str, ColumnKind], *, rows: int | None = None
+) -> list[dict[str, Value]]:
+    """The cells of rows from columns with one for each: so many, by default as many as the first column has. Tensors
+    may be on any device.
 
     Raises:
         ColumnError: a column that the queue does not have, another number of cells, or a tensor of another dtype.
@@ -129,11 +132,11 @@ def make_cells(columns: Mapping[str, Column], kinds: Mapping[str, ColumnKind], *
     for column, values in columns.items():
         if column not in kinds:
             raise ColumnError(f"no column {column!r} in the queue{did_you_mean(column, kinds)}")
-        cells = _cells(column, values, kinds[column])
+        cells = by_column[column] = _cells(column, values, kinds[column])
+        rows = len(cells) if rows is None else rows
         if len(cells) != rows:
             raise ColumnError(f"column {column!r}: got {len(cells)} cells, expected one for each of {rows} rows")
-        by_column[column] = cells
-    return [{column: cells[place] for column, cells in by_column.items()} for place in range(rows)]
+    return [{column: cells[place] for column, cells in by_column.items()} for place in range(rows or 0)]
 
 
 def _column(rows: Sequence[Row], column: str, kind: ColumnKind, layout: Layout) -> Column:
