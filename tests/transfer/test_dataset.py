@@ -1,8 +1,12 @@
 """A data set delivers every row once, whoever fetches it, and what was not acked goes back."""
 
+import multiprocessing
 import os
 import signal
+import threading
+import traceback
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.dataset import StreamingDataset
 from tailrace.transfer.queue.tensors import PackedTensor, Pad, PaddedTensor, TensorBatch
+from tailrace.types import Value
 from tests.transfer.served import LIMIT_S, Served, serving
 from tests.transfer.tables import tokens
 
@@ -35,7 +40,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 def put(queue: SyncQueue, count: int) -> None:
     """Rows whose prompts and seeds follow from their order."""
-    cells = [{"prompt_ids": tokens(1 + order % 5), "seed": order} for order in range(count)]
+    cells: list[dict[str, Value]] = [{"prompt_ids": tokens(1 + order % 5), "seed": order} for order in range(count)]
     queue.put([NewRow(group_id=order, group_size=1, order=order, cells=own) for order, own in enumerate(cells)])
 
 
@@ -151,8 +156,30 @@ def test_a_batch_is_given_back_or_acked_once(served: Served) -> None:
 
 
 def test_a_worker_says_why_it_gets_no_rows(served: Served) -> None:
-    with dataset(served, timeout_s=0.1) as rows, pytest.raises(QueueTimeout, match=r"claim of task 'rollout' waited"):
-        next(iter(DataLoader(rows, batch_size=None, num_workers=1)))
+    with dataset(served, timeout_s=0.1) as rows:
+        batches = iter(DataLoader(rows, batch_size=None, num_workers=1))
+        with pytest.raises(QueueTimeout, match=r"claim of task 'rollout' waited") as caught:
+            next(batches)
+        traceback.clear_frames(caught.tb)  # PyTorch's error holds its loader, and with it the worker
+
+
+def test_the_rows_of_a_process_that_dies_go_back_when_it_is_not_heard_of(served: Served) -> None:
+    put(served.queue, 4)
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=train_for_ever, args=(served, theirs))
+    process.start()
+    assert ours.recv_bytes() == b"it has them"
+    process.kill()
+    process.join(LIMIT_S)
+    assert len(served.queue.claim("rollout").rows) == 4
+
+
+def train_for_ever(served: Served, told: Connection) -> None:
+    with dataset(served, limit_s=1.0) as rows:
+        batch = next(iter(DataLoader(rows, batch_size=None, num_workers=1)))
+        assert len(batch.claim.rows) == 4
+        told.send_bytes(b"it has them")
+        threading.Event().wait(LIMIT_S)
 
 
 def test_columns_come_as_they_are_asked_for(served: Served) -> None:
@@ -166,7 +193,7 @@ def test_columns_come_as_they_are_asked_for(served: Served) -> None:
         nested = next(iter(DataLoader(rows, batch_size=None, num_workers=1))).columns["prompt_ids"]
         assert isinstance(nested, torch.Tensor)
         assert nested.is_nested
-        assert nested.offsets().tolist() == [0, 1, 3, 6, 10]
+        assert nested.offsets().tolist() == [0, 1, 3, 6, 10]  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_had_is_refused_at_the_start(served: Served) -> None:

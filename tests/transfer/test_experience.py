@@ -9,7 +9,7 @@ from tailrace.config.queue_table import TableConfig, TaskConfig, WholeGroupsConf
 from tailrace.errors import ColumnError, GroupExists, QueueError, QueueTimeout
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.experience import Experience
-from tailrace.transfer.queue.tensors import Column, Pad, PaddedTensor
+from tailrace.transfer.queue.tensors import Column, PackedTensor, Pad, PaddedTensor
 from tests.transfer.served import serving
 
 TABLE = TableConfig(
@@ -45,7 +45,9 @@ def test_prompts_become_experience_and_experience_is_trained_on(tmp_path: Path) 
             with served.queue.held(batch.claim):
                 experience.put_experience_data(batch, {"response_ids": prompts.values + seeds[:, None]})
         trained = experience.get_experience_data("actor", count=4)
-        assert [list(response) for response in trained.columns["response_ids"].split()] == [[5, 6], [6, 7], [9], [10]]  # type: ignore[union-attr]
+        responses = trained.columns["response_ids"]
+        assert isinstance(responses, PackedTensor)
+        assert [response.tolist() for response in responses.split()] == [[5, 6], [6, 7], [9], [10]]
         experience.put_experience_data(trained, {})
         assert served.queue.stats().rows == 0
 

@@ -17,6 +17,7 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.group import GroupLoader, broadcast_claim
+from tailrace.types import Value
 from tests.transfer.served import LIMIT_S, serving
 from tests.transfer.tables import tokens
 
@@ -60,7 +61,7 @@ def told(claim: Claim) -> list[Any]:
     return [claim.lease_id, claim.lease_s, claim.task, ids, cells, kinds]
 
 
-CELLS = [
+CELLS: list[dict[str, Value]] = [
     {
         "prompt_ids": np.arange(length, dtype=np.int64),
         "response": f"{length} ü",

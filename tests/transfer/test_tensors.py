@@ -51,7 +51,7 @@ def test_rows_become_tensors_and_tensors_the_same_rows(layout: Layout) -> None:
     for row, cells in zip(CLAIM.rows, CELLS, strict=True):
         assert outputs[row.id].keys() == cells.keys()
         for column, value in cells.items():
-            np.testing.assert_array_equal(outputs[row.id][column], value)  # type: ignore[arg-type]
+            np.testing.assert_array_equal(outputs[row.id][column], value)
 
 
 def test_a_column_has_the_form_of_its_kind() -> None:
@@ -71,7 +71,7 @@ def test_batches_do_not_share_memory_with_the_queue() -> None:
         prompts = make_batch(CLAIM, COLUMNS, {"prompt_ids": layout}).columns["prompt_ids"]
         values = prompts.values() if isinstance(prompts, torch.Tensor) else prompts.values  # type: ignore[union-attr]
         values.fill_(9)
-    np.testing.assert_array_equal(CELLS[2]["prompt_ids"], [0, 1, 2])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(CELLS[2]["prompt_ids"], [0, 1, 2])
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_arrays_may_come_in_many_forms(tokens: Column) -> None:
 
 def test_gradients_stay_behind() -> None:
     [cells] = make_cells({"advantages": [torch.ones(2, requires_grad=True)]}, COLUMNS)
-    np.testing.assert_array_equal(cells["advantages"], [1.0, 1.0])  # type: ignore[arg-type]
+    np.testing.assert_array_equal(cells["advantages"], [1.0, 1.0])
 
 
 @pytest.mark.parametrize(
