@@ -69,7 +69,9 @@ def test_every_row_is_delivered_once(served: Served, workers: int, context: str 
     put(served.queue, 30)
     with dataset(served, rows=26, limit=3) as rows:
         seen = []
-        for batch in DataLoader(rows, batch_size=None, num_workers=workers, multiprocessing_context=context):
+        for batch in DataLoader(
+            rows, batch_size=None, num_workers=workers, multiprocessing_context=context, in_order=False
+        ):
             assert 1 <= len(batch.claim.rows) <= 3
             seen += orders(batch)
             rows.ack(batch, rewards(batch))
@@ -83,7 +85,7 @@ def test_every_row_is_delivered_once(served: Served, workers: int, context: str 
 def test_rows_that_come_while_workers_wait_are_delivered_until_the_queue_is_closed(served: Served) -> None:
     with dataset(served) as rows:
         seen = []
-        iterator = iter(DataLoader(rows, batch_size=None, num_workers=2))
+        iterator = iter(DataLoader(rows, batch_size=None, num_workers=2, in_order=False))
         put(served.queue, 8)
         for batch in iterator:
             seen += orders(batch)
@@ -97,7 +99,7 @@ def test_rows_that_come_while_workers_wait_are_delivered_until_the_queue_is_clos
 def test_what_was_not_acked_goes_back_at_the_end_of_the_block(served: Served, workers: int) -> None:
     put(served.queue, 40)
     with dataset(served) as rows:
-        for batch in DataLoader(rows, batch_size=None, num_workers=workers):
+        for batch in DataLoader(rows, batch_size=None, num_workers=workers, in_order=False):
             rows.ack(batch, rewards(batch))
             break
         kept = next(iter(DataLoader(rows, batch_size=None)))
@@ -176,8 +178,8 @@ def test_the_rows_of_a_process_that_dies_go_back_when_it_is_not_heard_of(served:
 
 def train_for_ever(served: Served, told: Connection) -> None:
     with dataset(served, limit_s=1.0) as rows:
-        batch = next(iter(DataLoader(rows, batch_size=None, num_workers=1)))
-        assert len(batch.claim.rows) == 4
+        batches = iter(DataLoader(rows, batch_size=None, num_workers=1))
+        assert len(next(batches).claim.rows) == 4
         told.send_bytes(b"it has them")
         threading.Event().wait(LIMIT_S)
 

@@ -6,10 +6,12 @@
     this process: trains on a batch, then acks it
 
 No row is delivered twice, whatever the number of workers: this process claims, one claim after the other, and workers
-only fetch cells and lay them out. Whichever asks first gets the next claim, so a slow one delays no other.
+only fetch cells and lay them out. Whichever asks first gets the next claim.
 
-Who waits on whom: a worker on rows. A loader claims ahead: `num_workers * prefetch_factor` batches beside the one in
-hand. Their leases are renewed here, so they may wait as long as they like.
+Who waits on whom: a worker on rows, and the loop on whichever worker has some: with `in_order=False`. Otherwise PyTorch
+asks its workers in turn, and one that waits for rows holds up the batches that the others have. A loader claims ahead:
+`num_workers * prefetch_factor` batches beside the one in hand. Their leases are renewed here, so they may wait as long
+as they like.
 """
 
 import os
@@ -42,18 +44,19 @@ class StreamingDataset(IterableDataset[TensorBatch]):
     """Batches of one task, each the rows of a claim.
 
         with StreamingDataset(QueueAddress.read(path), "actor", rows=512, layouts={"prompt_ids": Pad(0)}) as dataset:
-            for batch in DataLoader(dataset, batch_size=None, num_workers=4):
+            for batch in DataLoader(dataset, batch_size=None, num_workers=4, in_order=False):
                 ...
                 dataset.ack(batch, {"advantages": advantages})
 
-    `batch_size` is None, since a batch is what the task's policy hands out at once. It ends when `rows` rows have been
-    delivered in all, over all workers and iterations, or when the queue is closed. Batches are acked in the process
-    that made the data set, before the block is left, in any order.
+    `batch_size` is None, since a batch is what the task's policy hands out at once; `in_order` is False, so that a
+    batch comes when it is there. The loop ends when `rows` rows have been delivered in all, over all workers and
+    iterations, or when the queue is closed. Batches are acked in the process that made the data set, before the block
+    is left, in any order.
 
     At the end of the block all rows that were not acked go back at once: those of a loop that was left in the middle,
     of batches that no one has looked at, of workers that were killed. If this process dies, they go back when the
-    queue has not heard of it for `limit_s`. A loop that is left while its workers wait for rows ends them by itself,
-    but PyTorch gives each 5 s to notice; `close` first, and they end at once.
+    queue has not heard of it for `limit_s`. PyTorch gives workers that still wait for rows when a loop is left 5 s each
+    before it ends them; `close` the data set first, and they end at once.
 
     Iterating raises what `TransferQueue.claim` raises, and ColumnError for what a layout cannot do.
     """
