@@ -61,7 +61,9 @@ class Experience:
         not_before: WeightVersion = 0,
         timeout: float | None = None,
     ) -> list[int]:
-        """Put `group_size` rows for each prompt; wait until there is room. Returns the group_id of each prompt.
+        """Put `group_size` rows for each prompt, all or none; wait until there is room. Returns the group_ids.
+
+        What the queue can never hold at once is put in pieces, call by call.
 
         `prompts`: columns with a cell for each prompt. `samples`: columns whose cells differ within a group, such as
         seeds, with one for each row: those of the first prompt, of the second, and so on. `not_before`: see `NewRow`.
