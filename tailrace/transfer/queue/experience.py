@@ -69,7 +69,7 @@ class Experience:
         seeds, with one for each row: those of the first prompt, of the second, and so on. `not_before`: see `NewRow`.
 
         Raises:
-            ColumnError: no columns, columns of different length, or cells that the table does not expect.
+            ColumnError: columns of different length, or cells that the table does not expect.
             QueueError, GroupExists, QueueTimeout, QueueClosed: see `TransferQueue.put`.
         """
         if group_size < 1:
