@@ -8,6 +8,7 @@ step_000012/
 """
 
 import asyncio
+from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -35,6 +36,8 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the run has taken."""
     prompts: str
     """Fingerprint of the prompts that the data position counts in."""
+    unacked: list[int] = []
+    """Rows that are in the weights although the queue hands them out again, see `Actor.unacked`."""
 
 
 def read_run_state(checkpoint: Path) -> RunState:
@@ -90,15 +93,19 @@ class Checkpointer:
         """Whether a checkpoint follows this step: every so often, and after the last."""
         return trained_steps % self._config.every == 0 or trained_steps == steps
 
-    async def save(self, trained_steps: int, next_step: int) -> None:
-        """Write a checkpoint; the one before survives whatever goes wrong.
+    async def save(self, trained_steps: int, next_step: int, unacked: Iterable[int]) -> None:
+        """Write a checkpoint; the one before survives whatever goes wrong. `unacked`: see `RunState`.
 
         Raises:
             CheckpointError: it cannot be written, a full disk for one.
         """
         snapshot = await self._queue.snapshot()
         state = RunState(
-            trained_steps=trained_steps, next_step=next_step, elapsed_s=self._log.now(), prompts=self._prompts
+            trained_steps=trained_steps,
+            next_step=next_step,
+            elapsed_s=self._log.now(),
+            prompts=self._prompts,
+            unacked=sorted(unacked),
         )
 
         def write(directory: Path) -> None:

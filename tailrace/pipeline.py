@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from tailrace.checkpointing import Checkpointer
+from tailrace.checkpointing import Checkpointer, RunState
 from tailrace.engine.base import Engine
 from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.evaluation import Evaluator
@@ -123,10 +123,11 @@ class Pipeline:
             metrics={**step_metrics(result, end - start), **self._times.take()},
         )
 
-    async def resume_at(self, trained_steps: int, next_step: int) -> None:
-        """Go on where a restored trainer and queue stand: `next_step` is the first step whose prompts are not in."""
-        self.trained_steps = trained_steps
-        self._feeder.next_step = next_step
+    async def resume_at(self, state: RunState) -> None:
+        """Go on where a restored trainer and queue stand."""
+        self.trained_steps = state.trained_steps
+        self._feeder.next_step = state.next_step
+        self._actor.unacked.update(state.unacked)
         await self._update_weights()
 
     async def _update_weights(self) -> None:
@@ -145,4 +146,4 @@ class Pipeline:
 
     async def save(self) -> None:
         """Write a checkpoint of this moment."""
-        await self._checkpointer.save(self.trained_steps, self._feeder.next_step)
+        await self._checkpointer.save(self.trained_steps, self._feeder.next_step, self._actor.unacked)

@@ -98,7 +98,7 @@ async def _run(
         log = _open_log(config, directory, start, times, stack)
         pipeline = build_pipeline(config, inputs, parts, store, log, times)
         if start is not None:
-            await pipeline.resume_at(start.state.trained_steps, start.state.next_step)
+            await pipeline.resume_at(start.state)
         if not await _train(pipeline, parts, directory, interrupt):
             print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
             return INTERRUPTED

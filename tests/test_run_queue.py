@@ -1,5 +1,8 @@
-"""A run's queue is where its configuration says, with the run's table."""
+"""A run's queue is where its configuration says, with the run's table, and may lose processes."""
 
+import json
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -105,3 +108,37 @@ def test_a_run_learns_the_same_wherever_its_queue_is_and_goes_on_with_another(
     assert run("service", 4, service) == expected
     run("resumed", 2, service)
     assert run("resumed", 4, service, resume=True) == expected
+
+
+STEPS = 6
+
+
+@pytest.mark.parametrize(
+    ("replicas", "kills"),
+    [
+        (1, {"sample 1": ["unit-0", "unit-1"], "actor 3": ["unit-0", "unit-1"]}),
+        (2, {"sample 1": ["unit-0"], "actor 2": ["unit-1"], "reward 3": ["controller"], "step 4": ["unit-0"]}),
+    ],
+    ids=["every row is lost", "each row is on another unit"],
+)
+def test_a_run_trains_on_each_row_once_and_ends_though_processes_of_its_queue_are_killed(
+    tmp_path: Path, tiny_model: TinyModel, replicas: int, kills: dict[str, list[str]]
+) -> None:
+    """The last steps may meet rows of earlier ones that came again; they do not train on them."""
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    storage = {"type": "arena", "max_bytes": 2**26}
+    queue = {"type": "service", "replicas": replicas, "storage": storage}
+    config = small_run(
+        tmp_path / "run",
+        tiny_model("llama"),
+        prompts,
+        queue=queue,
+        pipeline={"streaming": True},
+        trainer__steps=STEPS,
+    )
+    command = [sys.executable, "-m", "tests.killed_run", config.model_dump_json(), json.dumps(kills)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert ended.returncode == 0, ended.stderr
+    trained = json.loads(ended.stdout.splitlines()[-1])
+    assert trained == [list(range(8 * step, 8 * step + 8)) for step in range(STEPS)]
+    assert [event.step for event in steps_of(tmp_path / "run")] == list(range(STEPS))

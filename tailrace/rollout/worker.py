@@ -3,10 +3,12 @@
     queue ──claim prompts──▶ engine.submit ──each sample as it finishes──▶ ack ──▶ reward …
 
 Claims never wait for one another: new prompts join the engine's batch while older ones are still generating; what the
-engine cannot run yet waits inside it, bounded by the queue's capacity.
+engine cannot run yet waits inside it, bounded by the queue's capacity. A claim that turns out to be void when a sample
+is acked is broken off: its other rows go back, or come again, and the engine forgets them.
 """
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from contextlib import aclosing
 
@@ -17,7 +19,7 @@ from tailrace.engine.base import Engine
 from tailrace.errors import QueueClosed
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
-from tailrace.transfer.queue.lease import held
+from tailrace.transfer.queue.lease import VOID, ack_if_held, held
 from tailrace.types import Request, Sample, Value
 
 Decode = Callable[[list[int]], str]
@@ -43,6 +45,8 @@ class RolloutWorker:
         self._decode = decode
         self._log = log
         self._samples_per_step = samples_per_step
+        self._request_ids = itertools.count()
+        """New ones for rows that come again: what they were before may still be in the engine."""
 
     async def run(self) -> None:
         """Serve until the queue is closed."""
@@ -70,26 +74,29 @@ class RolloutWorker:
         with self._log.span("rollout", "rollout", step=step, samples=len(claim.rows)) as span:
             span.version = self._engine.stats().version
             async with held(self._queue, claim):
-                span.tokens = await self._stream(claim, step)
+                await self._stream(claim, step, span)
 
-    async def _stream(self, claim: Claim, step: int) -> int:
-        """Ack each sample as it finishes; the number of tokens made."""
-        rows = {row.order: row for row in claim.rows}
+    async def _stream(self, claim: Claim, step: int, span: Event) -> None:
+        """Ack each sample as it finishes, while the claim is good; `span` gets the tokens made."""
+        rows = {next(self._request_ids): row for row in claim.rows}
         start = self._log.now()
-        tokens = 0
-        async with aclosing(self._engine.submit([self._request(row) for row in claim.rows])) as samples:
+        span.tokens = 0
+        async with aclosing(
+            self._engine.submit([self._request(number, row) for number, row in rows.items()])
+        ) as samples:
             async for sample in samples:
-                tokens += len(sample.response_ids)
-                await self._queue.ack(claim, {rows[sample.request_id].id: self._outputs(sample)})
+                span.tokens += len(sample.response_ids)
+                if not await ack_if_held(self._queue, claim, {rows[sample.request_id].id: self._outputs(sample)}):
+                    span.info = VOID
+                    return
                 self._log.emit(self._sample_event(sample, start, step))
-        return tokens
 
-    def _request(self, row: Row) -> Request:
+    def _request(self, number: int, row: Row) -> Request:
         prompt_ids, seed = row.cells["prompt_ids"], row.cells["seed"]
         assert isinstance(prompt_ids, np.ndarray)
         assert isinstance(seed, int)
         return Request(
-            request_id=row.order, group_id=row.group_id, prompt_ids=prompt_ids, sampling=self._sampling, seed=seed
+            request_id=number, group_id=row.group_id, prompt_ids=prompt_ids, sampling=self._sampling, seed=seed
         )
 
     def _outputs(self, sample: Sample) -> dict[str, Value]:

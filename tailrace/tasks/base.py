@@ -1,4 +1,7 @@
-"""The loop that every small task shares: claim, compute, ack, until the queue is closed."""
+"""The loop that every small task shares: claim, compute, ack, until the queue is closed.
+
+What was computed for a claim that is void by then is thrown away: its rows come again, to this worker or another.
+"""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -7,7 +10,7 @@ from collections.abc import Mapping
 from tailrace.errors import QueueClosed
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
-from tailrace.transfer.queue.lease import held
+from tailrace.transfer.queue.lease import VOID, ack_if_held, held
 from tailrace.types import Value
 
 Outputs = Mapping[RowId, Mapping[str, Value]]
@@ -43,7 +46,9 @@ class Task(ABC):
             step = claim.rows[0].order // self._samples_per_step
             with self._log.span(self.name, self.actor, step=step, samples=len(claim.rows)) as span:
                 async with held(self._queue, claim):
-                    await self._queue.ack(claim, await self.compute(claim, span))
+                    outputs = await self.compute(claim, span)
+                    if not await ack_if_held(self._queue, claim, outputs):
+                        span.info = {**span.info, **VOID}
 
     @abstractmethod
     async def compute(self, claim: Claim, span: Event) -> Outputs:

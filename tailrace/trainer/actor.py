@@ -5,6 +5,8 @@
 Who waits on whom: synchronous, the first claim waits for the whole batch; streaming, each claim is a micro-batch that
 has filled up while the rest still generates. Rows are acked together with the optimizer step that used them and not
 before, so an update that is interrupted leaves them in the queue, and no row is trained on twice or not at all.
+A row may be lost with a storage unit, or its lease end, while an update has it already: it is trained on all the same,
+and when it comes again (made anew, with its group) it is acked without.
 
 With several mini-batches a step, the ratio of the loss needs the log-probabilities of the weights at the start of the
 step: they are computed for each claim as it comes, and the optimizer steps follow when the whole batch is there.
@@ -15,7 +17,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -25,7 +27,7 @@ from tailrace.events import EventLog
 from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
 from tailrace.transfer.queue.dataloader import StreamingLoader
-from tailrace.transfer.queue.lease import held
+from tailrace.transfer.queue.lease import ack_if_held, held
 from tailrace.types import FloatArray
 
 T = TypeVar("T")
@@ -38,6 +40,16 @@ class StepResult:
     rows: tuple[Row, ...]
     """In the order of their prompts."""
     updates: tuple[UpdateResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What one training step works on."""
+
+    claims: list[Claim] = field(default_factory=list)
+    """All of them, those of rows that count no more included: each is acked in the end."""
+    rows: dict[int, Row] = field(default_factory=dict)
+    """By `order`: those to train on."""
 
 
 OnCommit = Callable[[StepResult], Awaitable[None]]
@@ -57,6 +69,8 @@ class Actor:
         batch_size: int,
         mini_batch_size: int,
     ) -> None:
+        self.unacked: set[int] = set()
+        """By `order`: rows that are in the weights, and that the queue will hand out again."""
         self._queue = queue
         self._trainer = trainer
         self._algorithm = algorithm
@@ -71,47 +85,45 @@ class Actor:
         `on_commit` is awaited with the result when the last optimizer step is done and the rows are acked; no
         cancellation comes between these three.
         """
+        batch = _Batch()
         async with AsyncExitStack() as leases:
             try:
                 if self._mini_batch_size == self._batch_size:
-                    claims = await self._accumulate_as_they_come(step, leases)
-                    return await uninterrupted(self._commit(step, claims, (), on_commit))
-                return await self._mini_batches(step, leases, on_commit)
+                    async for rows in self._new_rows(batch, leases):
+                        await self._accumulate(step, [train_sample(row) for row in rows])
+                    return await uninterrupted(self._commit(step, batch, (), on_commit))
+                samples = [
+                    sample
+                    async for rows in self._new_rows(batch, leases)
+                    for sample in await self._with_old_log_probs(rows)
+                ]
+                return await uninterrupted(self._optimize(step, batch, samples, on_commit))
             except BaseException:
                 await self._compute(self._trainer.discard)
                 raise
 
-    async def _accumulate_as_they_come(self, step: int, leases: AsyncExitStack) -> list[Claim]:
-        claims = []
-        async for claim in self._claims(leases):
-            await self._accumulate(step, [train_sample(row) for row in claim.rows])
-            claims.append(claim)
-        return claims
-
-    async def _mini_batches(self, step: int, leases: AsyncExitStack, on_commit: OnCommit) -> StepResult:
-        claims, samples = [], []
-        async for claim in self._claims(leases):
-            samples += await self._with_old_log_probs(claim)
-            claims.append(claim)
-        return await uninterrupted(self._optimize(step, claims, samples, on_commit))
-
-    async def _optimize(
-        self, step: int, claims: list[Claim], samples: list[TrainSample], on_commit: OnCommit
-    ) -> StepResult:
+    async def _optimize(self, step: int, batch: _Batch, samples: list[TrainSample], on_commit: OnCommit) -> StepResult:
         updates: list[UpdateResult] = []
         starts = range(0, len(samples), self._mini_batch_size)
         for start in starts:
             await self._accumulate(step, samples[start : start + self._mini_batch_size])
             if start != starts[-1]:
                 updates.append(await self._apply(step))
-        return await self._commit(step, claims, updates, on_commit)
+        return await self._commit(step, batch, updates, on_commit)
 
-    async def _claims(self, leases: AsyncExitStack) -> AsyncIterator[Claim]:
-        async for claim in StreamingLoader(self._queue, "actor", rows=self._batch_size):
-            yield await leases.enter_async_context(held(self._queue, claim))
+    async def _new_rows(self, batch: _Batch, leases: AsyncExitStack) -> AsyncIterator[list[Row]]:
+        """Claim until `batch` is full; of each claim, the rows that neither it nor an earlier update has."""
+        loader = StreamingLoader(self._queue, "actor", rows=self._batch_size)
+        async for claim in loader:
+            batch.claims.append(await leases.enter_async_context(held(self._queue, claim)))
+            new = [row for row in claim.rows if row.order not in batch.rows and row.order not in self.unacked]
+            batch.rows.update({row.order: row for row in new})
+            loader.claim_more(len(claim.rows) - len(new))
+            if new:
+                yield new
 
-    async def _with_old_log_probs(self, claim: Claim) -> list[TrainSample]:
-        samples = [train_sample(row) for row in claim.rows]
+    async def _with_old_log_probs(self, rows: Sequence[Row]) -> list[TrainSample]:
+        samples = [train_sample(row) for row in rows]
         values = await self._compute(lambda: self._trainer.log_probs(samples))
         return [replace(sample, old_log_probs=old) for sample, old in zip(samples, values, strict=True)]
 
@@ -127,15 +139,23 @@ class Actor:
         return result
 
     async def _commit(
-        self, step: int, claims: Sequence[Claim], updates: Sequence[UpdateResult], on_commit: OnCommit
+        self, step: int, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit
     ) -> StepResult:
         result = await self._apply(step)
-        for claim in claims:
-            await self._queue.ack(claim, {row.id: {} for row in claim.rows})
-        rows = sorted((row for claim in claims for row in claim.rows), key=lambda row: row.order)
+        for claim in batch.claims:
+            await self._ack(claim)
+        rows = sorted(batch.rows.values(), key=lambda row: row.order)
         step_result = StepResult(rows=tuple(rows), updates=(*updates, result))
         await on_commit(step_result)
         return step_result
+
+    async def _ack(self, claim: Claim) -> None:
+        """Ack rows that are in the weights now; those that are not under the claim any more come again."""
+        self.unacked.difference_update(row.order for row in claim.rows)
+        if not await ack_if_held(self._queue, claim, {row.id: {} for row in claim.rows}):
+            for row in claim.rows:
+                if not await ack_if_held(self._queue, claim, {row.id: {}}):
+                    self.unacked.add(row.order)
 
     async def _compute(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

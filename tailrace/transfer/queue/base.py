@@ -153,7 +153,7 @@ class TransferQueue(ABC):
         Raises:
             ColumnError: an output column of the task is missing or is not the task's; a wrong dtype or shape.
             LeaseError: a row is not under this lease (expired, acked or nacked before).
-            StaleRowError: a row is gone.
+            StaleRowError: a row is gone, or lost with its storage units.
         """
 
     @abstractmethod

@@ -36,6 +36,10 @@ class StreamingLoader:
         """The loader itself."""
         return self
 
+    def claim_more(self, rows: int) -> None:
+        """So many rows more: as many of those claimed turned out not to count. From within the loop, too."""
+        self._wanted += rows
+
     async def __anext__(self) -> Claim:
         """Wait for the next claim."""
         if self._wanted <= 0:

@@ -273,9 +273,9 @@ def test_a_unit_that_is_lost_is_missed_where_each_row_has_another(session: Sessi
     assert ack.message.missed == [2]
 
 
-def test_an_ack_fails_with_the_unit_that_alone_has_a_row(session: Session) -> None:
+def test_a_row_is_lost_with_the_unit_that_alone_has_it(session: Session) -> None:
     play = acking(session, (0, 1), (2,))
-    with pytest.raises(PeerLost, match="silent"):
+    with pytest.raises(StaleRowError, match=r"RowId\(.*\) cannot be written: it is lost with its units \(2,\)"):
         play.answer(Accepted(), Accepted(), PeerLost("silent"))
 
 

@@ -233,6 +233,20 @@ def test_rows_survive_a_unit_that_dies_where_another_has_them(tmp_path: Path) ->
         assert queue.claim("rollout", timeout=LIMIT_S).rows[0].units == (left,)
 
 
+def test_a_dead_unit_holds_up_nobody_until_the_limit(tmp_path: Path, face: Face) -> None:
+    """The limits are longer than any test."""
+    with serving(tmp_path, units=2, replicas=2, unit_limit_s=0.5) as served, face(served, limit_s=3600.0) as queue:
+        queue.put(group(0, 3))
+        first, second = queue.claim("rollout"), queue.claim("rollout")
+        served.stop_unit(0)
+        queue.ack(first, outputs(first, response_ids=tokens(3)))
+        whole_rows(queue, response_ids=tokens(4))
+        served.stop_unit(1)
+        with pytest.raises(StaleRowError):
+            queue.ack(second, outputs(second, response_ids=tokens(5)))
+        assert queue.lost_groups() == [0]
+
+
 def test_groups_that_went_with_a_unit_are_put_again(tmp_path: Path) -> None:
     with serving(tmp_path, units=2, unit_limit_s=1.0) as served, blocking(served, limit_s=2.0) as queue:
         queue.put(group(0, 2))

@@ -49,10 +49,12 @@ class Stage:
         self.results: dict[int, Reply | TailraceError] = {}
         self.route = b""
 
-    def start(self, message: Request, wait_s: float = 0.0) -> int:
+    def start(self, message: Request, wait_s: float = 0.0, *, held: bool = False) -> int:
         number: int
         number = self.connection.start(
-            Call(self.endpoint, message, wait_s=wait_s), lambda result: self.results.__setitem__(number, result)
+            Call(self.endpoint, message, wait_s=wait_s),
+            lambda result: self.results.__setitem__(number, result),
+            held=held,
         )
         return number
 
@@ -183,6 +185,27 @@ def test_a_silent_server_is_lost_even_while_a_request_may_wait(known: Stage) -> 
     number = known.start(Claim("actor", None, None, 3600.0), wait_s=3600.0)
     known.pass_time(30.0)
     assert isinstance(known.results[number], PeerLost)
+
+
+def test_a_silent_server_is_in_doubt_after_a_moment_beyond_what_a_request_may_wait(known: Stage) -> None:
+    known.start(Claim("actor", None, None, 5.0), wait_s=5.0)
+    known.pass_time(5.0 + PATIENCE.doubt_s - PATIENCE.tick_s)
+    assert not known.connection.in_doubt
+    number = known.start(Renew(1))
+    known.pass_time(5.0 + PATIENCE.doubt_s)
+    assert known.connection.in_doubt
+    known.say(number, Waiting())
+    assert not known.connection.in_doubt
+
+
+def test_a_server_that_is_gone_is_lost_at_once(known: Stage) -> None:
+    number = known.start(Renew(1), held=True)
+    known.connection.lose()
+    assert isinstance(known.results[number], PeerLost)
+    assert "Renew to ipc://" in str(known.results[number])
+    assert known.connection.idle
+    known.connection.cancel(number)
+    known.connection.take(number)
 
 
 def test_the_time_in_which_nobody_looked_is_not_the_servers_silence(known: Stage) -> None:

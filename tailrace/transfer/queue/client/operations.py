@@ -161,7 +161,11 @@ def ack(
 def _write_outputs(
     session: Session, claimed: base.Claim, rows: Sequence[RowId], batch: Batch, timeout: float
 ) -> Operation[list[int]]:
-    """Write outputs to all units of their rows; the units that are lost, where each row has another one."""
+    """Write outputs to all units of their rows; the units that are lost, where each row has another one.
+
+    Raises:
+        StaleRowError: a row has no other one.
+    """
     units_of = {row.id: row.units for row in claimed.rows}
     units = [units_of.get(row, ()) for row in rows]  # of a row that is not the claim's: none, and the ack is refused
     pending = {unit: [place for place, own in enumerate(units) if unit in own] for unit in set().union(*units)}
@@ -175,9 +179,11 @@ def _write_outputs(
         missed |= {unit: error for unit, error in failed.items() if isinstance(error, PeerLost)}
         full = {unit: error for unit, error in failed.items() if isinstance(error, StorageFull)}
         for unit, error in failed.items():
-            alone = any(own and missed.keys() >= set(own) for own in units)
-            if unit not in full and (unit not in missed or alone):
+            if unit not in full and unit not in missed:
                 raise error
+        for row, own in zip(rows, units, strict=True):
+            if own and missed.keys() >= set(own):
+                raise StaleRowError(f"{row} cannot be written: it is lost with its units {own}") from missed[own[0]]
         if not full:
             return sorted(missed)
         pending = {unit: pending[unit] for unit in full}

@@ -9,7 +9,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from tailrace.errors import PeerLost, TailraceError, WireError
+from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import Part
 from tailrace.transfer.queue.client.batch import Batch
@@ -35,9 +35,18 @@ _PIECE_BYTES = 64 * 2**20
 """Of cells read or written at once."""
 
 
-def snapshot(session: Session) -> Operation[bytes]:
-    """See `TransferQueue.snapshot`."""
+def snapshot(session: Session, *, timeout: float) -> Operation[bytes]:
+    """See `TransferQueue.snapshot`. Made anew, within `timeout` seconds, where a unit is lost meanwhile."""
     yield from session.prepare()
+    tries = session.tries(timeout)
+    while True:
+        try:
+            return (yield from _snapshot(session))
+        except (PeerLost, StaleRowError) as error:
+            yield from tries.again(error)
+
+
+def _snapshot(session: Session) -> Operation[bytes]:
     exported = yield from ask(Call(session.controller, Export()), Exported)
     parts: dict[RowId, bytes] = {}
     try:

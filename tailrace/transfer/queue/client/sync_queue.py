@@ -115,7 +115,7 @@ class SyncQueue:
 
     def snapshot(self) -> bytes:
         """See `TransferQueue.snapshot`."""
-        return self._run(snapshots.snapshot(self._session))
+        return self._run(snapshots.snapshot(self._session, timeout=self._limit_s))
 
     def restore(self, snapshot: bytes) -> None:
         """See `TransferQueue.restore`."""

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.errors import QueueClosed, QueueError, QueueTimeout
+from tailrace.errors import PeerLost, QueueClosed, QueueTimeout
 from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.control_plane import ControlPlane
@@ -240,7 +240,7 @@ class Controller(Service):
 
     def _export(self, incoming: Incoming) -> Reply:
         if self._desk.recovering:
-            raise QueueError("units from before the controller was started anew have not all come back; try again")
+            raise PeerLost("units from before the controller was started anew have not all come back; try again")
         hold = self._desk.stock.hold(incoming.ticket.client)
         return Reply(Exported(self._desk.control.export(), hold))
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import QueueError, StorageFull
-from tailrace.transfer.queue.storage.base import PartId, Place, Storage, check_room, cut, fresh_parts, stale
+from tailrace.transfer.queue.storage.base import PartId, Place, Storage, check_room, cut, first_number, fresh_parts, stale
 from tailrace.transfer.queue.storage.runs import Runs
 
 _PREFIX = "tailrace-queue-"
@@ -65,7 +65,7 @@ class ArenaStorage(Storage):
         self._runs = Runs(align=_ALIGNMENT)
         self._parts: dict[PartId, _Part] = {}
         self._pins: dict[int, list[_Part]] = {}
-        self._last_pin = 0
+        self._last_pin = first_number()
 
     def reserve(self, nbytes: int) -> Place:
         """See `Storage.reserve`. It may be full with bytes to spare, where they do not lie together."""

@@ -8,6 +8,7 @@ A part is what one write brought for one row. Its bytes never change. A storage 
 waits for room: whoever finds it full comes again after a drop.
 """
 
+import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,11 @@ from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
 from tailrace.errors import QueueError, StaleRowError, StorageFull
+
+
+def first_number() -> int:
+    """From which a storage counts what it gives out: what a client says late is not of the storage after it."""
+    return secrets.randbits(62)
 
 
 class PartId(NamedTuple):
@@ -167,7 +173,7 @@ class Reservations:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[Place, memoryview]] = {}
-        self._serial = 0
+        self._serial = first_number()
         self.nbytes = 0
         """Of all these places."""
 

@@ -1,0 +1,62 @@
+"""A run whose queue loses processes: `python -m tests.killed_run CONFIG KILLS`, with both as JSON.
+
+KILLS names processes by moments: {"sample 1": ["unit-0"]} kills unit-0 when the first sample of step 1 is there. The
+last line printed is a JSON list: for each step, the rows that it trained on, by `order`.
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any
+
+from tailrace import pipeline, run_queue
+from tailrace.config.load import parse_config
+from tailrace.events import Event, EventLog
+from tailrace.run import train
+from tailrace.trainer.actor import StepResult
+from tailrace.transfer.queue.processes import QueueProcesses
+
+queues: list[QueueProcesses] = []
+trained: list[list[int]] = []
+
+
+class Known(QueueProcesses):
+    """Is found in `queues`."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        queues.append(self)
+
+
+class Killer(EventLog):
+    """Kills at events."""
+
+    kills: dict[str, list[str]]
+
+    def emit(self, event: Event) -> None:
+        for name in self.kills.pop(f"{event.task} {event.step}", ()):
+            os.kill(queues[0].pids[name], signal.SIGKILL)
+        super().emit(event)
+
+
+def main() -> int:
+    config, kills = map(json.loads, sys.argv[1:])
+    Killer.kills = kills
+    step_metrics = pipeline.step_metrics
+
+    def recorded(result: StepResult, seconds: float) -> dict[str, float]:
+        trained.append([row.order for row in result.rows])
+        return step_metrics(result, seconds)
+
+    run_queue.QueueProcesses = Known  # type: ignore[misc]
+    sys.modules["tailrace.run"].EventLog = Killer  # type: ignore[attr-defined]
+    pipeline.step_metrics = recorded
+    code = train(parse_config(config, source="test"), resume=False)
+    assert not Killer.kills, f"these moments never came: {Killer.kills}"
+    print(json.dumps(trained))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

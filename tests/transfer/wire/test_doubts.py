@@ -1,0 +1,39 @@
+"""A client asks the controller about servers that are silent, and gives up those that it does not name."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from tailrace.errors import PeerLost
+from tailrace.transfer.queue.wire.calls import Call
+from tailrace.transfer.queue.wire.doubts import Doubts
+from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.messages import Look, Unit, Welcome
+
+WELCOME = Reply(Welcome(1, [Unit(1, ["ipc://a", "tcp://a"], "host", "")]))
+
+
+def connections(**doubts: bool) -> dict[str, Any]:
+    return {f"ipc://{name}": SimpleNamespace(in_doubt=doubt) for name, doubt in doubts.items()}
+
+
+def test_nothing_is_asked_without_doubt_or_about_the_controller_itself_or_without_one() -> None:
+    assert Doubts("ipc://c").question(connections(a=False, b=False, c=True)) is None
+    assert Doubts(None).question(connections(a=True)) is None
+
+
+def test_one_question_is_asked_at_a_time() -> None:
+    doubts = Doubts("ipc://c")
+    silent = connections(a=True)
+    assert doubts.question(silent) == Call("ipc://c", Look())
+    assert doubts.question(silent) is None
+    doubts.take(PeerLost("silent, too"))
+    assert doubts.gone(silent) == []
+    assert doubts.question(silent) == Call("ipc://c", Look())
+
+
+def test_a_server_is_gone_that_was_asked_about_and_is_no_unit_and_still_silent() -> None:
+    doubts = Doubts("ipc://c")
+    doubts.question(connections(a=True, b=True, d=True, e=False))
+    doubts.take(WELCOME)
+    assert doubts.gone(connections(a=True, b=True, d=False, e=True)) == ["ipc://b"]
+    assert doubts.gone(connections(b=True)) == []
