@@ -66,11 +66,12 @@ def serving(
     tasks: Sequence[QueueTask] | None = None,
     endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
     clock: Callable[[], float] = time.monotonic,
+    listen: Callable[..., Server] = Server,
     **config: float,
 ) -> Iterator[Served]:
-    """The queue of `table` by default; ready when it is entered. `clock`: of the controller."""
+    """The queue of `table` by default; ready when it is entered. `clock`: of the controller; `listen` makes servers."""
     with ExitStack() as stack:
-        server = Server("controller", TOKEN, endpoints=endpoints, clock=clock)
+        server = listen("controller", TOKEN, endpoints=endpoints, clock=clock)
         settings = ServiceQueueConfig.model_validate({"units": units, **config})
         journal = Journal(directory / "journal")
         stack.enter_context(_running(server, Controller(server, tasks or table(), settings, journal=journal)))
@@ -78,7 +79,7 @@ def serving(
         for number in range(units):
             storage = make(directory)
             stack.callback(storage.close)
-            unit = Server(f"unit-{number}", TOKEN, endpoints=endpoints)
+            unit = listen(f"unit-{number}", TOKEN, endpoints=endpoints)
             where = server.endpoints[0]
             service = StorageUnit(
                 unit, storage, name=f"unit-{number}", controller=where, max_bytes=MAX_BYTES, join_every_s=0.05
