@@ -20,13 +20,13 @@ _PIECE_BYTES = 4096
 class Proxy:
     """To one endpoint."""
 
-    def __init__(self, endpoint: str, *, seed: int = 0, delay_s: float = 0.0, cut_every: int = 0) -> None:
-        """`delay_s`: of each piece at the most. `cut_every`: pieces after which, on average, a connection is lost."""
+    def __init__(self, endpoint: str, *, seed: int = 0) -> None:
+        """A good network at first."""
         self._host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._port = int(port)
         self._source = random.Random(seed)
-        self._delay_s = delay_s
-        self._cut_every = cut_every
+        self._delay_s = 0.0
+        self._cut_every = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._passed: Callable[[bytes], bool] = lambda piece: False
         self._ready = threading.Event()
@@ -44,6 +44,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
+
+    def worsen(self, *, delay_s: float, cut_every: int) -> None:
+        """`delay_s`: of each piece at the most. `cut_every`: pieces after which, on average, connections are lost."""
+        self._delay_s, self._cut_every = delay_s, cut_every
 
     def cut_after(self, word: bytes, times: int) -> None:
         """Lose all connections as soon as bytes with `word` have gone to the server, so many times."""

@@ -30,10 +30,10 @@ LONG = 2_000
 class FarServer(Server):
     """One that everybody reaches through a proxy."""
 
-    def __init__(self, *args: Any, proxies: ExitStack, network: dict[str, Any], **options: Any) -> None:
+    def __init__(self, *args: Any, proxies: ExitStack, seed: int, **options: Any) -> None:
         super().__init__(*args, patience=PATIENCE, **options)
         [endpoint] = super().endpoints
-        self.proxy = proxies.enter_context(Proxy(endpoint, **network))
+        self.proxy = proxies.enter_context(Proxy(endpoint, seed=seed))
 
     @property
     def endpoints(self) -> list[str]:
@@ -43,9 +43,9 @@ class FarServer(Server):
 class Far:
     """A queue at the other end of a network."""
 
-    def __init__(self, directory: Path, **network: Any) -> None:
+    def __init__(self, directory: Path, *, seed: int = 0) -> None:
         self._directory = directory
-        self._network = network
+        self._seed = seed
         self.proxies: list[Proxy] = []
 
     def __enter__(self) -> "Far":
@@ -67,7 +67,7 @@ class Far:
         self._stack.close()
 
     def _listen(self, stack: ExitStack, *args: Any, **options: Any) -> Server:
-        server = FarServer(*args, proxies=stack, network=self._network, **options)
+        server = FarServer(*args, proxies=stack, seed=self._seed, **options)
         self.proxies.append(server.proxy)
         return server
 
@@ -84,7 +84,7 @@ def far(tmp_path: Path) -> Iterator[Far]:
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(tmp_path: Path, seed: int) -> None:
-    groups, claimed = 4, Counter[int]()
+    groups, claimed = 8, Counter[int]()
 
     async def produce(client: AsyncClient, numbers: range) -> None:
         session = Session(far.controller, shared_memory=False)
@@ -98,7 +98,9 @@ async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(
             await client.run(operations.ack(session, claim, outputs(claim), timeout=LIMIT_S))
             claimed.update(row.order for row in claim.rows)
 
-    with Far(tmp_path, seed=seed, delay_s=0.005, cut_every=80) as far:
+    with Far(tmp_path, seed=seed) as far:
+        for proxy in far.proxies:
+            proxy.worsen(delay_s=0.005, cut_every=60)
         async with asyncio.timeout(LIMIT_S):
             clients = [AsyncClient(f"client-{number}", TOKEN, patience=PATIENCE) for number in range(4)]
             consumers = [asyncio.create_task(consume(client)) for client in clients[:2]]
