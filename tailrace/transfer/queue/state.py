@@ -115,9 +115,7 @@ def check_state(state: ControlState, tasks: Sequence[TaskSpec]) -> None:
     if not all(-(2**63) <= name < 2**63 for name in names):
         raise QueueError("the snapshot has a group_id or an order that is no int64")
     if state.next_lease < 1 or not all(0 <= count < _MAX_COUNT for count in (state.next_lease, *state.generations)):
-        raise QueueError(
-            f"the snapshot counts leases or generations wrongly: they begin at 1 and 0, below {_MAX_COUNT}"
-        )
+        raise QueueError(f"the snapshot counts leases from below 1, generations from below 0, or up to {_MAX_COUNT}")
 
 
 def _rows_fit(state: ControlState, tasks: Sequence[TaskSpec]) -> bool:

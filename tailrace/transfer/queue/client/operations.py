@@ -61,7 +61,7 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
     numbers = pack(np.array([(row.group_id, row.group_size, row.order) for row in rows], np.int64))
     groups = pack(np.array([row.group_id for row in rows], np.int64))
     versions = _versions(row.cells for row in rows)
-    not_before = max((row.not_before for row in rows), default=0)
+    not_before = max(0, *(row.not_before for row in rows))
     tries = session.tries(timeout)
     while True:
         admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s)

@@ -225,7 +225,7 @@ class Claim(Message, frozen=True):
     task: str
     limit: Count | None
     """Rows at the most."""
-    rank: Count | None
+    rank: int | None
     """For policies that choose for each rank."""
     wait_s: Seconds
 
@@ -288,7 +288,7 @@ class Counted(Message, frozen=True):
 class Advance(Message, frozen=True):
     """Weights of this version are there."""
 
-    version: Count
+    version: int
 
 
 class Lost(Message, frozen=True):
