@@ -21,7 +21,16 @@ from pathlib import Path
 import msgspec
 
 from tailrace.errors import QueueError, StorageFull
-from tailrace.transfer.queue.storage.base import PartId, Place, Storage, check_room, cut, first_number, fresh_parts, stale
+from tailrace.transfer.queue.storage.base import (
+    PartId,
+    Place,
+    Storage,
+    check_room,
+    cut,
+    first_number,
+    fresh_parts,
+    stale,
+)
 from tailrace.transfer.queue.storage.runs import Runs
 
 _PREFIX = "tailrace-queue-"
