@@ -40,12 +40,13 @@ COLUMNS = {
     "small": {"x": ColumnKind.INTS},
 }
 STORAGE = {"shared": ArenaStorageConfig(), "tcp": MemoryStorageConfig()}
+GROUP_ROWS = 16
 LIMIT_S = 120.0
 """Of every call: one that takes longer has failed."""
 
 
 class OurSide(Side):
-    """Every row is a group by itself."""
+    """Rows come in groups of 16, as the samples of a prompt do; fewer are one group."""
 
     def __init__(self, queue: SyncQueue) -> None:
         self._queue = queue
@@ -56,11 +57,14 @@ class OurSide(Side):
 
     def prepare(self, rows: Rows) -> list[NewRow]:
         """See `Side.prepare`."""
-        cells = (dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True))
-        return [
-            NewRow(group_id=number, group_size=1, order=number, cells=row)
-            for number, row in zip(self._ids, cells, strict=False)
-        ]
+        cells = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+        prepared = []
+        for start in range(0, len(cells), GROUP_ROWS):
+            group = list(zip(self._ids, cells[start : start + GROUP_ROWS], strict=False))
+            prepared += [
+                NewRow(group_id=group[0][0], group_size=len(group), order=number, cells=row) for number, row in group
+            ]
+        return prepared
 
     def put(self, prepared: list[NewRow]) -> None:
         """See `Side.put`."""

@@ -96,7 +96,7 @@ BAD_ROWS: Mapping[str, tuple[list[NewRow], type[QueueError], str]] = {
     "no array": (row(prompt_ids="text"), ColumnError, "column 'prompt_ids': got str 'text', expected a 1-D int64"),
     "big integer": (row(prompt_ids=tokens(1), seed=2**63), ColumnError, "column 'seed': got int 9223372036854775808"),
     "incomplete group": (group(1, 3)[:2], QueueError, "group 1 says group_size 3, but 2 of its rows were put"),
-    "endless group_id": (group(2**63), QueueError, "has group_id 9223372036854775808, expected an integer of 64 bits"),
+    "endless group_id": (group(2**63), QueueError, "of group 9223372036854775808 .*expected integers of 64 bits"),
     "too many rows": (group(1, MAX_ROWS + 1), QueueError, rf"can never fit queue\.max_rows {MAX_ROWS}"),
 }
 
