@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.errors import QueueError, StorageFull
-from tailrace.transfer.queue.storage.base import PartId, Place, Storage, check_room, cut, first_number, fresh_parts, stale
+from tailrace.transfer.queue.storage.base import (
+    PartId,
+    Place,
+    Storage,
+    check_room,
+    cut,
+    first_number,
+    fresh_parts,
+    stale,
+)
 from tailrace.transfer.queue.storage.runs import Runs
 
 _PREFIX = "tailrace-queue-"
