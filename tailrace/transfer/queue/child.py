@@ -101,6 +101,8 @@ class Child:
 
     def hang_up(self) -> None:
         """Tell it to end. Telling it twice is harmless."""
+        with suppress(OSError):  # it has hung up before, or this has
+            self._channel.shutdown(socket.SHUT_RDWR)  # seen even while a process that was forked has a copy
         self._channel.close()
 
     def end(self, limit_s: float) -> None:

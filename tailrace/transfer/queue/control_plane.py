@@ -9,18 +9,29 @@ Every change costs in proportion to the rows that it changes: a written column c
 policy keeps the index of its task's ready rows, leases stand in the order in which they expire. Nothing scans the rows.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
 
-from tailrace.errors import GroupExists, LeaseError, QueueError, StaleRowError
-from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
-from tailrace.transfer.queue.intervals import Intervals
+import msgspec
+
+from tailrace.errors import LeaseError, QueueError, StaleRowError
+from tailrace.transfer.queue.base import RowId, TaskStats
+from tailrace.transfer.queue.groups import Groups
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
 from tailrace.transfer.queue.schema import check_outputs
-from tailrace.transfer.queue.state import ControlState, Ended, Lease, Loss, LostGroup, RowRecord, check_state
+from tailrace.transfer.queue.state import (
+    ControlState,
+    Ended,
+    Lease,
+    Loss,
+    LostGroup,
+    Newcoming,
+    RowRecord,
+    check_state,
+)
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import WeightVersion
 
@@ -42,8 +53,7 @@ _NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CO
 """By state: those that may follow."""
 
 
-@dataclass(slots=True, eq=False)
-class _Row:
+class _Row(msgspec.Struct, eq=False):
     meta: RowMeta
     group_size: int
     units: tuple[int, ...]
@@ -80,6 +90,12 @@ class ControlPlane:
         for task in self._tasks.values():
             for column in dict.fromkeys(task.entry.spec.reads):
                 self._readers.setdefault(column, []).append(task)
+        self._last = [
+            task.index
+            for task in self._tasks.values()
+            if not any(self._readers.get(column) for column in task.entry.spec.writes)
+        ]
+        """Tasks whose outputs nobody reads: what they have consumed they are not handed again after a loss."""
         self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
         self._missing_by_columns: dict[tuple[str, ...], list[int]] = {}
         self._lease_s = lease_s
@@ -87,11 +103,7 @@ class ControlPlane:
         self._generations: list[int] = []
         self._free: dict[int, None] = {}
         """Empty slots; the last one is used next."""
-        self._groups: dict[int, int] = {}
-        """Rows of each group, those that are reserved included."""
-        self._seen = Intervals()
-        """Groups that have ever entered."""
-        self._lost: dict[int, LostGroup] = {}
+        self._groups = Groups()
         self.version: WeightVersion = 0
         """The newest weight version that was heard of."""
         self._leases: OrderedDict[int, Lease] = OrderedDict()
@@ -134,42 +146,30 @@ class ControlPlane:
     @property
     def lost_groups(self) -> list[int]:
         """Groups that have to be put again."""
-        return list(self._lost)
+        return [group.group_id for group in self._groups.lost]
 
     def advance(self, version: WeightVersion) -> None:
         """Weights of `version` are there; an older one than was heard of is passed over."""
         self.version = max(self.version, version)
 
-    def check_groups(self, rows: Sequence[NewRow]) -> None:
+    def check_groups(self, rows: Sequence[Newcoming]) -> None:
         """Whether `rows` are whole groups that may enter: new ones, or lost ones.
 
         Raises:
             QueueError: a group is not whole.
             GroupExists: a group was here before.
         """
-        groups: dict[int, list[NewRow]] = {}
-        for row in rows:
-            groups.setdefault(row.group_id, []).append(row)
-        for group_id, members in groups.items():
-            if wrong := [row.group_size for row in members if row.group_size != len(members)]:
-                raise QueueError(
-                    f"group {group_id} says group_size {wrong[0]}, but {len(members)} of its rows were put; "
-                    f"put whole groups, with one group_size"
-                )
-            if group_id in self._groups:
-                raise GroupExists(f"group {group_id} is in the queue already; each group is put once")
-            if self.has_entered(group_id):
-                raise GroupExists(f"group {group_id} has been in the queue, and all of its rows were consumed")
+        self._groups.check(rows)
 
     def has_entered(self, group_id: int) -> bool:
         """Whether rows of a group are in the queue, or were, and are not lost."""
-        return group_id in self._seen and group_id not in self._lost
+        return self._groups.has_entered(group_id)
 
-    def is_lost(self, rows: Sequence[NewRow]) -> bool:
+    def is_lost(self, rows: Sequence[Newcoming]) -> bool:
         """Whether all of `rows` are of lost groups: the room that they take was theirs before."""
-        return all(row.group_id in self._lost for row in rows)
+        return all(self._groups.is_lost(row.group_id) for row in rows)
 
-    def put(self, rows: Sequence[NewRow], facts: Sequence[CellFacts]) -> list[RowId]:
+    def put(self, rows: Sequence[Newcoming], facts: Sequence[CellFacts]) -> list[RowId]:
         """Add whole groups. `facts`: of the cells of each row.
 
         Raises:
@@ -179,7 +179,7 @@ class ControlPlane:
         self.enter(ids, rows, facts)
         return ids
 
-    def reserve(self, rows: Sequence[NewRow], ids: Sequence[RowId] | None = None) -> list[RowId]:
+    def reserve(self, rows: Sequence[Newcoming], ids: Sequence[RowId] | None = None) -> list[RowId]:
         """Ids for whole groups that are being written: they count as stored, and no task can claim them yet.
 
         `ids`: those that they were given before, when what happened is done once more.
@@ -189,45 +189,46 @@ class ControlPlane:
         """
         self.check_groups(rows)
         for row in rows:
-            self._groups[row.group_id] = self._groups.get(row.group_id, 0) + 1
+            self._groups.add_row(row.group_id)
         if ids is None:
             return [self._new_id() for _ in rows]
         for row_id in ids:
             self._take_slot(row_id)
         return list(ids)
 
-    def withdraw(self, ids: Sequence[RowId], rows: Sequence[NewRow]) -> None:
+    def withdraw(self, ids: Sequence[RowId], rows: Sequence[Newcoming]) -> None:
         """Rows that were reserved will not be written."""
         for row_id, row in zip(ids, rows, strict=True):
             self._free_slot(row_id.slot, row.group_id)
 
     def enter(
-        self, ids: Sequence[RowId], rows: Sequence[NewRow], facts: Sequence[CellFacts], *, units: tuple[int, ...] = ()
+        self,
+        ids: Sequence[RowId],
+        rows: Sequence[Newcoming],
+        facts: Sequence[CellFacts],
+        *,
+        units: tuple[int, ...] = (),
     ) -> list[RowId]:
         """Rows that were reserved are written, on `units`. Returns those that no task has still to consume: they left.
 
         There are such where a group was lost that some of its rows had left already.
         """
-        self._admit(
-            [
-                RowRecord(
-                    id=row_id,
-                    group_id=row.group_id,
-                    group_size=row.group_size,
-                    order=row.order,
-                    consumed=self._stays_consumed(row),
-                    facts=row_facts,
-                    units=units,
-                )
-                for row_id, row, row_facts in zip(ids, rows, facts, strict=True)
-            ]
-        )
-        for row in rows:
-            self._lost.pop(row.group_id, None)
-        left = [row_id for row_id in ids if len(self._row(row_id).consumed) == len(self._tasks)]
-        for row_id in left:
-            self._free_slot(row_id.slot, self._row(row_id).meta.group_id)
-        return left
+        groups: dict[int, list[_Row]] = {}
+        for row_id, row, row_facts in zip(ids, rows, facts, strict=True):
+            consumed = self._groups.consumed_before(row, self._last)
+            meta = RowMeta(
+                id=row_id,
+                group_id=row.group_id,
+                order=row.order,
+                lengths=row_facts.lengths.copy(),
+                version=row_facts.version,
+            )
+            groups.setdefault(row.group_id, []).append(self._enter(meta, row.group_size, units, consumed))
+        self._announce_groups(groups)
+        left = [row.meta for of_group in groups.values() for row in of_group if len(row.consumed) == len(self._tasks)]
+        for meta in left:
+            self._free_slot(meta.id.slot, meta.group_id)
+        return [meta.id for meta in left]
 
     def check_claim(self, task: str, rank: int | None) -> None:
         """Whether rows of `task` may be claimed for `rank`.
@@ -380,8 +381,8 @@ class ControlPlane:
             next_lease=self._next_lease,
             version=self.version,
             rows=[_record(row) for row in self._stored()],
-            seen=self._seen.ranges(),
-            lost=list(self._lost.values()),
+            seen=self._groups.seen,
+            lost=self._groups.lost,
             consumed=[task.counts[TaskState.CONSUMED] for task in self._tasks.values()],
             expired=[task.expired for task in self._tasks.values()],
         )
@@ -394,15 +395,12 @@ class ControlPlane:
         Raises:
             QueueError: this one has held rows before, or `state` contradicts itself; nothing was changed.
         """
-        self.check_new()
-        check_state(state, len(self._tasks))
+        self.check_restore(state)
         self._generations = list(state.generations)
         self._slots = [None] * len(self._generations)
         self._next_lease = state.next_lease
         self.version = state.version
-        self._seen = Intervals(state.seen)
-        self._lost = {lost.group_id: lost for lost in state.lost}
-        self._groups = dict(Counter(record.group_id for record in state.rows))
+        self._groups = Groups.of(state)
         held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
         self._admit(sorted(state.rows, key=lambda record: record.order), held)
         self._free = dict.fromkeys(slot for slot in reversed(range(len(self._slots))) if self._slots[slot] is None)
@@ -413,14 +411,15 @@ class ControlPlane:
             lease.rows = {row_id: self._row(row_id).meta for row_id in lease.rows}
             self._leases[lease.id] = lease
 
-    def check_new(self) -> None:
-        """Whether a state may be restored.
+    def check_restore(self, state: ControlState) -> None:
+        """Whether `state` may be restored.
 
         Raises:
-            QueueError: rows have been here.
+            QueueError: rows have been here, or `state` contradicts itself.
         """
         if self._generations:
             raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
+        check_state(state, [task.entry.spec for task in self._tasks.values()])
 
     def _new_id(self) -> RowId:
         slot = self._free.popitem()[0] if self._free else len(self._slots)
@@ -441,9 +440,7 @@ class ControlPlane:
         self._slots[slot] = None
         self._generations[slot] += 1
         self._free[slot] = None
-        self._groups[group_id] -= 1
-        if self._groups[group_id] == 0:
-            del self._groups[group_id]
+        self._groups.remove_row(group_id)
 
     def _parts(self, row: _Row) -> dict[int, list[str]]:
         parts: dict[int, list[str]] = {}
@@ -455,25 +452,35 @@ class ControlPlane:
     def _stored(self) -> Iterator[_Row]:
         return (row for row in self._slots if row is not None)
 
-    def _admit(self, records: Iterable[RowRecord], held: Collection[tuple[str, RowId]] = ()) -> None:
+    def _admit(self, records: Iterable[RowRecord], held: Collection[tuple[str, RowId]]) -> None:
         groups: dict[int, list[_Row]] = {}
         for record in records:
-            groups.setdefault(record.group_id, []).append(self._enter(record))
+            meta = RowMeta(
+                id=record.id,
+                group_id=record.group_id,
+                order=record.order,
+                lengths=record.facts.lengths.copy(),
+                version=record.facts.version,
+            )
+            row = self._enter(meta, record.group_size, record.units, record.consumed.copy())
+            groups.setdefault(record.group_id, []).append(row)
+        self._announce_groups(groups, held)
+
+    def _enter(self, meta: RowMeta, group_size: int, units: tuple[int, ...], consumed: dict[int, int]) -> _Row:
+        states = [TaskState.WAITING] * len(self._tasks)
+        for index in consumed:
+            states[index] = TaskState.CONSUMED
+        row = _Row(meta, group_size, units, states, self._missing(tuple(meta.lengths)).copy(), consumed)
+        self._slots[meta.id.slot] = row
+        return row
+
+    def _announce_groups(
+        self, groups: Mapping[int, Sequence[_Row]], held: Collection[tuple[str, RowId]] = frozenset()
+    ) -> None:
         for group_id, rows in groups.items():
-            self._seen.add(group_id)
+            self._groups.enter(group_id)
             for task in self._tasks.values():
                 self._announce(rows, task, held)
-
-    def _enter(self, record: RowRecord) -> _Row:
-        meta = RowMeta(id=record.id, group_id=record.group_id, order=record.order, lengths={})
-        meta.learn(record.facts)
-        states = [TaskState.WAITING] * len(self._tasks)
-        for index in record.consumed:
-            states[index] = TaskState.CONSUMED
-        missing = self._missing(tuple(meta.lengths)).copy()
-        row = _Row(meta, record.group_size, record.units, states, missing, dict(record.consumed))
-        self._slots[record.id.slot] = row
-        return row
 
     def _missing(self, columns: tuple[str, ...]) -> list[int]:
         """By task: input columns that are not among `columns`."""
@@ -491,7 +498,7 @@ class ControlPlane:
         task.counts[TaskState.WAITING] += len(left)
         task.entry.policy.added([row.meta for row in left])
         for row in left:
-            if (task.name, row.meta.id) in held:
+            if held and (task.name, row.meta.id) in held:
                 self._move(row, task, TaskState.READY)
                 self._move(row, task, TaskState.LEASED)
             elif row.missing[task.index] == 0:
@@ -540,11 +547,8 @@ class ControlPlane:
             if row.meta.group_id in by_group:
                 by_group[row.meta.group_id].append(row)
         for group_id, rows in by_group.items():
-            self._lost[group_id] = LostGroup(
-                group_id=group_id,
-                group_size=rows[0].group_size,
-                left={row.meta.order: [index for index in row.consumed if self._is_last(index)] for row in rows},
-            )
+            left = {row.meta.order: [index for index in row.consumed if index in self._last] for row in rows}
+            self._groups.lose(LostGroup(group_id=group_id, group_size=rows[0].group_size, left=left))
             for task in self._tasks.values():
                 self._lose_rows_of(rows, task)
         lost = {row.meta.id: row for row in chain.from_iterable(by_group.values())}
@@ -562,18 +566,6 @@ class ControlPlane:
         task.entry.policy.lost([row.meta for row in left])
         for row in left:
             task.counts[row.states[task.index]] -= 1
-
-    def _is_last(self, task: int) -> bool:
-        """Whether nobody reads what this task writes: what it has consumed it is not handed again."""
-        return not any(self._readers.get(column) for column in list(self._tasks.values())[task].entry.spec.writes)
-
-    def _stays_consumed(self, row: NewRow) -> dict[int, int]:
-        """The tasks that have consumed a row before its group was lost, and for good."""
-        lost = self._lost.get(row.group_id)
-        if lost is None:
-            return {}
-        every = [task.index for task in self._tasks.values() if self._is_last(task.index)]
-        return dict.fromkeys(lost.left.get(row.order, every), 0)
 
     def _task(self, name: str) -> _Task:
         if name not in self._tasks:

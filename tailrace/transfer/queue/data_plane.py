@@ -8,7 +8,6 @@ needs no conversion. Reading an array copies nothing.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec, to_bytes
@@ -17,8 +16,7 @@ from tailrace.transfer.queue.schema import oldest_version
 from tailrace.types import ColumnKind, Value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cells(CellFacts):
+class Cells(CellFacts, frozen=True, kw_only=True):
     """Validated cells of one row: a part, and what is known of it without its contents."""
 
     data: bytes

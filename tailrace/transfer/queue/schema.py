@@ -33,8 +33,12 @@ class Schema:
 
         Raises:
             ColumnError: it does not.
+            QueueError: its numbers are not of 64 bits.
         """
         place = f"row {row.order} of group {row.group_id}"
+        for name, number in (("group_id", row.group_id), ("group_size", row.group_size), ("order", row.order)):
+            if not -(2**63) <= number < 2**63:
+                raise QueueError(f"{place} has {name} {number}, expected an integer of 64 bits, signed")
         if missing := sorted(self._put.difference(row.cells)):
             raise ColumnError(f"{place} lacks column {missing[0]!r}, which tasks read and none writes")
         if written := sorted(self._written.intersection(row.cells)):

@@ -7,6 +7,7 @@ is silent and tells either side that the other has ended. A parent that ends, ho
 a thread waits for the other end to close, or for the parent to be gone while a process that it forked holds that end.
 """
 
+import gc
 import os
 import select
 import socket
@@ -97,6 +98,9 @@ def main() -> None:
 def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tuple[Server, Service]:
     match settings:
         case ControllerSettings():
+            # hundreds of thousands of rows live as long as they must: to look through them often finds nothing
+            gc.freeze()
+            gc.set_threshold(100_000, 50, 100)
             table = TableConfig.model_validate_json(settings.table)
             config = ServiceQueueConfig.model_validate_json(settings.config)
             tasks = make_tasks(table)

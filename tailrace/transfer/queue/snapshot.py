@@ -53,7 +53,7 @@ def decode_snapshot(
     """
     record = _parse(snapshot)
     _check_table(record, tasks, columns)
-    check_state(record.control, len(tasks))
+    check_state(record.control, tasks)
     _check_parts(record, columns)
     return record.control, {row.id: part for row, part in zip(record.control.rows, record.parts, strict=True)}
 

@@ -1,14 +1,38 @@
 """The state of a control plane as values: what snapshots, journals and messages hold, and what its changes bring."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import chain, pairwise
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
-from tailrace.types import WeightVersion
+from tailrace.types import TaskSpec, WeightVersion
+
+_MAX_COUNT = 2**62
+"""Leases and generations begin far below the end of int64, so that none of them ever gets there."""
+
+
+class Newcoming(Protocol):
+    """What a control plane needs to know of a new row; `NewRow` is such a one."""
+
+    @property
+    def group_id(self) -> int: ...
+    @property
+    def group_size(self) -> int: ...
+    @property
+    def order(self) -> int: ...
+
+
+class Newcomer(NamedTuple):
+    """A new row without its cells."""
+
+    group_id: int
+    group_size: int
+    order: int
 
 
 class RowRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -77,18 +101,35 @@ class Loss(NamedTuple):
     groups: list[int]
 
 
-def check_state(state: ControlState, tasks: int) -> None:
-    """Whether a state fits a table of so many tasks.
+def check_state(state: ControlState, tasks: Sequence[TaskSpec]) -> None:
+    """Whether a state fits a table of these tasks.
 
     Raises:
         QueueError: it contradicts itself.
     """
     slots = {record.id.slot for record in state.rows}
-    rows_fit = len(slots) == len(state.rows) and all(
+    counts_fit = len(slots) == len(state.rows) and len(state.consumed) == len(state.expired) == len(tasks)
+    if not (counts_fit and _rows_fit(state, tasks) and _groups_fit(state, tasks)):
+        raise QueueError("the snapshot contradicts itself: its rows do not fit its slots and tasks")
+    names = chain(*((row.group_id, row.order) for row in state.rows), (lost.group_id for lost in state.lost))
+    if not all(-(2**63) <= name < 2**63 for name in names):
+        raise QueueError("the snapshot has a group_id or an order that is no int64")
+    if state.next_lease < 1 or not all(0 <= count < _MAX_COUNT for count in (state.next_lease, *state.generations)):
+        raise QueueError(f"the snapshot counts leases from below 1, generations from below 0, or up to {_MAX_COUNT}")
+
+
+def _rows_fit(state: ControlState, tasks: Sequence[TaskSpec]) -> bool:
+    writers = {column: place for place, task in enumerate(tasks) for column in task.writes}
+    return all(
         0 <= record.id.slot < len(state.generations)
         and state.generations[record.id.slot] == record.id.generation
-        and record.consumed.keys() < set(range(tasks))
+        and record.consumed.keys() < set(range(len(tasks)))
+        and record.consumed.keys() >= {writers[column] for column in record.facts.lengths if column in writers}
         for record in state.rows
     )
-    if not rows_fit or len(state.consumed) != tasks or len(state.expired) != tasks:
-        raise QueueError("the snapshot contradicts itself: its rows do not fit its slots and tasks")
+
+
+def _groups_fit(state: ControlState, tasks: Sequence[TaskSpec]) -> bool:
+    ends = list(chain.from_iterable(state.seen))
+    lost_fit = all(0 <= task < len(tasks) for lost in state.lost for left in lost.left.values() for task in left)
+    return lost_fit and all(before < after for before, after in pairwise(ends))

@@ -1,6 +1,7 @@
 """A queue across processes whose controller and units run in threads of the test, each with sockets of its own."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from tailrace.transfer.queue.storage.memory import MemoryStorage
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.queue.wire.server import Server, Service
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, host_id
 from tests.transfer.tables import table
 
 TOKEN = b"a token that nobody guesses"
@@ -38,9 +39,17 @@ def arena(directory: Path) -> Storage:
 class Served:
     """Where the queue is, and its storages, to look into."""
 
-    def __init__(self, address: QueueAddress, storages: Sequence[Storage], stops: Sequence[Callable[[], None]]) -> None:
+    def __init__(
+        self,
+        address: QueueAddress,
+        storages: Sequence[Storage],
+        stops: Sequence[Callable[[], None]],
+        units: Sequence[str] = (),
+    ) -> None:
         self.address = address
         self.storages = storages
+        self.units = units
+        """Their endpoints."""
         self._stops = stops
 
     def stop_unit(self, number: int) -> None:
@@ -55,30 +64,34 @@ def serving(
     make: Make = arena,
     units: int = 1,
     tasks: Sequence[QueueTask] | None = None,
+    endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
+    clock: Callable[[], float] = time.monotonic,
+    listen: Callable[..., Server] = Server,
     **config: float,
 ) -> Iterator[Served]:
-    """The queue of `table` by default; ready when it is entered."""
+    """The queue of `table` by default; ready when it is entered. `clock`: of the controller; `listen` makes servers."""
     with ExitStack() as stack:
-        server = Server("controller", TOKEN)
+        server = listen("controller", TOKEN, endpoints=endpoints, clock=clock)
         settings = ServiceQueueConfig.model_validate({"units": units, **config})
         journal = Journal(directory / "journal")
         stack.enter_context(_running(server, Controller(server, tasks or table(), settings, journal=journal)))
-        storages, stops = [], []
+        storages, stops, where_units = [], [], []
         for number in range(units):
             storage = make(directory)
             stack.callback(storage.close)
-            unit = Server(f"unit-{number}", TOKEN)
+            unit = listen(f"unit-{number}", TOKEN, endpoints=endpoints)
             where = server.endpoints[0]
             service = StorageUnit(
                 unit, storage, name=f"unit-{number}", controller=where, max_bytes=MAX_BYTES, join_every_s=0.05
             )
             storages.append(storage)
+            where_units.append(unit.endpoints[-1])
             stops.append(stack.enter_context(_running(unit, service)))
         address = QueueAddress(endpoints=server.endpoints, host=host_id(), token=TOKEN)
         with SyncQueue(address, name="waiting") as queue:
-            while len(queue.stats().units) < units:
+            while sum(unit.alive for unit in queue.stats().units) < units:
                 pass
-        yield Served(address, storages, stops)
+        yield Served(address, storages, stops, where_units)
 
 
 @contextmanager

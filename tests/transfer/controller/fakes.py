@@ -45,6 +45,8 @@ class FakeUnit:
         self.parts: set[PartId] = set()
         self.unknown: set[PartId] = set()
         self.described: dict[PartId, list[str]] = {}
+        self.mute = False
+        """Whether it joins, and does not say what it has."""
         self.number = -1
 
     @property
@@ -64,7 +66,7 @@ class FakeUnit:
 
     def hear(self, message: Request) -> Answer | None:
         match message:
-            case Inventory():
+            case Inventory() if not self.mute:
                 return Parts(_packed(self.parts), _packed(self.unknown))
             case Settle():
                 self.parts.difference_update(PartId(*part) for part in unpack(message.parts, 3).tolist())
@@ -132,22 +134,31 @@ class Site:
         self._directory = directory
         self._columns = columns
         self._config = ServiceQueueConfig(**config)
+        self._journal: Journal | None = None
         self._numbers = 0
         self.now = 0.0
         self.start()
 
     def start(self) -> None:
         """A new controller with the journal of the one before; units join."""
+        self.end()
+        self._journal = Journal(self._directory / "journal")
         self.server = FakeServer(self.units, self.now)
         self.controller = Controller(
             self.server,  # type: ignore[arg-type]
             self._tasks(),
             self._config,
             columns=self._columns,
-            journal=Journal(self._directory / "journal"),
+            journal=self._journal,
         )
         for unit in self.units:
             self.join(unit)
+
+    def end(self) -> None:
+        """Let go of the journal, as the death of a controller does."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
 
     def join(self, unit: FakeUnit) -> None:
         unit.number = self.ask(unit.join()).unit

@@ -108,6 +108,7 @@ class ControllerDriver:
     def restart(self, tasks: Sequence[QueueTask]) -> None:
         exported = self.site.ask(Export())
         self.site.ask(Release(exported.hold))
+        self.site.end()
         self._tasks = list(tasks)
         self._folders.append(TemporaryDirectory())
         now, self.site = self.site.now, self.make()
@@ -144,6 +145,7 @@ class ControllerDriver:
         self.site.tick(1.0)
         if self.stats()[0] == 0:
             assert not any(unit.parts for unit in self.site.units), "units keep what nobody will read"
+        self.site.end()
         for folder in self._folders:
             folder.cleanup()
 

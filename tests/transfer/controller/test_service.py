@@ -271,6 +271,26 @@ def test_a_controller_that_is_started_anew_waits_for_its_units_up_to_their_limit
     assert second.parts
 
 
+def test_a_unit_that_joins_and_never_says_what_it_has_stops_nobody_for_long(tmp_path: Path) -> None:
+    queue = site(tmp_path, 2)
+    good, mute = queue.units
+    store(queue, group(1, 1))
+    store(queue, group(2, 1))
+    mute.mute = True
+    mute.die()
+    queue.join(mute)
+    assert len(claim(queue, "rollout", limit=1)[1]) == 1, "others are served at once"
+    store(queue, group(3, 1))
+    good.mute = True
+    queue.start()
+    waiting = queue.send(Claim("rollout", 1, None, 100.0))
+    alive(queue, LIMIT_S - 1, good, mute)
+    assert queue.answer(waiting) is None, "its rows may be there"
+    alive(queue, 2, good, mute)
+    assert stats(queue).rows == 0
+    assert stats(queue).lost_groups == 3
+
+
 def test_a_controller_started_anew_learns_from_units_what_was_written_meanwhile(tmp_path: Path) -> None:
     queue = site(tmp_path)
     admitted: Admitted = queue.ask(admit(group(1, 2)))
@@ -456,7 +476,7 @@ def test_a_closed_queue_sends_everybody_away_and_stays_closed(tmp_path: Path) ->
         (Nack(99, pack([RowId(0, 0)])), LeaseError, "not under lease 99"),
         (Ack(99, pack([RowId(5, 5)]), ints([[-1]]), [], []), StaleRowError, "gone"),
         (Ack(99, b"123", b"", [], []), WireError, "3 bytes are not rows"),
-        (replaced(admit(group(1, 1)), rows=b""), WireError, "0 rows come with 1 versions"),
+        (replaced(admit(group(1, 1)), rows=b""), QueueError, "a put of no rows"),
         (replaced(admit(group(1, 2)), rows=ints([[1, 2, 0]])), WireError, "1 rows come with 2 versions"),
         (replaced(admit(group(1, 1)), runs=one_run({"prompt_ids": -1}, 1)), ColumnError, "length -1"),
         (replaced(admit(group(1, 1)), runs=one_run({"seed": 1}, 1)), ColumnError, "lack column 'prompt_ids'"),

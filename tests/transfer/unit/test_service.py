@@ -128,7 +128,7 @@ def test_parts_that_the_storage_failed_to_drop_go_with_the_next_ones(
         (one(columns=("height",)), [bytes(8)], ColumnError, "unknown column 'height'"),
         (one(columns=("number", "number")), [bytes(8)], WireError, "are not the lengths of 1 rows in 2 columns"),
         (one(rows=2), [bytes(8)], WireError, "1 rows came with runs of 2"),
-        (Write(-1, pack([A]), [Run(1, ["number"], packed([[1]]))], None), [bytes(8)], WireError, "-1 is no tag"),
+        (Write(-1, pack([A]), [Run(1, ["number"], packed([[1]]))], None), [bytes(8)], WireError, "Expected `int` >= 0"),
         (Write(0, b"123", [], None), [], WireError, "3 bytes are not rows of 2 int64"),
         (Write(0, b"", [], 1), [], QueueError, "place 1 is not reserved by"),
         (Read(pack([A]), ["number"], b"", False), [], WireError, "a read of 1 rows"),

@@ -95,3 +95,11 @@ def test_the_token_is_neither_short_nor_shown() -> None:
 
 def test_two_clients_of_one_name_are_two() -> None:
     assert Identity("rollout", TOKEN).unique != Identity("rollout", TOKEN).unique
+
+
+def test_a_hello_that_comes_twice_has_one_challenge() -> None:
+    door, identity = Door(TOKEN, silence_s=10.0), Identity("client", TOKEN)
+    hello = identity.hello()
+    challenge = door.challenge(b"connection", hello)
+    assert door.challenge(b"connection", hello) == challenge
+    assert door.enter(b"connection", identity.prove(hello, challenge), 0.0) == identity.unique

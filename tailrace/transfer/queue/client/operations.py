@@ -61,7 +61,7 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
     numbers = pack(np.array([(row.group_id, row.group_size, row.order) for row in rows], np.int64))
     groups = pack(np.array([row.group_id for row in rows], np.int64))
     versions = _versions(row.cells for row in rows)
-    not_before = max((row.not_before for row in rows), default=0)
+    not_before = max(0, *(row.not_before for row in rows))
     tries = session.tries(timeout)
     while True:
         admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s)
@@ -90,16 +90,12 @@ def _write_new(session: Session, admitted: Admitted, batch: Batch, withdraw: Cal
 
 def claim(session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float) -> Operation[base.Claim]:
     """See `TransferQueue.claim`. A lease whose cells do not come is given back."""
-    check_limit(limit)
-    yield from session.prepare()
     tries = session.tries(timeout)
     while True:
-        message = Claim(task, limit, rank, tries.left_s)
-        claimed = yield from ask(Call(session.controller, message, wait_s=message.wait_s), Claimed)
+        claimed = yield from lease(session, task, limit=limit, rank=rank, timeout=tries.left_s)
         give_back = Call(session.controller, Nack(claimed.lease_id, None))
         try:
-            rows = yield from _rows(session, claimed, give_back)
-            return base.Claim(lease_id=claimed.lease_id, lease_s=claimed.lease_s, task=task, rows=rows)
+            return (yield from fetch(session, task, claimed, otherwise=[give_back]))
         except TailraceError as error:
             yield Step([give_back])  # where it does not arrive, the lease ends by itself
             if not isinstance(error, _PASSING):
@@ -107,7 +103,21 @@ def claim(session: Session, task: str, *, limit: int | None, rank: int | None, t
             yield from tries.again(error)
 
 
-def _rows(session: Session, claimed: Claimed, give_back: Call) -> Operation[tuple[Row, ...]]:
+def lease(session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float) -> Operation[Claimed]:
+    """See `RemoteQueue.lease`."""
+    check_limit(limit)
+    message = Claim(task, limit, rank, timeout)
+    return (yield from ask(Call(session.controller, message, wait_s=message.wait_s), Claimed))
+
+
+def fetch(session: Session, task: str, claimed: Claimed, *, otherwise: Sequence[Call] = ()) -> Operation[base.Claim]:
+    """See `SyncQueue.fetch`."""
+    yield from session.prepare()
+    rows = yield from _rows(session, claimed, otherwise)
+    return base.Claim(lease_id=claimed.lease_id, lease_s=claimed.lease_s, task=task, rows=rows)
+
+
+def _rows(session: Session, claimed: Claimed, otherwise: Sequence[Call]) -> Operation[tuple[Row, ...]]:
     records = unpack(claimed.rows, 4)
     count, columns = len(records), claimed.columns
     units, tags = unpack(claimed.units, max(1, claimed.width)), unpack(claimed.tags, max(1, len(columns)))
@@ -115,7 +125,7 @@ def _rows(session: Session, claimed: Claimed, give_back: Call) -> Operation[tupl
         raise WireError(f"got the units of {len(units)} rows and the tags of {len(tags)}, expected those of {count}")
     cells: list[dict[str, Value]] = [{} for _ in range(count)]
     wanted = Wanted(records[:, :2], units, columns, tags)
-    for found in (yield from read(session, wanted, otherwise=[give_back])) if columns else ():
+    for found in (yield from read(session, wanted, otherwise=otherwise)) if columns else ():
         values = [
             session.codec.read_column(column, found.memories, found.places[:, place], found.lengths[:, place])
             for place, column in enumerate(columns)

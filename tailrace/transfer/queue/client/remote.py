@@ -19,6 +19,7 @@ from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.wire.aio import AsyncClient
 from tailrace.transfer.queue.wire.calls import Operation
 from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.transfer.queue.wire.messages import Claimed
 from tailrace.types import Value, WeightVersion
 
 T = TypeVar("T")
@@ -87,6 +88,15 @@ class RemoteQueue(TransferQueue):
         """See `TransferQueue.claim`."""
         wait_s = self._limit(timeout)
         return await self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+
+    async def lease(
+        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
+    ) -> Claimed:
+        """The first half of `claim`: rows under a lease of this client, without their cells. Another client may fetch
+        these, see `SyncQueue.fetch`.
+        """
+        wait_s = self._limit(timeout)
+        return await self._run(operations.lease(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `TransferQueue.ack`.

@@ -17,8 +17,9 @@ from tailrace.transfer.queue.client import operations, snapshots
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.wire.calls import Operation
 from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.transfer.queue.wire.messages import Claimed
 from tailrace.transfer.queue.wire.sync import SyncClient
-from tailrace.types import Value, WeightVersion
+from tailrace.types import ColumnKind, Value, WeightVersion
 
 T = TypeVar("T")
 
@@ -62,6 +63,12 @@ class SyncQueue:
         self._client.close()
         self._session.memory.close()
 
+    @property
+    def columns(self) -> Mapping[str, ColumnKind]:
+        """What the cells of each column of the queue hold."""
+        self._run(self._session.prepare())
+        return self._session.columns
+
     def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `RemoteQueue.put`."""
         limit = self._limit(timeout)
@@ -73,6 +80,14 @@ class SyncQueue:
         """See `TransferQueue.claim`."""
         wait_s = self._limit(timeout)
         return self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+
+    def fetch(self, task: str, claimed: Claimed) -> Claim:
+        """The second half of `claim`: the cells of rows that another client has leased, see `RemoteQueue.lease`.
+
+        Raises:
+            PeerLost, StaleRowError: a row did not come from any of its units; the lease is not given back.
+        """
+        return self._run(operations.fetch(self._session, task, claimed))
 
     def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `RemoteQueue.ack`."""

@@ -10,10 +10,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Reserved
 from tailrace.transfer.queue.controller.timers import Timer
 from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.state import Newcomer
+from tailrace.types import WeightVersion
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +39,9 @@ class Admission:
 class Offer:
     """What a producer wants to put."""
 
-    rows: list[NewRow]
+    rows: list[Newcomer]
+    not_before: WeightVersion
+    """See `NewRow.not_before`: the newest among them."""
     facts: list[CellFacts]
     sizes: list[int]
     """Bytes of each row."""

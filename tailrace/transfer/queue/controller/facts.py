@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from tailrace.errors import WireError
-from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.state import Newcomer
 from tailrace.transfer.queue.wire.messages import NO_VERSION, Ack, Admit, Run, row_ids, unpack
 
 
-def new_rows(message: Admit) -> list[NewRow]:
-    """The rows that a producer announces, without their cells."""
-    return [
-        NewRow(group_id=group_id, group_size=group_size, order=order, cells={}, not_before=message.not_before)
-        for group_id, group_size, order in unpack(message.rows, 3).tolist()
-    ]
+def new_rows(message: Admit) -> list[Newcomer]:
+    """The rows that a producer announces."""
+    return list(map(Newcomer._make, unpack(message.rows, 3).tolist()))
 
 
 def cell_facts(runs: Sequence[Run], versions: bytes, count: int) -> list[CellFacts]:

@@ -9,7 +9,7 @@ theirs before, and those who wait for room may wait for them.
 from collections.abc import Callable, Collection, Sequence
 
 from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout, StaleRowError
-from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.admission import Admission, Admissions, Offer
 from tailrace.transfer.queue.controller.desk import Desk
@@ -17,6 +17,7 @@ from tailrace.transfer.queue.controller.facts import cell_facts, new_rows, part_
 from tailrace.transfer.queue.controller.lines import Line
 from tailrace.transfer.queue.controller.replay import Pending
 from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.state import Newcomer
 from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.messages import (
     Accepted,
@@ -132,7 +133,7 @@ class Puts:
         """Rows were admitted before the controller was started anew."""
         record = pending.record
         self._desk.control.reserve(pending.rows, pending.ids)
-        offer = Offer(pending.rows, self._facts(record.request, pending.rows), list(sizes))
+        offer = Offer(pending.rows, record.request.not_before, self._facts(record.request, pending.rows), list(sizes))
         self._expect(record, offer, pending.ids)
 
     def expect(
@@ -201,7 +202,10 @@ class Puts:
                 raise ColumnError(f"rows lack column {missing[0]!r}, which tasks read and none writes")
             if written := sorted(self._task_columns.intersection(run.columns)):
                 raise ColumnError(f"rows bring column {written[0]!r}, which a task writes; leave it out")
-        offer = Offer(rows, self._facts(message, rows), part_bytes(self._desk.codec, message.runs))
+        if not rows:
+            raise QueueError("got a put of no rows, expected one or more")
+        sizes = part_bytes(self._desk.codec, message.runs)
+        offer = Offer(rows, message.not_before, self._facts(message, rows), sizes)
         config = self._desk.config
         for name, amount, bound in (
             ("max_rows", len(rows), config.max_rows),
@@ -214,12 +218,12 @@ class Puts:
         self._desk.control.check_groups(rows)
         return offer
 
-    def _facts(self, message: Admit, rows: Sequence[NewRow]) -> list[CellFacts]:
+    def _facts(self, message: Admit, rows: Sequence[Newcomer]) -> list[CellFacts]:
         return cell_facts(message.runs, message.versions, len(rows))
 
     def _obstacle(self, offer: Offer) -> str:
         """What bars rows from coming in, in words; nothing where nothing does."""
-        desk, not_before = self._desk, offer.rows[0].not_before
+        desk, not_before = self._desk, offer.not_before
         rows, nbytes = len(desk.control), desk.stock.nbytes
         if desk.recovering:
             return "units from before the controller was started anew have not all come back yet"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.controller.facts import acked_facts, cell_facts, new_rows
 from tailrace.transfer.queue.controller.journal import (
@@ -25,7 +25,7 @@ from tailrace.transfer.queue.controller.journal import (
     Withdrew,
 )
 from tailrace.transfer.queue.policies.base import Policy, RowMeta
-from tailrace.transfer.queue.state import ControlState
+from tailrace.transfer.queue.state import ControlState, Newcomer
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.transfer.queue.wire.messages import Accepted, Admitted, Answer, pack, row_ids
 from tailrace.transfer.queue.wire.server import Ticket
@@ -37,7 +37,7 @@ class Pending:
 
     record: Reserved
     ids: list[RowId]
-    rows: list[NewRow]
+    rows: list[Newcomer]
 
 
 @dataclass(slots=True, eq=False)

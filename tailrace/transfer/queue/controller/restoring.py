@@ -7,7 +7,7 @@ import msgspec
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.puts import Puts
-from tailrace.transfer.queue.state import ControlState, RowRecord, check_state
+from tailrace.transfer.queue.state import ControlState, RowRecord
 from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.messages import Admitted, Restore, pack
 from tailrace.transfer.queue.wire.server import Incoming
@@ -30,10 +30,9 @@ class Restoring:
         """
         message: Restore = incoming.message
         desk, state = self._desk, message.state
-        desk.control.check_new()
+        desk.control.check_restore(state)
         if self._puts.barred:
             raise QueueError("another snapshot is being restored")
-        check_state(state, len(desk.control.stats()))
         sizes = [desk.codec.layout(record.facts.lengths).nbytes for record in state.rows]
         units = [unit.number for unit in desk.units.choose(sum(sizes), desk.config.replicas)]
         if not units:

@@ -24,7 +24,7 @@ from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Reques
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 
-_SETTLE_S = 0.02
+_SETTLE_S = 0.002
 """How long what a unit need not store any more is collected."""
 _SETTLE_AT_ONCE = 4096
 """Rows and parts that are not collected for longer."""
@@ -39,6 +39,8 @@ class KnownUnit:
     join: Join | None = None
     link: Connection | None = None
     endpoint: str = ""
+    expected: bool = False
+    """Whether it is from before the controller was started anew, and has not come back."""
     ready: bool = False
     """Whether it has said what it has: rows may be written to it and read from it."""
     rows: int = 0
@@ -100,12 +102,13 @@ class Units:
 
     @property
     def recovering(self) -> bool:
-        """Whether a unit is expected that has not come yet, and may still do so."""
-        return any(unit.deadline is not None and not unit.ready for unit in self._units.values())
+        """Whether a unit that has rows has not come back yet, and may still do so."""
+        return any(unit.rows and unit.expected for unit in self._units.values())
 
     def expect(self, number: int, name: str) -> None:
         """A unit from before the controller was started: it counts as dead where it does not join in time."""
         unit = self._add(number, name)
+        unit.expected = True
         self._watch(unit)
 
     def join(self, message: Join) -> KnownUnit:
@@ -121,9 +124,10 @@ class Units:
         if unit is None:
             unit = self._add(max(self._units, default=-1) + 1, message.name)
             self._named(unit)
+        if not unit.expected:  # one that comes back and never says what it has is not waited for any longer
+            self._watch(unit)
         if unit.link is None:
             self._connect(unit, message)
-        self._watch(unit)
         return unit
 
     def choose(self, nbytes: int, replicas: int) -> list[KnownUnit]:
@@ -204,7 +208,8 @@ class Units:
             except TailraceError:
                 self._disconnect(unit)  # its next Join begins anew
             else:
-                unit.ready = True
+                unit.ready, unit.expected = True, False
+                self._watch(unit)
                 take(listed)
 
         link.start(Call(unit.endpoint, Inventory()), then)
@@ -221,6 +226,7 @@ class Units:
             unit.deadline.cancel()
             unit.deadline = None
         self._disconnect(unit)
+        unit.expected = False
         unit.rows = unit.bytes = 0
         if unit.join is None or not unit.join.lasting:
             del self._units[unit.number], self._names[unit.name]

@@ -10,15 +10,15 @@ there, so that two consumers can never hold halves of what each other needs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.types import WeightVersion
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellFacts:
+class CellFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of cells without their contents."""
 
     lengths: dict[str, int]
@@ -27,8 +27,7 @@ class CellFacts:
     """The smallest entry of `weight_versions`; None where that is not among the cells, or empty."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class RowMeta:
+class RowMeta(msgspec.Struct, kw_only=True, eq=False):
     """What a policy sees of a row. It learns more as columns are written, so `id` alone tells rows apart."""
 
     id: RowId

@@ -16,8 +16,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from tailrace.errors import QueueError, StorageFull
 from tailrace.transfer.queue.storage.base import (
@@ -39,8 +40,7 @@ _SPAN = 44
 """An address is the segment's number times 2^44, plus the offset in it; so runs of two segments never touch."""
 
 
-@dataclass(slots=True, eq=False)
-class _Part:
+class _Part(msgspec.Struct, eq=False):
     address: int
     size: int
     pins: int = 0

@@ -73,6 +73,7 @@ class StorageUnit(Service):
         """
         self._server = server
         self._storage = storage
+        self._longest_read = max(max_bytes, MAX_FRAME_BYTES)
         self._holds = Holds(storage)
         self._index = PartIndex()
         self._index.find(storage.parts())
@@ -167,7 +168,7 @@ class StorageUnit(Service):
         message: Write = incoming.message
         rows = row_ids(message.rows)
         self._check_current(rows)
-        batches = _batches(codec, rows, [message.tag] * len(rows), message.runs)
+        batches = _batches(codec, unpack(message.rows, 2), np.full(len(rows), message.tag), message.runs)
         if message.place is None:
             self._store(batches, incoming.frames)
         else:
@@ -175,11 +176,11 @@ class StorageUnit(Service):
             place = self._holds.place(client, message.place)
             self._storage.commit(place, [part for batch in batches for part in batch.sized])
             self._holds.written(client, message.place)
-        self._add(batches)
-        if message.tag == 0 and rows:
+        is_put = message.tag == 0 and bool(rows)
+        if is_put:
             self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))
-            return None
-        return Reply(Accepted())
+        self._add(batches)
+        return None if is_put else Reply(Accepted())
 
     def _store(self, batches: Sequence["_Batch"], frames: Sequence[memoryview]) -> None:
         if len(frames) != len(batches):
@@ -202,7 +203,10 @@ class StorageUnit(Service):
         if len(tags) != len(rows):
             raise WireError(f"a read of {len(rows)} rows came with the tags of {len(tags)}")
         cells = self._index.locate(codec, rows, message.columns, tags)
-        if message.shared and self._holds.arena is not None and cells.sizes.sum() >= _SHARED_BYTES:
+        nbytes = int(cells.sizes.sum())
+        if nbytes > self._longest_read:  # a short message that names a cell often would ask for endless memory
+            raise WireError(f"got a read of {nbytes} bytes, expected {self._longest_read} at the most; name cells once")
+        if message.shared and self._holds.arena is not None and nbytes >= _SHARED_BYTES:
             return self._share(cells, incoming.ticket.client)
         return self._copy(cells)
 
@@ -267,7 +271,7 @@ class StorageUnit(Service):
 
     def _describe(self, codec: PartCodec, incoming: Incoming) -> Reply:
         message: Describe = incoming.message
-        rows, tags = row_ids(message.rows), unpack(message.tags, 1)[:, 0].tolist()
+        rows, tags = unpack(message.rows, 2), unpack(message.tags, 1)[:, 0]
         if len(tags) != len(rows):
             raise WireError(f"{len(rows)} rows were described with the tags of {len(tags)}")
         batches = _batches(codec, rows, tags, message.runs)
@@ -297,8 +301,8 @@ class _Batch:
     """The parts, each with its bytes."""
 
 
-def _batches(codec: PartCodec, rows: Sequence[RowId], tags: Sequence[int], runs: Sequence[Run]) -> list[_Batch]:
-    """The parts of `rows`, which `runs` describe.
+def _batches(codec: PartCodec, rows: IntArray, tags: IntArray, runs: Sequence[Run]) -> list[_Batch]:
+    """The parts of `rows` [n, 2] under `tags` [n], which `runs` describe.
 
     Raises:
         ColumnError: the lengths are not of such columns.
@@ -306,9 +310,9 @@ def _batches(codec: PartCodec, rows: Sequence[RowId], tags: Sequence[int], runs:
     """
     if (total := sum(run.rows for run in runs)) != len(rows):
         raise WireError(f"{len(rows)} rows came with runs of {total}")
-    if wrong := [tag for tag in tags if not 0 <= tag < 2**63]:
-        raise WireError(f"{wrong[0]} is no tag: 0 for new rows, else the id of a lease, which is 1 or more")
-    parts = (PartId(*row, tag) for row, tag in zip(rows, tags, strict=True))
+    if (tags < 0).any():
+        raise WireError(f"{tags.min()} is no tag: 0 for new rows, else the id of a lease, which is 1 or more")
+    parts = map(PartId._make, np.column_stack([rows, tags]).tolist())
     batches = []
     for run in runs:
         lengths = run.table()

@@ -90,7 +90,7 @@ class Hello(Message, frozen=True):
 
     client: Name
     """Unique, also among processes that have ended: what was asked under it counts once."""
-    host: str
+    host: Name
     protocol: int
     nonce: Nonce
     """For the server to prove with that it knows the token."""
@@ -225,7 +225,7 @@ class Claim(Message, frozen=True):
     task: str
     limit: Count | None
     """Rows at the most."""
-    rank: Count | None
+    rank: int | None
     """For policies that choose for each rank."""
     wait_s: Seconds
 
@@ -288,7 +288,7 @@ class Counted(Message, frozen=True):
 class Advance(Message, frozen=True):
     """Weights of this version are there."""
 
-    version: Count
+    version: int
 
 
 class Lost(Message, frozen=True):
@@ -389,7 +389,7 @@ class Write(Message, frozen=True):
     """Parts for rows. Without a place, a frame for each run comes along: its parts one after the other."""
 
     mutates: ClassVar[bool] = True
-    tag: int
+    tag: Count
     """0 for new rows, else the lease id."""
     rows: bytes
     """[n, 2]"""
@@ -537,4 +537,4 @@ def row_ids(packed: bytes) -> list[RowId]:
     Raises:
         WireError: as for `unpack`.
     """
-    return [RowId(*row) for row in unpack(packed, 2).tolist()]
+    return list(map(RowId._make, unpack(packed, 2).tolist()))

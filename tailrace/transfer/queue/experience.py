@@ -1,0 +1,132 @@
+"""The calls of AsyncFlow's user-level interface (section 5.1), over a queue in processes of its own.
+
+    put_prompts_data ──▶ rows ──get_experience_data──▶ TensorBatch ── a model ──put_experience_data──▶ output columns
+                                        └──────── weight_sync_notify: the rows for newer weights may go in
+
+Names of the paper over the queue's contract: a put, a claim, an ack, an advance. Columns are tensors, see `tensors`.
+"""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue.base import NewRow
+from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.tensors import (
+    Column,
+    Layout,
+    TensorBatch,
+    check_layouts,
+    make_batch,
+    make_cells,
+    make_outputs,
+)
+from tailrace.types import WeightVersion
+
+
+class Experience:
+    """What a program that trains or generates says to the queue; for the thread of its `queue`.
+
+        with SyncQueue(QueueAddress.read(path), name="trainer") as queue:
+            experience = Experience(queue)
+            experience.put_prompts_data({"prompt_ids": prompts}, group_size=8)
+            batch = experience.get_experience_data("reward", count=32)
+            with queue.held(batch.claim):
+                experience.put_experience_data(batch, {"reward": score(batch.columns)})
+
+    Everything else (giving a batch back, counts, closing) is said to the queue itself, with `TensorBatch.claim`.
+    """
+
+    def __init__(self, queue: SyncQueue, *, first_group: int = 0) -> None:
+        """`first_group`: group_id of the first prompt that is put; those after it count on. Several programs that put
+        prompts into one queue, and one that goes on where another stopped, need ranges of their own.
+        """
+        self._queue = queue
+        self._next_group = first_group
+
+    def init_engines(self) -> None:
+        """Start the engines that train and generate: not the queue's to do.
+
+        Raises:
+            QueueError: always.
+        """
+        raise QueueError("engines are started by the run that trains with them: `tailrace train RECIPE`")
+
+    def put_prompts_data(
+        self,
+        prompts: Mapping[str, Column],
+        *,
+        group_size: int,
+        samples: Mapping[str, Column] | None = None,
+        not_before: WeightVersion = 0,
+        timeout: float | None = None,
+    ) -> list[int]:
+        """Put `group_size` rows for each prompt, all or none; wait until there is room. Returns the group_ids.
+
+        What the queue can never hold at once is put in pieces, call by call.
+
+        `prompts`: columns with a cell for each prompt. `samples`: columns whose cells differ within a group, such as
+        seeds, with one for each row: those of the first prompt, of the second, and so on. `not_before`: see `NewRow`.
+
+        Raises:
+            ColumnError: columns of different length, or cells that the table does not expect.
+            QueueError, GroupExists, QueueTimeout, QueueClosed: see `TransferQueue.put`.
+        """
+        if group_size < 1:
+            raise QueueError(f"a group has at least 1 row, got group_size={group_size}")
+        kinds = self._queue.columns
+        own = make_cells(prompts, kinds)
+        more = make_cells(samples, kinds, rows=len(own) * group_size) if samples else None
+        groups = list(range(self._next_group, self._next_group + len(own)))
+        rows = [
+            NewRow(
+                group_id=group_id,
+                group_size=group_size,
+                order=group_id * group_size + sample,
+                cells=cells if more is None else cells | more[place * group_size + sample],
+                not_before=not_before,
+            )
+            for place, (group_id, cells) in enumerate(zip(groups, own, strict=True))
+            for sample in range(group_size)
+        ]
+        self._queue.put(rows, timeout=timeout)
+        self._next_group += len(groups)
+        return groups
+
+    def get_experience_data(
+        self,
+        task: str,
+        *,
+        count: int | None = None,
+        rank: int | None = None,
+        layouts: Mapping[str, Layout] | None = None,
+        timeout: float | None = None,
+    ) -> TensorBatch:
+        """Claim rows for `task`, `count` at the most; wait until there are some. The columns are those it reads.
+
+        `rank`, `timeout`: see `TransferQueue.claim`. `layouts`: of columns of arrays, packed by default.
+
+        Raises:
+            ColumnError: a layout that the column cannot have; the rows are given back.
+            QueueError, QueueTimeout, QueueClosed: see `TransferQueue.claim`.
+        """
+        claim = self._queue.claim(task, limit=count, rank=rank, timeout=timeout)
+        with ExitStack() as refused:
+            refused.callback(self._queue.nack, claim)
+            kinds = self._queue.columns
+            check_layouts(layouts or {}, claim.rows[0].cells.keys(), kinds, task=task)
+            batch = make_batch(claim, kinds, layouts or {})
+            refused.pop_all()
+        return batch
+
+    def put_experience_data(self, batch: TensorBatch, outputs: Mapping[str, Column]) -> None:
+        """Write what the batch's task makes of its rows, in their order, and mark them consumed, in one step.
+
+        Raises:
+            ColumnError, LeaseError, StaleRowError: see `TransferQueue.ack`.
+        """
+        self._queue.ack(batch.claim, make_outputs(batch.claim, outputs, self._queue.columns))
+
+    def weight_sync_notify(self, version: WeightVersion) -> None:
+        """Weights of `version` are there: rows that were put for it may go in, see `TransferQueue.advance`."""
+        self._queue.advance(version)
