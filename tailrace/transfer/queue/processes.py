@@ -79,7 +79,7 @@ class QueueProcesses:
         self._address: QueueAddress | None = None
         self._ready = threading.Event()
         self._failure: TailraceError | None = None
-        self._on_given_up: Callable[[], None] | None = None
+        self._on_given_up: Callable[[], object] | None = None
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._supervise, name="queue processes", daemon=True)
 
@@ -150,7 +150,7 @@ class QueueProcesses:
         """Until `stop`, or until the queue is given up; `__exit__` says which."""
         self._thread.join()
 
-    def on_given_up(self, then: Callable[[], None]) -> None:
+    def on_given_up(self, then: Callable[[], object]) -> None:
         """Have `then` called in the thread of the processes, before they are ended, when the queue is given up."""
         self._on_given_up = then
 
