@@ -165,6 +165,10 @@ class ControlPlane:
         """Whether rows of a group are in the queue, or were, and are not lost."""
         return self._groups.has_entered(group_id)
 
+    def being_put(self, rows: Sequence[Newcoming]) -> int | None:
+        """A group of `rows` that is reserved and not written yet, if there is one."""
+        return next((row.group_id for row in rows if self._groups.is_being_put(row.group_id)), None)
+
     def is_lost(self, rows: Sequence[Newcoming]) -> bool:
         """Whether all of `rows` are of lost groups: the room that they take was theirs before."""
         return all(self._groups.is_lost(row.group_id) for row in rows)
@@ -368,6 +372,10 @@ class ControlPlane:
     def stored(self, unit: int) -> dict[RowId, dict[int, list[str]]]:
         """The rows that `unit` has: the columns of each of their parts, by tag."""
         return {row.meta.id: self._parts(row) for row in self._stored() if unit in row.units}
+
+    def parts(self, row_id: RowId) -> dict[int, list[str]]:
+        """The columns of each part of a stored row that counts, by tag."""
+        return self._parts(self._row(row_id))
 
     def facts(self, row_id: RowId) -> CellFacts:
         """Of all cells of a row written so far."""

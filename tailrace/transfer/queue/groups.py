@@ -62,6 +62,10 @@ class Groups:
         """Whether rows of a group are in the queue, or were, and are not lost."""
         return group_id in self._seen and group_id not in self._lost
 
+    def is_being_put(self, group_id: int) -> bool:
+        """Whether rows of a group are reserved, and not written yet."""
+        return group_id in self._rows and not self.has_entered(group_id)
+
     def is_lost(self, group_id: int) -> bool:
         """Whether a group has to be put again."""
         return group_id in self._lost

@@ -93,10 +93,12 @@ def test_bad_rows_are_refused_before_anything_is_sent(session: Session) -> None:
     assert Play(operations.put(session, [], timeout=5.0)).result == []
 
 
-def test_a_put_goes_well_where_one_unit_has_the_rows_and_the_other_is_lost(session: Session) -> None:
+def test_rows_that_only_one_of_their_units_has_are_withdrawn_too_unless_they_are_in(session: Session) -> None:
     play = putting(session)
     play.answer(admitted(0, 2))
     play.answer(PeerLost("silent"), Accepted())
+    assert play.asked() == [("controller", Withdraw)], "the controller might wait for the other one for ever"
+    play.answer(Withdrawn(False))
     assert play.result == ROWS
     assert Play(session.directory.units([0])).asked() == [("controller", Look)], "it may be elsewhere by now"
 

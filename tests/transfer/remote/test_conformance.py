@@ -189,7 +189,8 @@ def test_rows_that_are_not_held_are_refused(queue: Face) -> None:
             queue.nack(claim, [gone])
     queue.ack(claim, done)
     lease = claim.lease_id
-    for call in (lambda: queue.ack(claim, done), lambda: queue.nack(claim, list(done))):
+    calls: list[Callable[[], None]] = [lambda: queue.ack(claim, done), lambda: queue.nack(claim, list(done))]
+    for call in calls:
         with pytest.raises(LeaseError, match=f"is not under lease {lease}: it was acked or nacked before"):
             call()
     with pytest.raises(LeaseError, match=rf"lease {lease} holds no rows \(any more\), so it cannot be renewed"):

@@ -84,22 +84,23 @@ def far(tmp_path: Path) -> Iterator[Far]:
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(tmp_path: Path, seed: int) -> None:
+    lossy = Far(tmp_path, seed=seed)
     groups, claimed = 8, Counter[int]()
 
     async def produce(client: AsyncClient, numbers: range) -> None:
-        session = Session(far.controller, shared_memory=False)
+        session = Session(lossy.controller, shared_memory=False)
         for number in numbers:
             await client.run(operations.put(session, group(number, 2, prompt=LONG), timeout=LIMIT_S))
 
     async def consume(client: AsyncClient) -> None:
-        session = Session(far.controller, shared_memory=False)
+        session = Session(lossy.controller, shared_memory=False)
         while True:
             claim = await client.run(operations.claim(session, "only", limit=None, rank=None, timeout=LIMIT_S))
             await client.run(operations.ack(session, claim, outputs(claim), timeout=LIMIT_S))
             claimed.update(row.order for row in claim.rows)
 
-    with Far(tmp_path, seed=seed) as far:
-        for proxy in far.proxies:
+    with lossy:
+        for proxy in lossy.proxies:
             proxy.worsen(delay_s=0.005, cut_every=60)
         async with asyncio.timeout(LIMIT_S):
             clients = [AsyncClient(f"client-{number}", TOKEN, patience=PATIENCE) for number in range(4)]
@@ -107,7 +108,7 @@ async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(
             await asyncio.gather(produce(clients[2], range(groups)), produce(clients[3], range(groups, 2 * groups)))
             while claimed.total() < 4 * groups:
                 await asyncio.sleep(0)
-                stats = await clients[2].run(operations.stats(Session(far.controller, shared_memory=False)))
+                stats = await clients[2].run(operations.stats(Session(lossy.controller, shared_memory=False)))
             for consumer in consumers:
                 consumer.cancel()
             await asyncio.wait(consumers)
@@ -115,7 +116,7 @@ async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(
                 client.close()
         assert set(claimed.values()) == {1}
         assert stats.tasks["only"].expired == 0
-        assert far.cuts > 0
+        assert lossy.cuts > 0
 
 
 @pytest.mark.parametrize("word", [b"Hello", b"Prove", b"Admit", b"Write", b"Claim", b"Read", b"Ack", b"Look"])

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -280,3 +281,39 @@ def test_one_row_is_not_asked_for_a_thousand_times(served: Served) -> None:
         for task, cells in (("reward", {"reward": 0.5}), ("actor", {})):
             claim = queue.claim(task, limit=1)
             queue.ack(claim, outputs(claim, **cells))
+
+
+def test_a_put_of_no_rows_is_refused(served: Served) -> None:
+    with closing(Peer(served.address.endpoints[-1])) as peer:
+        peer.enter()
+        failure = peer.ask(9, m.Admit(b"", b"", [], 0, 0.0))
+    assert failure == m.Failure("QueueError", "got a put of no rows, expected one or more")
+
+
+def test_states_that_contradict_themselves_are_not_taken_over(tmp_path: Path) -> None:
+    number, admitted = 10, 0
+    with serving(tmp_path) as served, closing(Peer(served.address.endpoints[-1])) as peer:
+        peer.enter()
+        for broken in mutations(m.Restore(STATE)):
+            if isinstance(broken[-1], list) and broken[-1][3:4] == [[]]:
+                continue  # one without rows is taken over at once
+            number += 2
+            peer.send(msgspec.msgpack.encode([number, number, broken]))
+            answer = peer.answer()[1]
+            assert isinstance(answer, m.Failure | m.Admitted)
+            admitted += isinstance(answer, m.Admitted)
+            if isinstance(answer, m.Admitted):
+                assert peer.ask(number + 1, m.Withdraw(answer.rows, b"")) == m.Withdrawn(True)
+        assert 0 < admitted < number / 4
+        with SyncQueue(served.address, name="good") as queue:
+            passes(queue)
+
+
+def test_outputs_of_a_task_that_has_not_consumed_the_row_contradict_the_state(tmp_path: Path) -> None:
+    [row] = STATE.rows
+    strange = msgspec.structs.replace(STATE, rows=[msgspec.structs.replace(row, consumed={})])
+    with serving(tmp_path) as served, closing(Peer(served.address.endpoints[-1])) as peer:
+        peer.enter()
+        failure = peer.ask(9, m.Restore(strange))
+    assert isinstance(failure, m.Failure)
+    assert "contradicts itself" in failure.text

@@ -7,7 +7,7 @@ import pytest
 
 from tailrace.errors import QueueTimeout, StaleRowError
 from tailrace.transfer.queue.wire.calls import Call, ask
-from tailrace.transfer.queue.wire.messages import NO_VERSION, Accepted, Admit, Admitted, Run, Write, pack
+from tailrace.transfer.queue.wire.messages import NO_VERSION, Accepted, Admit, Admitted, Join, Joined, Run, Write, pack
 from tailrace.transfer.queue.wire.sync import SyncClient
 from tests.transfer.client.servers import LIMIT_S, TOKEN, serving
 from tests.transfer.remote.clock import Clock
@@ -63,3 +63,16 @@ def test_the_room_of_a_producer_that_never_writes_comes_back(tmp_path: Path) -> 
             stuck.run(ask(late, Accepted))
         stats = queue.stats()
         assert (stats.rows, stats.tasks["rollout"].expired) == (3, 1)
+
+
+def test_a_unit_that_cannot_be_reached_stalls_nobody(tmp_path: Path) -> None:
+    join = Join("far", "1", False, ["tcp://127.0.0.1:9"], "", "", 2**20)
+    with (
+        serving(tmp_path, unit_limit_s=1e6) as served,
+        SyncClient("far", TOKEN) as far,
+        sync(served.address) as queue,
+    ):
+        far.run(ask(Call(served.address.endpoint, join), Joined))
+        queue.put(group(1), timeout=LIMIT_S)
+        assert queue.claim("rollout", timeout=LIMIT_S).rows[0].group_id == 1
+        assert [unit.alive for unit in queue.stats().units] == [True, False]

@@ -63,6 +63,7 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
     versions = _versions(row.cells for row in rows)
     not_before = max(0, *(row.not_before for row in rows))
     tries = session.tries(timeout)
+    admitted: Admitted | None = None
     while True:
         admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s)
         admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
@@ -75,17 +76,17 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
 
 def _write_new(session: Session, admitted: Admitted, batch: Batch, withdraw: Call) -> Operation[TailraceError | None]:
     """Write admitted rows. Returns the error after which they are not in the queue, but may be admitted anew."""
+    if not admitted.units:
+        raise WireError("the controller has named no unit for new rows")
     writings = {unit: Writing(admitted.rows, batch) for unit in admitted.units}
     failed = yield from write(session, 0, writings, otherwise=[withdraw])
-    others = [error for error in failed.values() if not isinstance(error, PeerLost)]
-    if not others and len(failed) < len(writings):
-        return None  # the controller notices what is lost
-    error = next(iter([*others, *failed.values()]), WireError("the controller has named no unit for new rows"))
-    if not (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
+    # one that is lost to this client may be there for the controller, which would wait for what never comes
+    if not failed or not (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
         return None
-    if not isinstance(error, _PASSING):
-        raise error
-    return error
+    for error in failed.values():
+        if not isinstance(error, _PASSING):
+            raise error
+    return next(iter(failed.values()))
 
 
 def claim(session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float) -> Operation[base.Claim]:

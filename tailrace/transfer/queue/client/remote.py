@@ -54,7 +54,7 @@ class RemoteQueue(TransferQueue):
         self._timeout_s = timeout_s
         self._limit_s = limit_s
         self._session = Session(address.endpoint, shared_memory=shared_memory)
-        self._client = AsyncClient(name, address.token, controller=address.endpoint, patience=Patience(limit_s=limit_s))
+        self._client = AsyncClient(name, address.token, controller=address.endpoint, patience=Patience.within(limit_s))
 
     async def __aenter__(self) -> Self:
         """From now on the queue knows that this client lives."""

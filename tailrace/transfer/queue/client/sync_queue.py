@@ -154,7 +154,7 @@ class SyncQueue:
             self._name,
             self._address.token,
             controller=self._address.endpoint,
-            patience=Patience(limit_s=self._limit_s),
+            patience=Patience.within(self._limit_s),
         )
 
     def _limit(self, timeout: float | None) -> float:

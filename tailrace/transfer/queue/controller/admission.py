@@ -115,6 +115,10 @@ class Admissions:
         if admission.ids[0] in self._by_row:
             self._undo(admission)
 
+    def of_unit(self, unit: int) -> list[RowId]:
+        """Rows that are on their way to a unit."""
+        return [row for admission in self._all() if unit in admission.missing for row in admission.ids]
+
     def records(self) -> list[Reserved]:
         """What the journal says of all of them."""
         return [admission.record for admission in self._all() if admission.record is not None]

@@ -10,7 +10,7 @@ from tailrace.transfer.queue.base import RowId, TaskStats
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
-from tailrace.transfer.queue.controller.lines import Line
+from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.state import Ended, Lease
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.table import QueueTask
@@ -19,6 +19,7 @@ from tailrace.transfer.queue.wire.messages import (
     NO_UNIT,
     Accepted,
     Ack,
+    Answer,
     Claim,
     Claimed,
     Nack,
@@ -91,6 +92,10 @@ class Claims:
         for row, nbytes in zip(facts, sizes, strict=False):  # a task without outputs sends no runs
             desk.stock.grow(row, nbytes, units[row])
         desk.stock.leave({row: units[row] for row in retired})
+        for number in message.missed:
+            missing = [row for row, own in units.items() if number in own and desk.control.is_stored(row)]
+            desk.stock.forsake(missing, number)
+        desk.describe(set().union(*units.values()).difference(message.missed), facts)
         self._forget_if_over(message.lease_id)
         desk.rows_ready()
         if retired:
@@ -161,6 +166,11 @@ class Claims:
             for lease in leases
         ]
 
+    def answers(self, leases: Sequence[Lease]) -> dict[Ticket, Answer]:
+        """What the claims were answered, or would have been, that these leases went to."""
+        holders = ((lease, self._holders[lease.id]) for lease in leases)
+        return {Ticket(holder.client, holder.number): self._claimed(lease) for lease, holder in holders}
+
     def holder(self, lease_id: int) -> str | None:
         """Who has a lease, if anybody."""
         lease = self._holders.get(lease_id)
@@ -169,7 +179,7 @@ class Claims:
     def leases(self) -> list[log.Leased]:
         """Those that are live, for a journal that begins anew."""
         return [
-            log.Leased(lease.client, number, lease.task, pack(rows))
+            log.Leased(lease.client, lease.number, number, lease.task, pack(rows))
             for number, lease in self._holders.items()
             if (rows := self._desk.control.leased(number))
         ]
@@ -194,14 +204,14 @@ class Claims:
         while any([line.serve() for line in lines]) and len(lines) > 1:
             pass  # a rank may have waited for another to take its part
 
-    def _try(self, ticket: Ticket, message: Claim) -> Claimed | None:
+    def _try(self, ticket: Ticket, message: Claim) -> Claimed | Wait:
         desk = self._desk
         if desk.recovering:
-            return None
+            return Wait.HERE
         lease = desk.control.claim(message.task, limit=message.limit, rank=message.rank, now=desk.server.now)
         if lease is None:
-            return None
-        record = log.Leased(ticket.client, lease.id, lease.task, pack(lease.rows))
+            return Wait.HERE
+        record = log.Leased(*ticket, lease.id, lease.task, pack(lease.rows))
         desk.note(record)
         self._holders[lease.id] = record
         return self._claimed(lease)

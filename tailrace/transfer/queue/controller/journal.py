@@ -78,6 +78,7 @@ class Leased(Record, frozen=True):
     """Rows went to a task."""
 
     client: str
+    number: int
     lease_id: int
     task: str
     rows: bytes

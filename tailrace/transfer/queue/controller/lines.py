@@ -1,16 +1,27 @@
 """Those who wait at a controller, first come, first served.
 
-The head alone tries, so a big request is never overtaken for ever by small ones. Nobody waits longer than it asked to.
+The head alone tries, so a big request is never overtaken for ever by small ones; one that stands aside, since it waits
+for something that nobody else does, lets the others pass. Nobody waits longer than it asked to.
 """
 
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 from tailrace.errors import QueueError, TailraceError
 from tailrace.transfer.queue.controller.timers import Timer, Timers
 from tailrace.transfer.queue.wire.messages import Answer, Failure
 from tailrace.transfer.queue.wire.server import Server, Ticket
+
+
+class Wait(Enum):
+    """What an attempt returns instead of an answer."""
+
+    HERE = "here"
+    """It has to wait on, and so have those behind it."""
+    ASIDE = "aside"
+    """It has to wait on, the others have not."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,8 +30,8 @@ class Waiter:
 
     ticket: Ticket
     since: float
-    attempt: Callable[[], Answer | None]
-    """The answer, None where it has to wait on; a QueueError is the answer, too."""
+    attempt: Callable[[], Answer | Wait]
+    """A QueueError is the answer, too."""
     reason: Callable[[], str]
     """What it waits for."""
     waited: Callable[[float], None]
@@ -37,6 +48,8 @@ class Line:
         self._server = server
         self._timers = timers
         self._waiters: deque[Waiter] = deque()
+        self.blocked = False
+        """Whether somebody waits behind whom all have to."""
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -45,7 +58,7 @@ class Line:
         self,
         ticket: Ticket,
         wait_s: float,
-        attempt: Callable[[], Answer | None],
+        attempt: Callable[[], Answer | Wait],
         *,
         late: Callable[[float], QueueError],
         reason: Callable[[], str],
@@ -62,24 +75,28 @@ class Line:
 
     @property
     def reason(self) -> str:
-        """What the head waits for."""
+        """What the first waits for."""
         return self._waiters[0].reason()
 
     def serve(self) -> bool:
         """Something may have changed for the head; whether somebody got what he waited for."""
-        served = False
-        while self._waiters:
-            waiter = self._waiters[0]
+        served, aside, self.blocked = False, 0, False
+        while not self.blocked and aside < len(self._waiters):
+            waiter = self._waiters[aside]
             try:
                 answer = waiter.attempt()
             except QueueError as error:
                 self._fail(waiter, error)
                 continue
-            if answer is None:
-                break
-            self._leave(waiter)
-            self._server.reply(waiter.ticket, answer)
-            served = True
+            match answer:
+                case Wait.HERE:
+                    self.blocked = True
+                case Wait.ASIDE:
+                    aside += 1
+                case _:
+                    self._leave(waiter)
+                    self._server.reply(waiter.ticket, answer)
+                    served = True
         return served
 
     def send_away(self, error: Callable[[], TailraceError]) -> None:

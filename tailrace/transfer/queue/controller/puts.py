@@ -3,7 +3,8 @@
     Admit ──▶ a line for each weight version that rows wait for; the oldest first ──room, units──▶ admissions ──▶ rows
 
 Groups that were lost wait in a line of their own, before all others, and for a unit only: the room that they take was
-theirs before, and those who wait for room may wait for them.
+theirs before, and those who wait for room may wait for them. A group that is being written is put a second time by a
+producer that was started anew: it stands aside until that writing is over, one way or the other.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +15,7 @@ from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.admission import Admission, Admissions, Offer
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import cell_facts, new_rows, part_bytes
-from tailrace.transfer.queue.controller.lines import Line
+from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.state import Newcomer
@@ -120,14 +121,19 @@ class Puts:
         """Whether a row is on its way."""
         return row in self._admissions
 
+    def on_their_way(self, unit: int) -> list[RowId]:
+        """Rows that are being written to a unit."""
+        return self._admissions.of_unit(unit)
+
     def serve(self) -> None:
         """Room was made, weights or a unit came, or somebody gave up: let producers in, the oldest rows first."""
         for version in sorted(self._lines):
             line = self._lines[version]
             line.serve()
-            if len(line):
+            if line.blocked:
                 return
-            del self._lines[version]
+            if not len(line):
+                del self._lines[version]
 
     def restore(self, pending: Pending, sizes: Sequence[int]) -> None:
         """Rows were admitted before the controller was started anew."""
@@ -215,7 +221,8 @@ class Puts:
                 raise QueueError(
                     f"a put of {len(rows)} rows and {offer.nbytes} bytes can never fit queue.{name} {bound}"
                 )
-        self._desk.control.check_groups(rows)
+        if self._desk.control.being_put(rows) is None:
+            self._desk.control.check_groups(rows)
         return offer
 
     def _facts(self, message: Admit, rows: Sequence[Newcomer]) -> list[CellFacts]:
@@ -229,6 +236,8 @@ class Puts:
             return "units from before the controller was started anew have not all come back yet"
         if self.barred:
             return "a snapshot is being restored"
+        if (group_id := desk.control.being_put(offer.rows)) is not None:
+            return f"group {group_id} is being written by another producer"
         if not desk.units.choose(offer.nbytes, desk.config.replicas):
             return f"no storage unit has room for {offer.nbytes} bytes; there are {len(desk.units.ready)} units"
         if desk.control.is_lost(offer.rows):
@@ -240,10 +249,12 @@ class Puts:
             return f"{rows} of {config.max_rows} rows and {nbytes} of {config.max_bytes} bytes are taken"
         return ""
 
-    def _try(self, ticket: Ticket, message: Admit, offer: Offer) -> Answer | None:
+    def _try(self, ticket: Ticket, message: Admit, offer: Offer) -> Answer | Wait:
         desk = self._desk
+        if desk.control.being_put(offer.rows) is not None:
+            return Wait.ASIDE
         if self._obstacle(offer):
-            return None
+            return Wait.HERE
         ids = desk.control.reserve(offer.rows)
         units = [unit.number for unit in desk.units.choose(offer.nbytes, desk.config.replicas)]
         record = log.Reserved(ticket.client, ticket.number, message, pack(ids), units)
@@ -258,8 +269,10 @@ class Puts:
         def done(units: Sequence[int]) -> None:
             desk.note(log.Entered(record.rows, list(units)))
             left = desk.control.enter(ids, offer.rows, offer.facts, units=tuple(units))
+            desk.describe(units, ids)
             desk.stock.leave(dict.fromkeys(left, units))
             desk.rows_ready()
+            desk.room_made()  # and who puts the same group again has waited for this
 
         def undone() -> None:
             desk.note(log.Withdrew(record.rows))

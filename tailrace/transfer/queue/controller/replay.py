@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.control_plane import ControlPlane
@@ -111,7 +113,7 @@ class _Player:
         found.state = self._plane.export()
         live = {number: self._plane.leased(number) for number in found.leases}
         found.leases = {
-            number: Leased(lease.client, number, lease.task, pack(live[number]))
+            number: msgspec.structs.replace(lease, rows=pack(live[number]))
             for number, lease in found.leases.items()
             if live[number]
         }
@@ -146,6 +148,7 @@ class _Player:
                 plane.nack(change.lease_id, row_ids(change.rows))
             case UnitGone():
                 plane.lose(change.unit)
+                found.units = {name: number for name, number in found.units.items() if number != change.unit}
             case RowsGone():
                 plane.lose(change.unit, row_ids(change.rows))
             case _:

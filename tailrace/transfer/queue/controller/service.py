@@ -28,6 +28,7 @@ from tailrace.transfer.queue.controller.claims import Claims
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import part_bytes
 from tailrace.transfer.queue.controller.journal import Base, Change, Journal
+from tailrace.transfer.queue.controller.lines import Wait
 from tailrace.transfer.queue.controller.puts import Puts
 from tailrace.transfer.queue.controller.replay import Recovered, replay
 from tailrace.transfer.queue.controller.restoring import Restoring
@@ -51,7 +52,6 @@ from tailrace.transfer.queue.wire.messages import (
     Claimed,
     Close,
     Counted,
-    Describe,
     Export,
     Exported,
     Groups,
@@ -63,7 +63,6 @@ from tailrace.transfer.queue.wire.messages import (
     Renew,
     Request,
     Restore,
-    Run,
     Stats,
     Welcome,
     Withdraw,
@@ -100,6 +99,8 @@ class Controller(Service):
         self._columns = dict(columns)
         self._server = server
         self._journal = journal
+        self._replacing = False
+        """Whether the journal is about to begin anew."""
         self._timers = Timers()
         self._epoch = time.time_ns()
         self._watches: dict[str, tuple[float, Timer]] = {}
@@ -207,9 +208,9 @@ class Controller(Service):
         )
         self._serve_losses()
 
-    def _try_losses(self) -> Groups | None:
+    def _try_losses(self) -> Groups | Wait:
         lost = self._desk.control.lost_groups
-        return Groups(pack(np.array(lost, dtype=np.int64))) if lost else None
+        return Groups(pack(np.array(lost, dtype=np.int64))) if lost else Wait.HERE
 
     def _serve_losses(self) -> None:
         self._losses.serve()
@@ -302,10 +303,12 @@ class Controller(Service):
             self._note(log.RowsGone(unit.number, pack(lacking)))
             self._take_loss(control.lose(unit.number, lacking))
             stored = control.stored(unit.number)
-        unit.rows, unit.bytes = len(stored), sum(map(self._desk.stock.size, stored))
+        here = [*stored, *self._puts.on_their_way(unit.number)]
+        unit.rows, unit.bytes = len(here), sum(map(self._desk.stock.size, here))
+        unit.unknown = listed.unknown
         pending = {RowId(*part[:2]) for part in listed.parts if self._puts.awaits(RowId(*part[:2]))}
         self._settle_strange(unit, listed, stored, pending)
-        self._describe(unit, [part for part in listed.unknown if RowId(*part[:2]) in stored], stored)
+        self._desk.describe([unit.number], [*stored])
         self._puts.found(unit.number, list(pending))
         self._claims.serve()
         self._puts.serve()
@@ -327,20 +330,6 @@ class Controller(Service):
                 gone.add(row)
         self._desk.units.settle([unit.number], parts=lost, rows=gone)
 
-    def _describe(self, unit: KnownUnit, parts: Sequence[PartId], stored: StoredParts) -> None:
-        """A unit that was started anew learns what lies in the parts that outlasted it."""
-        if not parts:
-            return
-        tags, rows, runs = [], [], []
-        for part in parts:
-            row = RowId(*part[:2])
-            columns = list(stored[row].get(part.tag, ()))
-            lengths = self._desk.control.facts(row).lengths
-            tags.append(part.tag)
-            rows.append(row)
-            runs.append(Run(1, columns, pack(np.array([lengths[column] for column in columns], dtype=np.int64))))
-        self._desk.units.send(unit.number, Describe(pack(np.array(tags, dtype=np.int64)), pack(rows), runs))
-
     def _on_unit_died(self, unit: KnownUnit) -> None:
         self._note(log.UnitGone(unit.number))
         self._take_loss(self._desk.control.lose(unit.number))
@@ -356,12 +345,15 @@ class Controller(Service):
 
     def _note(self, change: Change) -> None:
         self._journal.append(change)
-        if self._journal.is_long:
-            self._begin_journal()
+        if self._journal.is_long and not self._replacing:
+            self._replacing = True
+            # not now: the change is written before it is made, so half of this moment's state is that before it
+            self._timers.at(self._server.now, self._begin_journal)
 
     def _begin_journal(self) -> None:
         """Replace the journal by one of this moment."""
         desk = self._desk
+        self._replacing = False
         self._journal.replace(Base(self._specs, desk.control.export(), desk.closed), list(self._open_ends()))
 
     def _open_ends(self) -> Iterator[Change]:
@@ -386,7 +378,10 @@ class Controller(Service):
             desk.stock.add([record.id], [sizes[record.id]], record.units)
         for pending in found.pending.values():
             self._puts.restore(pending, part_bytes(desk.codec, pending.record.request.runs))
-        for ticket, answer in found.answers.items():
+        named = {number for pending in found.pending.values() for number in pending.record.units}
+        for gone in sorted(named.difference(found.units.values())):
+            self._puts.lose_unit(gone)
+        for ticket, answer in (self._claims.answers(leases) | found.answers).items():
             self._server.recall(ticket, answer)
         for client, limit_s in found.watched.items():
             self._watch(client, limit_s)

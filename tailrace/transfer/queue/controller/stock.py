@@ -34,6 +34,12 @@ class Stock:
         for number in units:
             self._count(number, 0, nbytes)
 
+    def forsake(self, rows: Sequence[RowId], number: int) -> None:
+        """A unit counts no more as having these rows, which others have."""
+        for row in rows:
+            self._count(number, -1, -self._sizes[row])
+        self._units.settle([number], rows=rows)
+
     def leave(self, rows: Mapping[RowId, Collection[int]]) -> None:
         """Rows that left the queue, with the units that store them."""
         by_units: dict[tuple[int, ...], list[RowId]] = {}

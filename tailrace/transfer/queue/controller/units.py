@@ -46,6 +46,8 @@ class KnownUnit:
     rows: int = 0
     bytes: int = 0
     """Of the rows that it has, as far as the controller knows."""
+    unknown: set[PartId] = field(default_factory=set)
+    """Parts in its storage that it cannot tell the cells of, and that were not described to it."""
     deadline: Timer | None = None
     settle: Timer | None = None
     lost_parts: list[PartId] = field(default_factory=list)
@@ -90,6 +92,8 @@ class Units:
         self._died = died
         self._units: dict[int, KnownUnit] = {}
         self._names: dict[str, KnownUnit] = {}
+        self._next = 0
+        """The number of the next unit: another one than of any that has died, which clients may still take for it."""
 
     def get(self, number: int) -> KnownUnit | None:
         """The unit with this number, if there is one."""
@@ -122,7 +126,7 @@ class Units:
             self._retire(unit, lasting=message.lasting)
             unit = self._names.get(message.name)
         if unit is None:
-            unit = self._add(max(self._units, default=-1) + 1, message.name)
+            unit = self._add(self._next, message.name)
             self._named(unit)
         if not unit.expected:  # one that comes back and never says what it has is not waited for any longer
             self._watch(unit)
@@ -179,6 +183,7 @@ class Units:
 
     def _add(self, number: int, name: str) -> KnownUnit:
         unit = self._units[number] = self._names[name] = KnownUnit(number, name)
+        self._next = max(self._next, number + 1)
         return unit
 
     def _watch(self, unit: KnownUnit) -> None:

@@ -40,6 +40,11 @@ class Patience:
     doubt_s: float = 1.0
     """Seconds without a sign of life after which a client asks whether the server is still there, see `Doubts`."""
 
+    @classmethod
+    def within(cls, limit_s: float) -> "Patience":
+        """One that sends a request several times before it gives it up: a server may have been started anew."""
+        return cls(limit_s=limit_s, retry_s=limit_s / 6, max_retry_s=limit_s / 2)
+
     @property
     def tick_s(self) -> float:
         """Seconds between looks at what is due."""

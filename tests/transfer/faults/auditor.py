@@ -1,0 +1,95 @@
+"""Who counts what comes out of a queue, and who puts again what it has lost."""
+
+import threading
+from contextlib import suppress
+
+import numpy as np
+
+from tailrace.errors import GroupExists, LeaseError, PeerLost, QueueClosed, QueueTimeout, StaleRowError
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import Claim
+from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tests.transfer.faults.rows import GROUP_SIZE, group, prompt, response
+from tests.transfer.faults.worker import SILENCE_S, TIMEOUT_S
+
+
+class Auditor:
+    """Consumes what the others have made, and knows what it has seen."""
+
+    def __init__(self, address: QueueAddress) -> None:
+        self._queue = SyncQueue(address, name="auditor", timeout_s=TIMEOUT_S, limit_s=SILENCE_S)
+        self.groups: set[int] = set()
+        """Whose rows were acked."""
+        self.doubtful: set[int] = set()
+        """The controller was killed before it said whether it took the ack; the journal knows."""
+
+    def audit(self) -> bool:
+        """Check a group and ack it; whether that went well."""
+        try:
+            claim = self._queue.claim("audit")
+            group_id = _check(claim)
+        except PeerLost:
+            return False
+        assert group_id not in self.groups, f"group {group_id} came again after its ack"
+        try:
+            self._queue.ack(claim, {row.id: {} for row in claim.rows})
+        except (LeaseError, StaleRowError):
+            return False  # lost, or too late: it comes again
+        except PeerLost:
+            self.doubtful.add(group_id)
+            return False
+        self.groups.add(group_id)
+        return True
+
+    def close(self) -> None:
+        """Hang up."""
+        self._queue.__exit__(None, None, None)
+
+
+def _check(claim: Claim) -> int:
+    """The group of a claim, all of whose rows are as they must be."""
+    first = claim.rows[0].group_id * GROUP_SIZE
+    assert sorted(row.order for row in claim.rows) == list(range(first, first + GROUP_SIZE))
+    for row in claim.rows:
+        wanted = prompt(row.order)
+        np.testing.assert_array_equal(row.cells["prompt_ids"], wanted)
+        np.testing.assert_array_equal(row.cells["response_ids"], response(wanted))
+    return claim.rows[0].group_id
+
+
+class Feeder:
+    """Puts lost groups again, in a thread, until the queue is closed."""
+
+    def __init__(self, address: QueueAddress) -> None:
+        self._address = address
+        self.lost: list[int] = []
+        """Groups, each time that one was lost."""
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._feed, name="feeder", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """After the queue was closed."""
+        self._thread.join(TIMEOUT_S)
+        assert not self._thread.is_alive()
+        if self._failure is not None:
+            raise self._failure
+
+    def _feed(self) -> None:
+        with SyncQueue(self._address, name="feeder", timeout_s=TIMEOUT_S, limit_s=SILENCE_S) as queue:
+            try:
+                while True:
+                    self._put_lost(queue)
+            except QueueClosed:
+                return
+            except BaseException as error:
+                self._failure = error
+
+    def _put_lost(self, queue: SyncQueue) -> None:
+        try:
+            for group_id in queue.lost_groups():
+                self.lost.append(group_id)
+                with suppress(GroupExists):  # its producer, started again, was quicker
+                    queue.put(group(group_id))
+        except (PeerLost, QueueTimeout):
+            return  # asked again

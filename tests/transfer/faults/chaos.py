@@ -1,0 +1,156 @@
+"""A queue whose processes are killed at random, with producers and consumers that are, too, and one that counts.
+
+    producers ──prompts──▶ queue ──work──▶ consumers ──responses──▶ queue ──audit──▶ Auditor: each row once, and right
+                             └──lost groups──▶ Feeder: puts them again
+
+A moment to kill at is a number of groups that have been audited: nothing here waits for time to pass.
+"""
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tailrace.errors import PeerLost
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.controller.journal import Acked, Base, Change, Journal, Leased, Reserved
+from tailrace.transfer.queue.look import greet, look
+from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.wire.calls import Call, Operation, ask, endpoint
+from tailrace.transfer.queue.wire.messages import Inventory, Parts, row_ids, unpack
+from tailrace.transfer.queue.wire.sync import SyncClient
+from tests.transfer.faults.auditor import Auditor, Feeder
+from tests.transfer.faults.worker import TIMEOUT_S
+from tests.transfer.faults.workers import Workers
+
+CONTROLLER = "controller"
+UNITS = ("unit-0", "unit-1")
+WORKERS = {
+    "producer-0": "produce 0 {groups} 2",
+    "producer-1": "produce 1 {groups} 2",
+    "consumer-0": "consume",
+    "consumer-1": "consume",
+}
+VICTIMS = (*WORKERS, *WORKERS, CONTROLLER, CONTROLLER, *UNITS)
+"""Those that cost more to start again are killed less often."""
+
+
+class Chaos:
+    """All of it, and the hand that kills."""
+
+    def __init__(self, processes: QueueProcesses, workers: Workers, seed: int) -> None:
+        self._processes = processes
+        self._workers = workers
+        self._random = random.Random(seed)
+        self._killed: dict[str, int] = {}
+        """The last process of the queue that was killed, by name."""
+        self._journals: list[Path] = []
+        self.deaths: Counter[str] = Counter()
+        """By name."""
+        self.auditor = Auditor(processes.address)
+        self.feeder = Feeder(processes.address)
+
+    def round(self, *, units_may_die: Callable[[], bool] = lambda: True) -> None:
+        """Kill somebody after some more groups."""
+        self._audit(self._random.randint(0, 4))
+        victim = self._random.choice([name for name in VICTIMS if self._is_there(name)])
+        if victim in UNITS and not units_may_die():
+            victim = CONTROLLER if self._is_there(CONTROLLER) else "producer-0"
+        self._kill(victim)
+
+    def end(self, groups: int) -> None:
+        """Audit what is left, check that it was all and that nothing is left of it, and close the queue."""
+        while len(self.auditor.groups | self.auditor.doubtful) < groups:
+            self.auditor.audit()
+        address = self._processes.address
+        stats = look(address, name="test", limit_s=TIMEOUT_S)
+        assert (stats.rows, stats.bytes, stats.lost_groups, stats.blocked_puts) == (0, 0, 0, 0)
+        assert [(unit.rows, unit.bytes) for unit in stats.units if unit.alive] == [(0, 0), (0, 0)]
+        until(lambda: not any(self._inventories()))
+        with SyncQueue(address, name="test") as queue:
+            queue.close()
+        self.feeder.join()
+        self.auditor.close()
+        self._keep_journal()
+
+    def acks(self) -> Counter[tuple[str, RowId, int]]:
+        """What the journals of all controllers say was acked: task, row and the row's order."""
+        return _acks(record for path in self._journals for record in Journal(path).records())
+
+    def all_rows_are_on_both_units(self) -> bool:
+        """Whether either may die now and no row with it."""
+        try:
+            stats = look(self._processes.address, name="test", limit_s=1.0)
+        except PeerLost:
+            return False
+        return [unit.rows for unit in stats.units if unit.alive] == [stats.rows] * 2
+
+    def _audit(self, groups: int) -> None:
+        while groups > 0:
+            groups -= self.auditor.audit()
+
+    def _kill(self, victim: str) -> None:
+        self.deaths[victim] += 1
+        if victim in WORKERS:
+            self._workers.kill(victim)
+            return
+        if victim == CONTROLLER:
+            self._keep_journal()
+        self._killed[victim] = self._processes.pids[victim]
+        os.kill(self._killed[victim], signal.SIGKILL)
+
+    def _is_there(self, victim: str) -> bool:
+        """Whether another process has taken the place of the one that was killed."""
+        return victim in WORKERS or self._processes.pids[victim] != self._killed.get(victim)
+
+    def _keep_journal(self) -> None:
+        """Give the controller's file a second name, since the next controller begins another."""
+        journal = self._processes.connection.with_name("journal")
+        self._journals.append(journal.with_name(f"journal-{len(self._journals)}"))
+        os.link(journal, self._journals[-1])
+
+    def _inventories(self) -> list[bytes]:
+        """What is stored by each unit."""
+        address = self._processes.address
+        units = greet(address, name="test", limit_s=TIMEOUT_S).units
+        with SyncClient("test", address.token) as client:
+            return [client.run(_inventory(endpoint(unit))).parts for unit in units]
+
+
+@contextmanager
+def chaos(processes: QueueProcesses, *, groups: int, seed: int) -> Iterator[Chaos]:
+    """Everything running; the producers share `groups`."""
+    roles = {name: words.format(groups=groups) for name, words in WORKERS.items()}
+    with Workers(processes.connection, roles) as workers:
+        yield Chaos(processes, workers, seed)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Ask until it is so, which takes a moment."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not come about"
+
+
+def _inventory(to: str) -> Operation[Parts]:
+    return (yield from ask(Call(to, Inventory()), Parts))
+
+
+def _acks(records: Iterable[Base | Change]) -> Counter[tuple[str, RowId, int]]:
+    orders: dict[RowId, int] = {}
+    tasks: dict[int, str] = {}
+    acks: Counter[tuple[str, RowId, int]] = Counter()
+    for record in records:
+        match record:
+            case Reserved(rows=rows, request=request):
+                orders |= zip(row_ids(rows), unpack(request.rows, 3)[:, 2].tolist(), strict=True)
+            case Leased(lease_id=lease_id, task=task):
+                tasks[lease_id] = task
+            case Acked(request=ack):
+                acks.update((tasks[ack.lease_id], row, orders[row]) for row in row_ids(ack.rows))
+    return acks

@@ -1,0 +1,35 @@
+"""The rows of these tests: what is in each follows from its number, and its response from its prompt."""
+
+import numpy as np
+
+from tailrace.config.queue_table import TableConfig, TaskConfig, WholeGroupsConfig
+from tailrace.transfer.queue.base import NewRow
+from tailrace.types import IntArray
+
+GROUP_SIZE = 4
+TABLE = TableConfig(
+    tasks=(
+        TaskConfig(name="work", reads=("prompt_ids",), writes=("response_ids",)),
+        TaskConfig(name="audit", reads=("prompt_ids", "response_ids"), policy=WholeGroupsConfig()),
+    )
+)
+
+
+def prompt(order: int) -> IntArray:
+    """Of a row; those of every fourth group are long enough for shared memory."""
+    tokens = 4096 if order // GROUP_SIZE % 4 == 0 else 8
+    return np.arange(tokens, dtype=np.int64) + order
+
+
+def response(prompt_ids: IntArray) -> IntArray:
+    """What `work` writes."""
+    return 3 * prompt_ids[::-1] + 1
+
+
+def group(group_id: int) -> list[NewRow]:
+    """The rows of a group."""
+    orders = range(group_id * GROUP_SIZE, (group_id + 1) * GROUP_SIZE)
+    return [
+        NewRow(group_id=group_id, group_size=GROUP_SIZE, order=order, cells={"prompt_ids": prompt(order)})
+        for order in orders
+    ]

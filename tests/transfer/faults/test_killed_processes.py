@@ -1,0 +1,95 @@
+"""Processes are killed at random moments, and every row is consumed exactly once.
+
+Whenever one dies, operations are under way: puts between Admit and Write, claims that are in the journal and not yet
+answered, outputs that are written and not acked. Each kind of storage has rounds of its own.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tailrace.config.transfer import ArenaStorageConfig, RedisStorageConfig, ServiceQueueConfig, StorageConfig
+from tailrace.transfer.queue import processes as module
+from tailrace.transfer.queue.processes import QueueProcesses
+from tests.transfer.faults.chaos import UNITS, Chaos, chaos
+from tests.transfer.faults.rows import GROUP_SIZE, TABLE
+from tests.transfer.faults.worker import SILENCE_S
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A directory in memory, in which nothing is left."""
+    with TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Path(directory)
+        assert list(Path(directory).iterdir()) == []
+
+
+@pytest.fixture(autouse=True)
+def _as_many_deaths_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_DEATHS", 10**6)
+
+
+def settings(storage: StorageConfig, *, replicas: int = 1, unit_limit_s: float = 20.0) -> ServiceQueueConfig:
+    """`unit_limit_s`: long, so that a unit that is only slow to start again does not count as dead."""
+    return ServiceQueueConfig(
+        storage=storage,
+        replicas=replicas,
+        max_rows=12 * GROUP_SIZE,
+        lease_s=3 * SILENCE_S,
+        unit_limit_s=unit_limit_s,
+    )
+
+
+def check(hand: Chaos, groups: int) -> None:
+    """Audit what is left; every row was acked once by each task that it was handed to, and audited once in all."""
+    hand.end(groups)
+    acks = hand.acks()
+    assert set(acks.values()) == {1}
+    audited = Counter(order for task, _, order in acks if task == "audit")
+    assert audited == Counter(range(groups * GROUP_SIZE))
+    assert {order for task, _, order in acks if task == "work"} == set(audited)
+
+
+def test_rows_outlive_all_but_their_unit_and_groups_that_died_with_it_are_put_again(
+    tmp_path: Path, shared: Path
+) -> None:
+    rounds = 90
+    storage = ArenaStorageConfig(directory=str(shared))
+    with (
+        QueueProcesses(settings(storage, unit_limit_s=2 * SILENCE_S), TABLE, tmp_path) as processes,
+        chaos(processes, groups=4 * rounds, seed=1) as hand,
+    ):
+        for _ in range(rounds):
+            hand.round()
+        check(hand, 4 * rounds)
+        assert hand.feeder.lost
+
+
+def test_no_group_is_lost_with_a_unit_when_there_are_two_of_each_row(tmp_path: Path, shared: Path) -> None:
+    rounds = 60
+    storage = ArenaStorageConfig(directory=str(shared))
+    with (
+        QueueProcesses(settings(storage, replicas=2), TABLE, tmp_path) as processes,
+        chaos(processes, groups=4 * rounds, seed=2) as hand,
+    ):
+        for _ in range(rounds):
+            hand.round(units_may_die=hand.all_rows_are_on_both_units)
+        check(hand, 4 * rounds)
+        assert hand.feeder.lost == []
+        assert any(hand.deaths[unit] for unit in UNITS)
+
+
+def test_no_group_is_lost_with_a_unit_whose_storage_lasts(tmp_path: Path, redis_url: str) -> None:
+    rounds = 60
+    with (
+        QueueProcesses(settings(RedisStorageConfig(url=redis_url)), TABLE, tmp_path) as processes,
+        chaos(processes, groups=4 * rounds, seed=3) as hand,
+    ):
+        for _ in range(rounds):
+            hand.round()
+        check(hand, 4 * rounds)
+        assert hand.feeder.lost == []
+        assert any(hand.deaths[unit] for unit in UNITS)

@@ -1,0 +1,33 @@
+"""A consumer that is stopped with rows in its hands keeps nobody from anything, and its rows come back."""
+
+import os
+import signal
+from pathlib import Path
+
+from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.transfer.queue.look import look
+from tailrace.transfer.queue.processes import QueueProcesses
+from tests.transfer.faults.auditor import Auditor
+from tests.transfer.faults.chaos import until
+from tests.transfer.faults.rows import TABLE
+from tests.transfer.faults.worker import TIMEOUT_S
+from tests.transfer.faults.workers import Workers
+
+GROUPS = 20
+
+
+def test_rows_of_a_stopped_consumer_go_to_another_and_its_late_ack_is_refused(tmp_path: Path) -> None:
+    with (
+        QueueProcesses(ServiceQueueConfig(), TABLE, tmp_path) as processes,
+        Workers(processes.connection, {"producer": f"produce {GROUPS}", "stopped": "stop"}) as workers,
+    ):
+        until(lambda: look(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"].leased == 1)
+        workers.start("consumer", "consume")
+        auditor = Auditor(processes.address)
+        while len(auditor.groups) < GROUPS:
+            auditor.audit()
+        auditor.close()
+        work = look(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"]
+        assert (work.expired, work.leased) == (1, 0)
+        os.kill(workers.pids["stopped"], signal.SIGCONT)
+        until(lambda: not workers.is_alive("stopped"))

@@ -1,0 +1,68 @@
+"""The producers and consumers that are killed, as the test sees them."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.transfer.faults.worker import TIMEOUT_S
+
+
+class Workers:
+    """Producers and consumers by name, each started again as it was when it is killed."""
+
+    def __init__(self, connection: Path, roles: dict[str, str]) -> None:
+        self._roles = roles
+        self._errors = connection.with_name("workers.log")
+        self.pids: dict[str, int] = {}
+        with self._errors.open("wb") as errors:
+            self._nursery = subprocess.Popen(
+                [sys.executable, "-m", "tests.transfer.faults.worker", str(connection)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                bufsize=1,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        for name in self._roles:
+            self._start(name)
+        return self
+
+    def is_alive(self, name: str) -> bool:
+        """Whether a worker has not ended yet."""
+        return Path(f"/proc/{self.pids[name]}").exists()
+
+    def start(self, name: str, role: str) -> None:
+        """One more."""
+        self._roles[name] = role
+        self._start(name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        self._nursery.stdin.close()
+        self._nursery.stdout.close()
+        self._nursery.wait(TIMEOUT_S)
+        if said := self._errors.read_text():
+            raise AssertionError(f"a worker failed: {said}")
+
+    def kill(self, name: str) -> None:
+        """End a worker where it stands; another one takes its place."""
+        with suppress(ProcessLookupError):  # a producer that has put all; one that failed is told of at the end
+            os.kill(self.pids[name], signal.SIGKILL)
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        assert self._nursery.stdin is not None
+        assert self._nursery.stdout is not None
+        print(self._roles[name], file=self._nursery.stdin, flush=True)
+        self.pids[name] = int(self._nursery.stdout.readline())
