@@ -65,9 +65,12 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
             return queue
         case ServiceQueueConfig():
             processes = await stack.enter_async_context(QueueProcesses(config, table, directory))
-            return await stack.enter_async_context(
+            remote = await stack.enter_async_context(
                 RemoteQueue(processes.address, name="run", timeout_s=config.timeout_s, limit_s=config.client_limit_s)
             )
+            loop = asyncio.get_running_loop()
+            processes.on_given_up(lambda: loop.call_soon_threadsafe(remote.hang_up))
+            return remote
         case RemoteQueueConfig():
             return await _open_remote(config, table, stack)
 

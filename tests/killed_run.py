@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 from typing import Any
+from unittest.mock import patch
 
-from tailrace import pipeline, run_queue
 from tailrace.config.load import parse_config
 from tailrace.events import Event, EventLog
+from tailrace.metrics import step_metrics
 from tailrace.run import train
 from tailrace.trainer.actor import StepResult
 from tailrace.transfer.queue.processes import QueueProcesses
@@ -43,16 +44,17 @@ class Killer(EventLog):
 def main() -> int:
     config, kills = map(json.loads, sys.argv[1:])
     Killer.kills = kills
-    step_metrics = pipeline.step_metrics
 
     def recorded(result: StepResult, seconds: float) -> dict[str, float]:
         trained.append([row.order for row in result.rows])
         return step_metrics(result, seconds)
 
-    run_queue.QueueProcesses = Known  # type: ignore[misc]
-    sys.modules["tailrace.run"].EventLog = Killer  # type: ignore[attr-defined]
-    pipeline.step_metrics = recorded
-    code = train(parse_config(config, source="test"), resume=False)
+    with (
+        patch("tailrace.run_queue.QueueProcesses", Known),
+        patch("tailrace.run.EventLog", Killer),
+        patch("tailrace.pipeline.step_metrics", recorded),
+    ):
+        code = train(parse_config(config, source="test"), resume=False)
     assert not Killer.kills, f"these moments never came: {Killer.kills}"
     print(json.dumps(trained))
     return code

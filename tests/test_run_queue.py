@@ -1,6 +1,8 @@
 """A run's queue is where its configuration says, with the run's table, and may lose processes."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from contextlib import AsyncExitStack
@@ -13,12 +15,14 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, ServiceQueueConfig
-from tailrace.errors import ConfigError, UserError
+from tailrace.errors import ConfigError, QueueError, UserError
 from tailrace.run import train
 from tailrace.run_queue import open_queue, run_table
+from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.table import check_table
 from tests.conftest import TinyModel
 from tests.runs import learned, small_run, steps_of, write_prompts
@@ -58,6 +62,22 @@ async def test_a_service_is_in_processes_of_its_own_for_as_long_as_the_run(tmp_p
         opened = await open_queue(config, TABLE, tmp_path / "queue", stack)
         assert isinstance(opened, RemoteQueue)
         assert [unit.name for unit in (await opened.stats()).units] == ["unit-0"]
+
+
+async def test_nobody_waits_for_a_service_that_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_DEATHS", 0)
+    config = ServiceQueueConfig.model_validate({"units": 1, "storage": {"type": "memory"}, "client_limit_s": 3600.0})
+    starting = QueueProcesses(config, TABLE, tmp_path / "queue")
+    monkeypatch.setattr("tailrace.run_queue.QueueProcesses", lambda *_: starting)
+    with pytest.raises(QueueError, match=r"unit-0 of the queue ended \(SIGKILL.*: given up"):
+        await _claim_while_a_unit_dies(config, starting, tmp_path)
+
+
+async def _claim_while_a_unit_dies(config: ServiceQueueConfig, processes: QueueProcesses, directory: Path) -> None:
+    async with AsyncExitStack() as stack:
+        opened = await open_queue(config, TABLE, directory, stack)
+        os.kill(processes.pids["unit-0"], signal.SIGKILL)
+        await opened.claim("rollout")
 
 
 async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Every admitted row gets a response, and what goes wrong in the engine is seen by the caller."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +16,7 @@ from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
 from tailrace.errors import EngineError
 from tailrace.events import EventLog, read_events
 from tailrace.rollout.worker import RolloutWorker
-from tailrace.transfer.queue.base import NewRow
+from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
@@ -25,8 +26,9 @@ from tailrace.types import Request, TaskSpec
 SINK = TaskSpec(name="sink", reads=ROLLOUT.writes)
 
 
-def make_queue() -> LocalQueue:
-    return LocalQueue([QueueTask(ROLLOUT, WholeGroups(2)), QueueTask(SINK, FirstIn(100))], LocalQueueConfig())
+def make_queue(clock: Callable[[], float] = time.monotonic) -> LocalQueue:
+    tasks = [QueueTask(ROLLOUT, WholeGroups(2)), QueueTask(SINK, FirstIn(100))]
+    return LocalQueue(tasks, LocalQueueConfig(), clock=clock)
 
 
 def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog) -> RolloutWorker:
@@ -35,6 +37,10 @@ def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog) -> Rollout
 
     sampling = SamplingConfig(max_new_tokens=9)
     return RolloutWorker(queue, engine, sampling, decode, log, samples_per_step=8)
+
+
+def in_hand(engine: FakeEngine) -> int:
+    return engine.stats().waiting + engine.stats().running
 
 
 def rows(groups: range) -> list[NewRow]:
@@ -104,3 +110,31 @@ async def test_a_cancelled_worker_leaves_nothing_in_the_engine(log: EventLog, ex
     assert (engine.stats().waiting, engine.stats().running) == (0, 0)
     stats = (await queue.stats()).tasks["rollout"]
     assert (stats.ready, stats.leased) == (8, 0)
+
+
+async def test_rows_that_come_again_while_they_are_generated_get_one_response(
+    log: EventLog, executor: ThreadPoolExecutor
+) -> None:
+    now = 0.0
+    queue = make_queue(lambda: now)
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(50))
+    await engine.pause_generation()
+    async with asyncio.TaskGroup() as running:
+        running.create_task(make_worker(queue, engine, log).run())
+        await queue.put(rows(range(2)))
+        while in_hand(engine) < 8:
+            await asyncio.sleep(0)
+        now = 3600.0
+        await queue.nack(Claim(lease_id=0, lease_s=0.0, task="rollout", rows=()))  # leases have ended
+        while in_hand(engine) < 16:
+            await asyncio.sleep(0)
+        await engine.resume_generation()
+        received: list[int] = []
+        while len(received) < 8:
+            received += [row.order for row in (await queue.claim("sink")).rows]
+        await queue.close()
+    assert sorted(received) == list(range(8))
+    assert in_hand(engine) == 0
+    events = read_events(log.path)
+    assert len([event for event in events if event.task == "sample"]) == 8
+    assert sorted(event.info.get("void", False) for event in events if event.task == "rollout") == [False, True]

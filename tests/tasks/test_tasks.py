@@ -105,3 +105,28 @@ async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log
         await ReferenceTask(queue, log, wrong_dtype, **COMMON).run()
     assert caught.group_contains(ColumnError, match="ref_log_probs")
     assert (await queue.stats()).tasks["reference"].ready == 1
+
+
+async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(log: EventLog) -> None:
+    spec = TaskSpec(name="reference", reads=("response",), writes=("ref_log_probs",))
+    now = 0.0
+    queue = LocalQueue(
+        [QueueTask(spec, FirstIn(1)), QueueTask(TaskSpec(name="sink", reads=("ref_log_probs",)), FirstIn(1))],
+        LocalQueueConfig(),
+        clock=lambda: now,
+    )
+    made: list[float] = []
+
+    async def slow_at_first(claim: Claim) -> list[FloatArray]:
+        nonlocal now
+        now += 0.0 if made else 3600.0
+        made.append(now)
+        return [np.full(1, len(made), np.float32)]
+
+    async with asyncio.TaskGroup() as running:
+        running.create_task(ReferenceTask(queue, log, slow_at_first, **COMMON).run())
+        await queue.put([NewRow(group_id=0, group_size=1, order=0, cells={"response": "x"})])
+        claim = await queue.claim("sink")
+        await queue.close()
+    assert claim.rows[0].cells["ref_log_probs"] == [2.0]
+    assert [event.info for event in read_events(log.path)] == [{"void": True}, {}]

@@ -17,7 +17,7 @@ from tailrace.config.transfer import LocalQueueConfig
 from tailrace.events import EventLog
 from tailrace.trainer.actor import Actor, StepResult, train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
-from tailrace.transfer.queue.base import NewRow, Row, RowId
+from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
@@ -94,7 +94,12 @@ class Bench:
 
     def __init__(self, log: EventLog, executor: ThreadPoolExecutor, *, tokens: int | None, mini: int) -> None:
         self.trainer = RecordingTrainer()
-        self.queue = LocalQueue([QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))], LocalQueueConfig())
+        self.now = 0.0
+        self.queue = LocalQueue(
+            [QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))],
+            LocalQueueConfig(),
+            clock=lambda: self.now,
+        )
         self.commits = 0
         self.actor = Actor(
             self.queue,
@@ -107,11 +112,17 @@ class Bench:
         )
 
     async def count(self, result: StepResult) -> None:
-        assert (await self.queue.stats()).rows == 0
+        stats = (await self.queue.stats()).tasks["actor"]
+        assert stats.waiting + stats.ready + stats.leased == len(self.actor.unacked)
         self.commits += 1
 
     def update(self) -> asyncio.Task[Any]:
         return asyncio.create_task(self.actor.update(0, on_commit=self.count))
+
+    async def lose_claims(self) -> None:
+        """Every lease ends, and its rows are ready again."""
+        self.now += 3600.0
+        await self.queue.nack(Claim(lease_id=0, lease_s=0.0, task="actor", rows=()))
 
 
 async def test_one_optimizer_step_trains_on_the_whole_batch(log: EventLog, executor: ThreadPoolExecutor) -> None:
@@ -180,6 +191,60 @@ async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
         await update
     assert bench.trainer.applied == [list(range(SAMPLES))]
     assert ((await bench.queue.stats()).rows, bench.commits) == (0, 1)
+
+
+@pytest.mark.parametrize("mini", [SAMPLES, 4])
+async def test_rows_that_come_again_within_an_update_are_in_it_once(
+    log: EventLog, executor: ThreadPoolExecutor, mini: int
+) -> None:
+    bench = Bench(log, executor, tokens=5, mini=mini)
+    await bench.queue.put(rows(0))
+    update = bench.update()
+    while not (stats := await bench.queue.stats()).tasks["actor"].claims or not stats.tasks["actor"].leased:
+        await asyncio.sleep(0)
+    await bench.lose_claims()
+    await bench.queue.put(rows(1))
+    result = await update
+    assert [order for applied in bench.trainer.applied for order in applied] == list(range(SAMPLES))
+    assert [row.order for row in result.rows] == list(range(SAMPLES))
+    assert ((await bench.queue.stats()).rows, bench.actor.unacked, bench.commits) == (0, set(), 1)
+
+
+@pytest.mark.parametrize("tokens", [None, 5])
+async def test_rows_that_come_again_after_their_update_are_acked_without_another(
+    log: EventLog, executor: ThreadPoolExecutor, tokens: int | None
+) -> None:
+    bench = Bench(log, executor, tokens=tokens, mini=SAMPLES)
+    await bench.queue.put(rows(0) + rows(1))
+    bench.trainer.let_go.clear()
+    update = bench.update()
+    while not bench.trainer.applying.is_set():
+        await asyncio.sleep(0)
+    await bench.lose_claims()
+    bench.trainer.let_go.set()
+    await update
+    assert bench.actor.unacked == set(range(SAMPLES))
+    await bench.queue.put(rows(2) + rows(3))
+    result = await bench.update()
+    assert bench.trainer.applied == [list(range(SAMPLES)), list(range(SAMPLES, 2 * SAMPLES))]
+    assert [row.order for row in result.rows] == list(range(SAMPLES, 2 * SAMPLES))
+    assert ((await bench.queue.stats()).rows, bench.actor.unacked, bench.commits) == (0, set(), 2)
+
+
+async def test_rows_that_came_again_are_not_consumed_by_an_update_that_is_cancelled(
+    log: EventLog, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(log, executor, tokens=5, mini=SAMPLES)
+    await bench.queue.put(rows(0))
+    update = bench.update()
+    while not bench.trainer.pending:
+        await asyncio.sleep(0)
+    await bench.lose_claims()
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    assert (await bench.queue.stats()).tasks["actor"].ready == 4
+    assert (bench.trainer.applied, bench.actor.unacked) == ([], set())
 
 
 @pytest.mark.parametrize(("reward", "mask"), [(float("nan"), [0, 0]), (0.0, [1, 1])])

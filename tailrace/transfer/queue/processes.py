@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -79,6 +79,7 @@ class QueueProcesses:
         self._address: QueueAddress | None = None
         self._ready = threading.Event()
         self._failure: TailraceError | None = None
+        self._on_given_up: Callable[[], object] | None = None
         self._wake, self._waker = socket.socketpair()
         self._thread = threading.Thread(target=self._supervise, name="queue processes", daemon=True)
 
@@ -149,6 +150,10 @@ class QueueProcesses:
         """Until `stop`, or until the queue is given up; `__exit__` says which."""
         self._thread.join()
 
+    def on_given_up(self, then: Callable[[], object]) -> None:
+        """Have `then` called in the thread of the processes, before they are ended, when the queue is given up."""
+        self._on_given_up = then
+
     def _check_started(self) -> None:
         if self._failure is not None:
             self._join()
@@ -179,6 +184,8 @@ class QueueProcesses:
                     raise QueueError("the queue was stopped while it started")
             except TailraceError as error:
                 self._failure = error
+                if self._on_given_up is not None:
+                    self._on_given_up()
             except OSError as error:
                 self._failure = UserError(f"the queue's directory {self._directory} cannot be used: {error.strerror}")
 

@@ -320,6 +320,20 @@ def test_a_blocking_client_holds_its_claim_by_a_thread(tmp_path: Path) -> None:
         assert other.claim("rollout", timeout=LIMIT_S).rows[0].id == claim.rows[0].id, "it was given back"
 
 
+async def test_a_client_that_is_cancelled_while_it_hangs_up_leaves_nothing_open(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        queue = RemoteQueue(served.address, name="tester")
+        async with queue:
+            await queue.stats()
+            leaving = asyncio.create_task(queue.__aexit__(None, None, None))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            with pytest.raises(QueueClosed):
+                await queue.stats()
+
+
 async def test_a_client_that_leaves_gives_its_rows_back_before_the_lease_ends(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         async with asyncio.timeout(LIMIT_S), RemoteQueue(served.address, name="next") as queue:

@@ -138,6 +138,10 @@ class RemoteQueue(TransferQueue):
         """See `TransferQueue.close`. For all of its clients; to hang up alone, leave the block."""
         await self._run(operations.close(self._session))
 
+    def hang_up(self) -> None:
+        """The queue's processes are no more: whatever waits for them, now or later, raises QueueClosed."""
+        self._client.close()
+
     def _limit(self, timeout: float | None) -> float:
         return self._timeout_s if timeout is None else timeout
 
