@@ -8,7 +8,6 @@ from tailrace.errors import ColumnError, QueueError
 from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.types import TaskSpec, Value, WeightVersion
 
-
 _MAX_SOUND = 1024
 
 
