@@ -75,7 +75,7 @@ class Memory:
             WireError: it names what did not come.
         """
         if cells.pin is None:
-            return [_frame(frame) for frame in frames]
+            return [frame_memory(frame) for frame in frames]
         pin = _Pin()
         self._hold(endpoint(unit), cells.pin, pin)
         return [self._anchored(self._map(unit, name), pin) for name in cells.segments]
@@ -126,7 +126,7 @@ def _let_go(pin: _Pin) -> None:
     """An anchor has gone, and its hold of the pin with it."""
 
 
-def _frame(frame: Buffer) -> memoryview:
+def frame_memory(frame: Buffer) -> memoryview:
     """A frame as memory that begins at a multiple of 8, so that arrays in it do: small ones may have to be copied."""
     array = np.frombuffer(frame, np.uint8)
     return (array.copy() if array.ctypes.data % 8 else array).data.toreadonly()

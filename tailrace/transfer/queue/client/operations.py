@@ -16,7 +16,7 @@ from tailrace.errors import PeerLost, StaleRowError, StorageFull, TailraceError,
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import NewRow, QueueStats, Row, RowId
 from tailrace.transfer.queue.client.batch import Batch
-from tailrace.transfer.queue.client.reading import Wanted, read
+from tailrace.transfer.queue.client.reading import Found, Wanted, read, said
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.writing import Writing, write
 from tailrace.transfer.queue.schema import check_limit, check_outputs, oldest_version
@@ -46,6 +46,8 @@ from tailrace.transfer.queue.wire.messages import (
 )
 from tailrace.types import Value, WeightVersion
 
+SMALL_BYTES = 8 * 2**10
+"""A put of so many bytes at the most goes to the controller, cells and all."""
 _PASSING = (PeerLost, StaleRowError, StorageFull)
 """Errors of units that another try may not meet."""
 
@@ -63,10 +65,16 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
     versions = _versions(row.cells for row in rows)
     not_before = max(0, *(row.not_before for row in rows))
     tries = session.tries(timeout)
-    admitted: Admitted | None = None
+    cells = b"".join(batch.frames) if batch.nbytes <= SMALL_BYTES else None
     while True:
-        admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s)
-        admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
+        admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s, cells)
+        try:
+            admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
+        except (StaleRowError, StorageFull) as unwritten:
+            yield from tries.again(unwritten)  # the controller could not write the cells, and has withdrawn the rows
+            continue
+        if cells is not None and not admitted.units:
+            return row_ids(admitted.rows)
         withdraw = Call(session.controller, Withdraw(admitted.rows, groups))
         error = yield from _write_new(session, admitted, batch, withdraw)
         if error is None:
@@ -125,8 +133,7 @@ def _rows(session: Session, claimed: Claimed, otherwise: Sequence[Call]) -> Oper
     if not len(units) == count == (len(tags) if columns else count):
         raise WireError(f"got the units of {len(units)} rows and the tags of {len(tags)}, expected those of {count}")
     cells: list[dict[str, Value]] = [{} for _ in range(count)]
-    wanted = Wanted(records[:, :2], units, columns, tags)
-    for found in (yield from read(session, wanted, otherwise=otherwise)) if columns else ():
+    for found in (yield from _find(session, claimed, Wanted(records[:, :2], units, columns, tags), otherwise)):
         values = [
             session.codec.read_column(column, found.memories, found.places[:, place], found.lengths[:, place])
             for place, column in enumerate(columns)
@@ -137,6 +144,15 @@ def _rows(session: Session, claimed: Claimed, otherwise: Sequence[Call]) -> Oper
         Row(id=RowId(slot, generation), group_id=group_id, order=order, cells=own, units=tuple(u for u in of if u >= 0))
         for (slot, generation, group_id, order), own, of in zip(records.tolist(), cells, units.tolist(), strict=True)
     )
+
+
+def _find(session: Session, claimed: Claimed, wanted: Wanted, otherwise: Sequence[Call]) -> Operation[list[Found]]:
+    """The cells of claimed rows: said, or read."""
+    if not wanted.columns:
+        return []
+    if claimed.cells is None:
+        return (yield from read(session, wanted, otherwise=otherwise))
+    return [said(claimed.cells, wanted)]
 
 
 def ack(

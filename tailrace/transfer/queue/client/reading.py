@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError
+from tailrace.transfer.queue.client.memory import frame_memory
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.wire.calls import Call, Operation, Step, endpoint, expect
 from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import NO_UNIT, Cells, Read, Unit, pack, unpack
+from tailrace.transfer.queue.wire.messages import NO_UNIT, Cells, Inline, Read, Unit, pack, unpack
 from tailrace.types import IntArray
 
 
@@ -74,6 +75,20 @@ def read(session: Session, wanted: Wanted, *, otherwise: Sequence[Call] = ()) ->
         if not left.size:
             return found
     raise error
+
+
+def said(cells: Inline, wanted: Wanted) -> Found:
+    """Wanted cells that the controller knew.
+
+    Raises:
+        WireError: they are not what was asked for.
+    """
+    shape = (len(wanted.rows), len(wanted.columns))
+    lengths, starts = unpack(cells.lengths, 1), unpack(cells.starts, 1)
+    if not len(lengths) == len(starts) == shape[0] * shape[1]:
+        raise WireError(f"got {len(lengths)} cells in {len(starts)} places, asked for {shape[0]} x {shape[1]}")
+    places = np.column_stack([np.zeros_like(starts), starts]).reshape(*shape, 2)
+    return Found(np.arange(shape[0]), lengths.reshape(shape), places, [frame_memory(cells.data)])
 
 
 def _read_call(session: Session, wanted: Wanted, index: IntArray, unit: Unit) -> Call:

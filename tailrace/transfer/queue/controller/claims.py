@@ -223,6 +223,7 @@ class Claims:
         width = max(map(len, units))
         spec = self._specs[lease.task]
         tags = np.array([control.tags(lease.task, row) for row in lease.rows], dtype=np.int64)
+        cells = None if tags.any() else self._desk.small.read(list(lease.rows), spec.reads)
         return Claimed(
             lease.id,
             self._desk.config.lease_s,
@@ -231,6 +232,7 @@ class Claims:
             width,
             list(spec.reads),
             pack(tags),
+            cells,
         )
 
     def _ended(self, ended: Ended, *, expired: bool) -> None:

@@ -11,6 +11,7 @@ from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.controller.journal import Change
 from tailrace.transfer.queue.controller.lines import Line
+from tailrace.transfer.queue.controller.small import SmallCells
 from tailrace.transfer.queue.controller.stock import Stock
 from tailrace.transfer.queue.controller.timers import Timers
 from tailrace.transfer.queue.controller.units import KnownUnit, Units
@@ -29,6 +30,7 @@ class Desk:
     control: ControlPlane
     units: Units
     stock: Stock
+    small: SmallCells
     timers: Timers
     note: Callable[[Change], None]
     """Write a decision into the journal, before anybody hears of it."""

@@ -22,6 +22,8 @@ class Wait(Enum):
     """It has to wait on, and so have those behind it."""
     ASIDE = "aside"
     """It has to wait on, the others have not."""
+    OVER = "over"
+    """It got what it waited for, and will be answered when that is done."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,6 +95,9 @@ class Line:
                     self.blocked = True
                 case Wait.ASIDE:
                     aside += 1
+                case Wait.OVER:
+                    self._leave(waiter)
+                    served = True
                 case _:
                     self._leave(waiter)
                     self._server.reply(waiter.ticket, answer)

@@ -8,8 +8,21 @@ producer that was started anew: it stands aside until that writing is over, one 
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
-from tailrace.errors import ColumnError, QueueClosed, QueueError, QueueTimeout, StaleRowError
+import msgspec
+
+from tailrace.errors import (
+    ColumnError,
+    PeerLost,
+    QueueClosed,
+    QueueError,
+    QueueTimeout,
+    StaleRowError,
+    TailraceError,
+    WireError,
+)
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.admission import Admission, Admissions, Offer
@@ -25,8 +38,11 @@ from tailrace.transfer.queue.wire.messages import (
     Admit,
     Admitted,
     Answer,
+    Failure,
+    Run,
     Withdraw,
     Withdrawn,
+    Write,
     Written,
     pack,
     row_ids,
@@ -36,6 +52,16 @@ from tailrace.transfer.queue.wire.server import Incoming, Ticket
 
 _LOST = -1
 """The line of groups that are put again."""
+
+
+@dataclass(slots=True, eq=False)
+class Small:
+    """A put whose cells came along with its Admit, and which is answered when they are written."""
+
+    ticket: Ticket
+    cells: bytes
+    error: TailraceError = field(default_factory=lambda: StaleRowError("the units that were to have the rows are gone"))
+    """What its producer is told where they are not."""
 
 
 class Puts:
@@ -211,6 +237,8 @@ class Puts:
         if not rows:
             raise QueueError("got a put of no rows, expected one or more")
         sizes = part_bytes(self._desk.codec, message.runs)
+        if message.cells is not None and len(message.cells) != sum(sizes):
+            raise WireError(f"cells of {sum(sizes)} bytes were announced, and {len(message.cells)} came")
         offer = Offer(rows, message.not_before, self._facts(message, rows), sizes)
         config = self._desk.config
         for name, amount, bound in (
@@ -257,17 +285,42 @@ class Puts:
             return Wait.HERE
         ids = desk.control.reserve(offer.rows)
         units = [unit.number for unit in desk.units.choose(offer.nbytes, desk.config.replicas)]
-        record = log.Reserved(ticket.client, ticket.number, message, pack(ids), units)
+        request = message if message.cells is None else msgspec.structs.replace(message, cells=None)
+        record = log.Reserved(ticket.client, ticket.number, request, pack(ids), units)
         desk.note(record)
-        self._expect(record, offer, ids)
-        return Admitted(record.rows, record.units)
+        if message.cells is None:
+            self._expect(record, offer, ids)
+            return Admitted(record.rows, record.units)
+        self._write(Small(ticket, message.cells), record, offer, ids)
+        return Wait.OVER
 
-    def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId]) -> None:
+    def _write(self, small: "Small", record: log.Reserved, offer: Offer, ids: list[RowId]) -> None:
+        """Write cells that came along, and answer when that has come about."""
+        desk = self._desk
+        self._expect(record, offer, ids, small)
+
+        def then(unit: int, result: Reply | TailraceError) -> None:
+            if isinstance(result, Reply) and isinstance(result.answer, Accepted):
+                self.found(unit, ids)
+            elif ids[0] in self._admissions:
+                if isinstance(result, TailraceError) and not isinstance(result, PeerLost | QueueClosed):
+                    small.error = result
+                self._admissions.withdraw(ids)
+
+        write = Write(0, record.rows, record.request.runs, None, told=True)
+        frames = cut(small.cells, record.request.runs, offer.sizes)
+        for number in record.units:
+            desk.units.send(number, write, frames, partial(then, number))
+
+    def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId], small: "Small | None" = None) -> None:
         desk = self._desk
         desk.stock.add(ids, offer.sizes, record.units)
 
         def done(units: Sequence[int]) -> None:
             desk.note(log.Entered(record.rows, list(units)))
+            if small is not None:
+                desk.server.reply(small.ticket, Admitted(record.rows, []))
+                desk.small.add(ids, offer.facts, offer.sizes, small.cells)
             left = desk.control.enter(ids, offer.rows, offer.facts, units=tuple(units))
             desk.describe(units, ids)
             desk.stock.leave(dict.fromkeys(left, units))
@@ -278,6 +331,18 @@ class Puts:
             desk.note(log.Withdrew(record.rows))
             desk.control.withdraw(ids, offer.rows)
             desk.stock.leave(dict.fromkeys(ids, record.units))
+            if small is not None:
+                desk.server.reply(small.ticket, Failure.of(small.error))
             desk.room_made()
 
         self.expect(record.client, ids, record.units, done=done, undone=undone, record=record)
+
+
+def cut(cells: bytes, runs: Sequence[Run], sizes: Sequence[int]) -> list[bytes]:
+    """A frame for each run, of cells that lie one after the other; `sizes` are those of rows."""
+    frames, row, start = [], 0, 0
+    for run in runs:
+        end = start + sum(sizes[row : row + run.rows])
+        frames.append(cells[start:end])
+        row, start = row + run.rows, end
+    return frames

@@ -32,6 +32,7 @@ from tailrace.transfer.queue.controller.lines import Wait
 from tailrace.transfer.queue.controller.puts import Puts
 from tailrace.transfer.queue.controller.replay import Recovered, replay
 from tailrace.transfer.queue.controller.restoring import Restoring
+from tailrace.transfer.queue.controller.small import SmallCells
 from tailrace.transfer.queue.controller.stock import Stock
 from tailrace.transfer.queue.controller.timers import Timer, Timers
 from tailrace.transfer.queue.controller.units import KnownUnit, Listed, Units
@@ -113,13 +114,16 @@ class Controller(Service):
             asked=self._on_inventory_asked,
             died=self._on_unit_died,
         )
+        codec = PartCodec(columns)
+        small = SmallCells(codec)
         self._desk = Desk(
             server=server,
             config=config,
-            codec=PartCodec(columns),
+            codec=codec,
             control=ControlPlane(tasks, lease_s=config.lease_s),
             units=units,
-            stock=Stock(units),
+            stock=Stock(units, small),
+            small=small,
             timers=self._timers,
             note=self._note,
             rows_ready=lambda: self._claims.serve(),

@@ -3,14 +3,17 @@
 from collections.abc import Collection, Mapping, Sequence
 
 from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.controller.small import SmallCells
 from tailrace.transfer.queue.controller.units import Units
 
 
 class Stock:
     """The rows that have been admitted, and their bytes."""
 
-    def __init__(self, units: Units) -> None:
+    def __init__(self, units: Units, small: SmallCells) -> None:
+        """`small`: what is known of their cells."""
         self._units = units
+        self._small = small
         self._sizes: dict[RowId, int] = {}
         self._holds: dict[int, str] = {}
         self._last_hold = 0
@@ -42,6 +45,7 @@ class Stock:
 
     def leave(self, rows: Mapping[RowId, Collection[int]]) -> None:
         """Rows that left the queue, with the units that store them."""
+        self._small.drop(rows)
         by_units: dict[tuple[int, ...], list[RowId]] = {}
         for row, units in rows.items():
             by_units.setdefault(tuple(units), []).append(row)

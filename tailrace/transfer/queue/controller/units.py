@@ -7,7 +7,7 @@ Who waits on whom: nobody on a unit. What it need not store any more is collecte
 not hear of because it is gone, the inventory puts right when it comes back.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ from tailrace.transfer.queue.base import RowId, UnitStats
 from tailrace.transfer.queue.controller.timers import Timer, Timers
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.calls import Call, expect
-from tailrace.transfer.queue.wire.connection import Connection
-from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.connection import Connection, Then
+from tailrace.transfer.queue.wire.frames import Buffer, Reply
 from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Request, Settle, Unit, pack, unpack
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
@@ -140,11 +140,11 @@ class Units:
         wanted = min(replicas, len(self.ready))
         return fit[:wanted] if len(fit) >= wanted else []
 
-    def send(self, number: int, message: Request) -> None:
+    def send(self, number: int, message: Request, frames: Sequence[Buffer] = (), then: Then | None = None) -> None:
         """Tell a unit something, if it is there; its inventory says later what it has not heard."""
         unit = self._units.get(number)
         if unit is not None and unit.link is not None:
-            unit.link.start(Call(unit.endpoint, message), _ignore)
+            unit.link.start(Call(unit.endpoint, message, frames), then or _ignore)
 
     def settle(self, numbers: Iterable[int], *, parts: Collection[PartId] = (), rows: Collection[RowId] = ()) -> None:
         """Parts that lost, or rows that left, are not to be stored any more by these units."""

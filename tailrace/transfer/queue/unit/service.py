@@ -176,7 +176,7 @@ class StorageUnit(Service):
             place = self._holds.place(client, message.place)
             self._storage.commit(place, [part for batch in batches for part in batch.sized])
             self._holds.written(client, message.place)
-        is_put = message.tag == 0 and bool(rows)
+        is_put = message.tag == 0 and bool(rows) and not message.told
         if is_put:
             self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))
         self._add(batches)

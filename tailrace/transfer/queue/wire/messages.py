@@ -70,6 +70,16 @@ class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
         return np.frombuffer(self.lengths, dtype=_PACKED).reshape(self.rows, len(self.columns))
 
 
+class Inline(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Cells that are said and not fetched."""
+
+    lengths: bytes
+    """[n, columns], see `Run.lengths`."""
+    starts: bytes
+    """[n, columns], bytes from the beginning of `data`."""
+    data: bytes
+
+
 class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A storage unit."""
 
@@ -190,6 +200,8 @@ class Admit(Message, frozen=True):
     not_before: Count
     """The newest `NewRow.not_before` among them."""
     wait_s: Seconds
+    cells: bytes | None = None
+    """The parts of all rows, one after the other, where they are so small that the controller is to write them."""
 
 
 class Admitted(Message, frozen=True):
@@ -198,7 +210,7 @@ class Admitted(Message, frozen=True):
     rows: bytes
     """[n, 2], in the order of the request."""
     units: list[Count]
-    """Each of them gets all rows."""
+    """Each of them gets all rows; none where the controller has written them."""
 
 
 class Withdraw(Message, frozen=True):
@@ -244,6 +256,8 @@ class Claimed(Message, frozen=True):
     """Those that the task reads."""
     tags: bytes
     """[n, columns]: the tag of the part whose cell counts."""
+    cells: Inline | None = None
+    """All of them, where the controller knows them."""
 
 
 class Ack(Message, frozen=True):
@@ -396,6 +410,8 @@ class Write(Message, frozen=True):
     runs: list[Run]
     place: int | None
     """The reserved one that holds them, one after the other."""
+    told: bool = False
+    """Whether the controller sends it: it need not be told that new rows have come."""
 
 
 class Read(Message, frozen=True):

@@ -1,0 +1,61 @@
+"""Cells that are quicker said than fetched.
+
+A put of a few KB brings its cells along with its Admit, and the controller hands them on to the units: one trip instead
+of two. Until the row leaves it keeps a copy, so that the claim of few such rows is answered with their cells. The truth
+is with the units: a copy that is not there, such as after a restart, is read like any other cell.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.wire.messages import Inline, pack
+
+_MAX_BYTES = 64 * 2**20
+"""Of all copies; what comes beyond that is not copied."""
+_MAX_ROWS = 16
+"""Of a claim that is answered with cells: a unit reads many rows at once sooner."""
+
+
+class SmallCells:
+    """Copies of the parts that puts have brought along."""
+
+    def __init__(self, codec: PartCodec) -> None:
+        self._codec = codec
+        self._parts: dict[RowId, tuple[CellFacts, bytes]] = {}
+        self._nbytes = 0
+
+    def add(self, rows: Sequence[RowId], facts: Sequence[CellFacts], sizes: Sequence[int], cells: bytes) -> None:
+        """The parts of `rows` lie one after the other in `cells`, each with so many bytes."""
+        if self._nbytes + len(cells) > _MAX_BYTES:
+            return
+        start = 0
+        for row, row_facts, size in zip(rows, facts, sizes, strict=True):
+            self._parts[row] = (row_facts, cells[start : start + size])
+            start += size
+        self._nbytes += len(cells)
+
+    def drop(self, rows: Iterable[RowId]) -> None:
+        """Rows have left."""
+        if not self._parts:
+            return
+        for row in rows:
+            _, part = self._parts.pop(row, (None, b""))
+            self._nbytes -= len(part)
+
+    def read(self, rows: Sequence[RowId], columns: Sequence[str]) -> Inline | None:
+        """The cells that a put has brought of these rows; None where there are too many, or not all have a copy."""
+        if len(rows) > _MAX_ROWS or not all(row in self._parts for row in rows):
+            return None
+        lengths, starts, parts, end = [], [], [], 0
+        for row in rows:
+            facts, part = self._parts[row]
+            offsets = self._codec.layout(facts.lengths).offsets
+            lengths.append([facts.lengths[column] for column in columns])
+            starts.append([end + offsets[column] for column in columns])
+            parts.append(part)
+            end += len(part)
+        return Inline(pack(np.array(lengths, np.int64)), pack(np.array(starts, np.int64)), b"".join(parts))
