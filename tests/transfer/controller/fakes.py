@@ -13,8 +13,9 @@ from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.frames import Reply
+from tailrace.transfer.queue.wire.frames import Buffer, Reply
 from tailrace.transfer.queue.wire.messages import (
+    Accepted,
     Answer,
     Describe,
     Failure,
@@ -23,6 +24,7 @@ from tailrace.transfer.queue.wire.messages import (
     Parts,
     Request,
     Settle,
+    Write,
     pack,
     row_ids,
     unpack,
@@ -45,6 +47,8 @@ class FakeUnit:
         self.parts: set[PartId] = set()
         self.unknown: set[PartId] = set()
         self.described: dict[PartId, list[str]] = {}
+        self.writes: list[tuple[Write, Sequence[Buffer], Then]] = []
+        """Those of the controller, which are not carried out before `write_all`."""
         self.mute = False
         """Whether it joins, and does not say what it has."""
         self.number = -1
@@ -60,6 +64,16 @@ class FakeUnit:
             self.unknown = set(self.parts)
         else:
             self.parts.clear()
+
+    def write_all(self, error: TailraceError | None = None) -> None:
+        """Carry out what the controller has sent, or refuse it."""
+        writes, self.writes = self.writes, []
+        for write, frames, then in writes:
+            assert write.told
+            assert len(frames) == len(write.runs)
+            if error is None:
+                self.parts.update(PartId(*row, write.tag) for row in row_ids(write.rows))
+            then(error or Reply(Accepted()))
 
     def join(self) -> Join:
         return Join(self.name, str(self.incarnation), self.lasting, [self.endpoint], host_id(), "", self.max_bytes)
@@ -84,6 +98,9 @@ class FakeLink:
         self._unit = unit
 
     def start(self, call: Call, then: Then) -> None:
+        if isinstance(call.message, Write):
+            self._unit.writes.append((call.message, call.frames, then))
+            return
         answer = self._unit.hear(call.message)
         if answer is not None:
             then(Reply(answer))

@@ -8,10 +8,13 @@ import pytest
 from tailrace.errors import (
     ColumnError,
     LeaseError,
+    PeerLost,
     QueueClosed,
     QueueError,
     QueueTimeout,
     StaleRowError,
+    StorageFull,
+    TailraceError,
     WireError,
 )
 from tailrace.transfer.queue.base import NewRow, QueueStats, RowId
@@ -142,6 +145,71 @@ def test_an_admission_that_is_not_written_is_withdrawn_and_its_group_may_come_ag
     queue.tick(1.0)
     assert not unit.parts, "the late write is settled"
     assert store(queue, group(1, 2)) != row_ids(admitted.rows)
+
+
+def small(rows: list[NewRow], **changes: Any) -> Admit:
+    """A put whose cells come along."""
+    return replaced(admit(rows), cells=b"".join(bytes(8 * len(row.cells["prompt_ids"])) for row in rows), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_small_put_is_written_by_the_controller_and_answered_when_every_unit_has_it(
+    tmp_path: Path, units: int
+) -> None:
+    queue = site(tmp_path, units, replicas=units)
+    put = queue.send(small(group(1, 2)))
+    waiting = queue.send(Claim("rollout", None, None, 5.0))
+    for unit in queue.units:
+        assert queue.answer(put) is None
+        assert queue.answer(waiting) is None
+        unit.write_all()
+    assert queue.answer(put).units == []
+    claimed: Claimed = queue.answer(waiting)
+    assert claimed.cells is not None
+    assert unpack(claimed.cells.lengths, 1).tolist() == [[2], [2]]
+    assert unpack(claimed.cells.starts, 1).tolist() == [[0], [16]]
+    assert claimed.cells.data == bytes(32)
+
+
+def test_what_the_controller_does_not_know_is_read(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    put = queue.send(small(group(1, 2)))
+    queue.units[0].write_all()
+    work(queue, "rollout", response_ids=3)
+    assert queue.ask(Claim("reward", None, None, 0.0)).cells is None, "outputs are with the units alone"
+    queue.send(small(group(2, 2)))
+    queue.units[0].write_all()
+    queue.start()
+    assert queue.ask(Claim("rollout", None, None, 0.0)).cells is None
+    assert queue.answer(put).units == [0], "asked again, the producer would write it itself"
+
+
+@pytest.mark.parametrize("error", [StorageFull("no room"), PeerLost("silent"), QueueClosed("hung up")])
+def test_a_small_put_that_a_unit_does_not_take_is_withdrawn(tmp_path: Path, error: TailraceError) -> None:
+    queue = site(tmp_path, 2, replicas=2)
+    first, second = queue.units
+    put = queue.send(small(group(1, 2)))
+    first.write_all()
+    second.write_all(error)
+    with pytest.raises(StorageFull if isinstance(error, StorageFull) else StaleRowError):
+        queue.answer(put)
+    queue.tick(1.0)
+    assert stats(queue).rows == 0
+    assert not first.parts
+    again = queue.send(small(group(1, 2)))
+    for unit in queue.units:
+        unit.write_all()
+    assert queue.answer(again) is not None
+
+
+def test_a_small_put_whose_unit_dies_is_withdrawn(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    put = queue.send(small(group(1, 2)))
+    queue.units[0].die()
+    queue.join(queue.units[0])
+    with pytest.raises(StaleRowError, match="units that were to have the rows are gone"):
+        queue.answer(put)
+    assert stats(queue).lost_groups == 0
 
 
 def test_withdrawing_what_was_written_says_that_it_is_in(tmp_path: Path) -> None:
@@ -473,6 +541,7 @@ def test_a_closed_queue_sends_everybody_away_and_stays_closed(tmp_path: Path) ->
         (Ack(99, pack([RowId(5, 5)]), ints([[-1]]), [], []), StaleRowError, "gone"),
         (Ack(99, b"123", b"", [], []), WireError, "3 bytes are not rows"),
         (replaced(admit(group(1, 1)), rows=b""), QueueError, "a put of no rows"),
+        (replaced(admit(group(1, 1)), cells=b"123"), WireError, "16 bytes were announced, and 3 came"),
         (replaced(admit(group(1, 2)), rows=ints([[1, 2, 0]])), WireError, "1 rows come with 2 versions"),
         (replaced(admit(group(1, 1)), runs=one_run({"prompt_ids": -1}, 1)), ColumnError, "length -1"),
         (replaced(admit(group(1, 1)), runs=one_run({"seed": 1}, 1)), ColumnError, "lack column 'prompt_ids'"),
