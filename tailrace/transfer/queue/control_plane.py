@@ -10,7 +10,7 @@ policy keeps the index of its task's ready rows, leases stand in the order in wh
 """
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain
@@ -22,6 +22,7 @@ from tailrace.transfer.queue.base import RowId, TaskStats
 from tailrace.transfer.queue.groups import Groups
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
 from tailrace.transfer.queue.schema import check_outputs
+from tailrace.transfer.queue.slots import Slots
 from tailrace.transfer.queue.state import (
     ControlState,
     Ended,
@@ -99,10 +100,7 @@ class ControlPlane:
         self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
         self._missing_by_columns: dict[tuple[str, ...], list[int]] = {}
         self._lease_s = lease_s
-        self._slots: list[_Row | None] = []
-        self._generations: list[int] = []
-        self._free: dict[int, None] = {}
-        """Empty slots; the last one is used next."""
+        self._slots = Slots[_Row]()
         self._groups = Groups()
         self.version: WeightVersion = 0
         """The newest weight version that was heard of."""
@@ -112,7 +110,7 @@ class ControlPlane:
 
     def __len__(self) -> int:
         """Rows stored."""
-        return len(self._slots) - len(self._free)
+        return len(self._slots)
 
     @property
     def next_deadline(self) -> float | None:
@@ -195,9 +193,9 @@ class ControlPlane:
         for row in rows:
             self._groups.add_row(row.group_id)
         if ids is None:
-            return [self._new_id() for _ in rows]
+            return [self._slots.new() for _ in rows]
         for row_id in ids:
-            self._take_slot(row_id)
+            self._slots.take(row_id)
         return list(ids)
 
     def withdraw(self, ids: Sequence[RowId], rows: Sequence[Newcoming]) -> None:
@@ -345,7 +343,7 @@ class ControlPlane:
         Rows that no other unit has leave, with the rest of their groups.
         """
         groups: set[int] = set()
-        for row in self._stored() if row_ids is None else map(self._row, row_ids):
+        for row in self._slots if row_ids is None else map(self._row, row_ids):
             if unit in row.units:
                 row.units = tuple(other for other in row.units if other != unit)
                 if not row.units:
@@ -354,8 +352,7 @@ class ControlPlane:
 
     def is_stored(self, row_id: RowId) -> bool:
         """Whether a row has entered and not left."""
-        row = self._slots[row_id.slot] if 0 <= row_id.slot < len(self._slots) else None
-        return row is not None and row.meta.id == row_id
+        return self._slots.find(row_id) is not None
 
     def units(self, row_id: RowId) -> tuple[int, ...]:
         """Numbers of the storage units that have a stored row."""
@@ -371,7 +368,7 @@ class ControlPlane:
 
     def stored(self, unit: int) -> dict[RowId, dict[int, list[str]]]:
         """The rows that `unit` has: the columns of each of their parts, by tag."""
-        return {row.meta.id: self._parts(row) for row in self._stored() if unit in row.units}
+        return {row.meta.id: self._parts(row) for row in self._slots if unit in row.units}
 
     def parts(self, row_id: RowId) -> dict[int, list[str]]:
         """The columns of each part of a stored row that counts, by tag."""
@@ -385,10 +382,10 @@ class ControlPlane:
     def export(self) -> ControlState:
         """The state of a snapshot. Reserved rows are not in it."""
         return ControlState(
-            generations=list(self._generations),
+            generations=list(self._slots.generations),
             next_lease=self._next_lease,
             version=self.version,
-            rows=[_record(row) for row in self._stored()],
+            rows=[_record(row) for row in self._slots],
             seen=self._groups.seen,
             lost=self._groups.lost,
             consumed=[task.counts[TaskState.CONSUMED] for task in self._tasks.values()],
@@ -404,14 +401,14 @@ class ControlPlane:
             QueueError: this one has held rows before, or `state` contradicts itself; nothing was changed.
         """
         self.check_restore(state)
-        self._generations = list(state.generations)
-        self._slots = [None] * len(self._generations)
+        self._slots = Slots(state.generations)
+        for record in state.rows:
+            self._slots.take(record.id)
         self._next_lease = state.next_lease
         self.version = state.version
         self._groups = Groups.of(state)
         held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
         self._admit(sorted(state.rows, key=lambda record: record.order), held)
-        self._free = dict.fromkeys(slot for slot in reversed(range(len(self._slots))) if self._slots[slot] is None)
         for task, consumed, expired in zip(self._tasks.values(), state.consumed, state.expired, strict=True):
             task.counts[TaskState.CONSUMED] = consumed
             task.expired = expired
@@ -425,29 +422,12 @@ class ControlPlane:
         Raises:
             QueueError: rows have been here, or `state` contradicts itself.
         """
-        if self._generations:
+        if self._slots.generations:
             raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
         check_state(state, [task.entry.spec for task in self._tasks.values()])
 
-    def _new_id(self) -> RowId:
-        slot = self._free.popitem()[0] if self._free else len(self._slots)
-        if slot == len(self._slots):
-            self._slots.append(None)
-            self._generations.append(0)
-        return RowId(slot, self._generations[slot])
-
-    def _take_slot(self, row_id: RowId) -> None:
-        for slot in range(len(self._slots), row_id.slot + 1):
-            self._slots.append(None)
-            self._generations.append(0)
-            self._free[slot] = None
-        del self._free[row_id.slot]
-        self._generations[row_id.slot] = row_id.generation
-
     def _free_slot(self, slot: int, group_id: int) -> None:
-        self._slots[slot] = None
-        self._generations[slot] += 1
-        self._free[slot] = None
+        self._slots.free(slot)
         self._groups.remove_row(group_id)
 
     def _parts(self, row: _Row) -> dict[int, list[str]]:
@@ -456,9 +436,6 @@ class ControlPlane:
             writer = self._writers.get(column)
             parts.setdefault(0 if writer is None else row.consumed[writer.index], []).append(column)
         return parts
-
-    def _stored(self) -> Iterator[_Row]:
-        return (row for row in self._slots if row is not None)
 
     def _admit(self, records: Iterable[RowRecord], held: Collection[tuple[str, RowId]]) -> None:
         groups: dict[int, list[_Row]] = {}
@@ -479,7 +456,7 @@ class ControlPlane:
         for index in consumed:
             states[index] = TaskState.CONSUMED
         row = _Row(meta, group_size, units, states, self._missing(tuple(meta.lengths)).copy(), consumed)
-        self._slots[meta.id.slot] = row
+        self._slots.fill(meta.id, row)
         return row
 
     def _announce_groups(
@@ -551,7 +528,7 @@ class ControlPlane:
 
     def _lose_groups(self, groups: Collection[int]) -> Loss:
         by_group: dict[int, list[_Row]] = {group_id: [] for group_id in groups}
-        for row in self._stored():
+        for row in self._slots:
             if row.meta.group_id in by_group:
                 by_group[row.meta.group_id].append(row)
         for group_id, rows in by_group.items():
@@ -581,8 +558,8 @@ class ControlPlane:
         return self._tasks[name]
 
     def _row(self, row_id: RowId) -> _Row:
-        row = self._slots[row_id.slot] if 0 <= row_id.slot < len(self._slots) else None
-        if row is None or row.meta.id != row_id:
+        row = self._slots.find(row_id)
+        if row is None:
             raise StaleRowError(f"{row_id} is gone (or never was): every task has consumed it")
         return row
 
