@@ -350,6 +350,10 @@ class ControlPlane:
                     groups.add(row.meta.group_id)
         return self._lose_groups(groups)
 
+    def has_left(self, row_id: RowId) -> bool:
+        """Whether a row was let in, and has left or was withdrawn."""
+        return self._slots.has_freed(row_id)
+
     def is_stored(self, row_id: RowId) -> bool:
         """Whether a row has entered and not left."""
         return self._slots.find(row_id) is not None
@@ -405,7 +409,7 @@ class ControlPlane:
         for record in state.rows:
             self._slots.take(record.id)
         self._next_lease = state.next_lease
-        self.version = state.version
+        self.advance(state.version)
         self._groups = Groups.of(state)
         held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
         self._admit(sorted(state.rows, key=lambda record: record.order), held)
@@ -481,9 +485,10 @@ class ControlPlane:
         if not left:
             return
         task.counts[TaskState.WAITING] += len(left)
-        task.entry.policy.added([row.meta for row in left])
+        leased = {row.meta.id for row in left if (task.name, row.meta.id) in held} if held else set()
+        task.entry.policy.added([row.meta for row in left], leased=len(leased) == len(left))
         for row in left:
-            if held and (task.name, row.meta.id) in held:
+            if row.meta.id in leased:
                 self._move(row, task, TaskState.READY)
                 self._move(row, task, TaskState.LEASED)
             elif row.missing[task.index] == 0:

@@ -54,6 +54,10 @@ class Slots(Generic[T]):
         self.generations[slot] += 1
         self._free[slot] = None
 
+    def has_freed(self, row_id: RowId) -> bool:
+        """Whether an id was given out and freed."""
+        return 0 <= row_id.slot < len(self._rows) and row_id.generation < self.generations[row_id.slot]
+
     def find(self, row_id: RowId) -> T | None:
         """The row with this id; None where it has left, or has not come."""
         known = 0 <= row_id.slot < len(self._rows) and self.generations[row_id.slot] == row_id.generation

@@ -8,6 +8,7 @@ import numpy as np
 
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import TailraceError
+from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.storage.base import PartId
@@ -49,6 +50,10 @@ class FakeUnit:
         self.described: dict[PartId, list[str]] = {}
         self.writes: list[tuple[Write, Sequence[Buffer], Then]] = []
         """Those of the controller, which are not carried out before `write_all`."""
+        self.left: set[RowId] = set()
+        """Rows that it takes nothing of any more."""
+        self.failures: list[TailraceError] = []
+        """Instead of the next answers to Settle."""
         self.mute = False
         """Whether it joins, and does not say what it has."""
         self.number = -1
@@ -85,6 +90,7 @@ class FakeUnit:
             case Settle():
                 self.parts.difference_update(PartId(*part) for part in unpack(message.parts, 3).tolist())
                 gone = set(row_ids(message.rows))
+                self.left |= gone
                 self.parts = {part for part in self.parts if part[:2] not in gone}
             case Describe():
                 tags = unpack(message.tags, 1)[:, 0].tolist()
@@ -100,6 +106,9 @@ class FakeLink:
     def start(self, call: Call, then: Then) -> None:
         if isinstance(call.message, Write):
             self._unit.writes.append((call.message, call.frames, then))
+            return
+        if isinstance(call.message, Settle) and self._unit.failures:
+            then(self._unit.failures.pop(0))
             return
         answer = self._unit.hear(call.message)
         if answer is not None:

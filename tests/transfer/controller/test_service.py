@@ -17,9 +17,13 @@ from tailrace.errors import (
     TailraceError,
     WireError,
 )
+from tailrace.planning.balance import lpt
 from tailrace.transfer.queue.base import NewRow, QueueStats, RowId
+from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.table import QueueTask
 from tailrace.transfer.queue.wire.messages import (
     NO_UNIT,
     Accepted,
@@ -50,7 +54,7 @@ from tailrace.transfer.queue.wire.messages import (
 )
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.test_controller_machine import admit, ints, one_run
-from tests.transfer.tables import group, table
+from tests.transfer.tables import group, one_task, table
 
 LIMIT_S = 10.0
 
@@ -578,3 +582,130 @@ def test_versions_of_rows_that_are_written_are_known_to_policies(tmp_path: Path)
     write(queue, queue.ask(message))
     [record] = queue.ask(Export()).state.rows
     assert record.facts.version == 4
+
+
+def test_a_lasting_unit_that_was_dead_is_another_one_when_it_comes_back_also_after_a_restart(tmp_path: Path) -> None:
+    queue = site(tmp_path, lasting=True)
+    [unit] = queue.units
+    store(queue, group(1, 1))
+    queue.tick(LIMIT_S + 1)
+    queue.join(unit)
+    queue.tick(1.0)
+    assert not unit.parts, "its rows were lost"
+    rows = store(queue, group(1, 1))
+    queue.start()
+    queue.tick(1.0)
+    assert unit.parts == {PartId(*row, 0) for row in rows}
+    assert claim(queue, "rollout")[1] == rows
+
+
+def test_no_unit_gets_the_number_of_one_that_has_died(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    [unit] = queue.units
+    numbers = [unit.number]
+    for restart in (False, True, True):
+        unit.die()
+        queue.join(unit)
+        if restart:
+            queue.start()
+        numbers.append(unit.number)
+    assert numbers == [0, 1, 2, 3]
+
+
+def test_groups_that_are_leased_bar_nobody_after_a_restart(tmp_path: Path) -> None:
+    queue = Site(lambda: table(FirstIn(9), actor=TokenBudget(1, in_order=True)), tmp_path, unit_limit_s=LIMIT_S)
+    for number in (1, 2):
+        store(queue, group(number, 2))
+    work(queue, "rollout", response_ids=1)
+    for _ in range(2):
+        work(queue, "reward", reward=1)
+    lease, first = claim(queue, "actor", limit=2)
+    queue.start()
+    _, second = claim(queue, "actor", limit=2)
+    assert len(second) == 2
+    ack(queue, lease, first)
+    assert stats(queue).rows == 2
+
+
+def test_a_batch_that_was_split_is_split_anew_after_a_restart(tmp_path: Path) -> None:
+    """No rank keeps its part while the other waits for its own for ever."""
+
+    def tasks() -> tuple[QueueTask, ...]:
+        return one_task(BalancedByLength(2, 4, partition=lpt, cost_columns=("prompt_ids",)))
+
+    queue = Site(tasks, tmp_path, unit_limit_s=LIMIT_S)
+    store(queue, group(1, 4))
+    first: Claimed = queue.ask(Claim("only", None, 0, 0.0))
+    queue.start()
+    with pytest.raises(LeaseError):
+        queue.ask(Renew(first.lease_id))
+    parts = [len(unpack(queue.ask(Claim("only", None, rank, 0.0)).rows, 4)) for rank in (1, 0)]
+    assert parts == [2, 2]
+
+
+def test_a_snapshot_whose_restoring_broke_off_is_restored_by_another_try(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    old = site(tmp_path / "old")
+    store(old, group(1, 2))
+    state = old.ask(Export()).state
+    queue = site(tmp_path)
+    [unit] = queue.units
+    admitted: Admitted = queue.ask(Restore(state), "dies")
+    unit.parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
+    queue.controller.gone("dies")
+    queue.tick(1.0)
+    assert (unit.parts, unit.left) == (set(), set())
+    queue.ask(Restore(state), "dies with the controller")
+    unit.parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
+    queue.start()
+    queue.tick(1.0)
+    assert (unit.parts, unit.left) == (set(), set()), "told that they have left, it would take them never again"
+    write(queue, queue.ask(Restore(state)))
+    assert stats(queue).tasks["rollout"].ready == 2
+
+
+def test_a_snapshot_takes_no_weight_version_back(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    state = queue.ask(Export()).state
+    queue.ask(Advance(5))
+    queue.ask(Restore(state))
+    assert stats(queue).version == 5
+
+
+def test_leases_of_lost_rows_are_forgotten(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    store(queue, group(1, 2))
+    claim(queue, "rollout")
+    queue.units[0].die()
+    queue.join(queue.units[0])
+    assert queue.controller._claims.leases() == []
+    assert not queue.controller._claims._holders
+
+
+def test_a_snapshot_that_nobody_lets_go_of_is_held_for_as_long_as_a_lease(tmp_path: Path) -> None:
+    queue = site(tmp_path, lease_s=5.0)
+    store(queue, group(1, 1))
+    queue.ask(Export())
+    work(queue, "rollout", response_ids=1)
+    work(queue, "reward", reward=1)
+    lease, rows = claim(queue, "actor", limit=1)
+    ack(queue, lease, rows)
+    alive(queue, 4, *queue.units)
+    assert queue.units[0].parts
+    alive(queue, 2, *queue.units)
+    assert not queue.units[0].parts
+
+
+def test_a_unit_that_fails_to_forget_parts_is_asked_what_it_has(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    [unit] = queue.units
+    store(queue, group(1, 1))
+    for task, lengths in (("rollout", {"response_ids": 1}), ("reward", {"reward": 1})):
+        work(queue, task, **lengths)
+    unit.failures = [PeerLost("silent")]
+    lease, rows = claim(queue, "actor", limit=1)
+    ack(queue, lease, rows)
+    queue.tick(1.0)
+    assert unit.parts
+    alive(queue, 2, unit)
+    assert not unit.parts

@@ -171,6 +171,11 @@ class Claims:
         holders = ((lease, self._holders[lease.id]) for lease in leases)
         return {Ticket(holder.client, holder.number): self._claimed(lease) for lease, holder in holders}
 
+    def forget_over(self) -> None:
+        """Rows were lost: leases that held no others are over."""
+        for lease_id in list(self._holders):
+            self._forget_if_over(lease_id)
+
     def holder(self, lease_id: int) -> str | None:
         """Who has a lease, if anybody."""
         lease = self._holders.get(lease_id)

@@ -1,6 +1,6 @@
 """What the parts of a controller share: its clock, its state, and how they wake each other."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,7 +62,22 @@ class Desk:
         if found:
             parts, runs = zip(*found, strict=True)
             tags, ids = _packed([part.tag for part in parts]), pack([RowId(*part[:2]) for part in parts])
-            self.units.send(unit.number, Describe(tags, ids, list(runs)))
+            self.units.insist(unit.number, Describe(tags, ids, list(runs)))
+
+    def dismiss(self, number: int, parts: Iterable[PartId]) -> None:
+        """A unit has parts of rows that are not in the queue.
+
+        Of rows that have left it takes no others. Those that were never in, such as of a snapshot whose restoring broke
+        off, may come yet.
+        """
+        left, others = set(), []
+        for part in parts:
+            row = RowId(*part[:2])
+            if self.control.has_left(row):
+                left.add(row)
+            else:
+                others.append(part)
+        self.units.settle([number], parts=others, rows=left)
 
     @property
     def recovering(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tailrace.errors import QueueError
+from tailrace.errors import QueueError, one_line
 from tailrace.transfer.queue.state import ControlState
 from tailrace.transfer.queue.wire.messages import Ack, Admit, Answer
 from tailrace.types import TaskSpec
@@ -38,10 +38,12 @@ class Base(Record, frozen=True):
     """The table that it is of."""
     state: ControlState
     closed: bool
+    next_unit: int
+    """The number of the next unit."""
 
 
 class Named(Record, frozen=True):
-    """A unit got its number."""
+    """A unit got its number. The next one gets another, also when this one has died."""
 
     unit: int
     name: str
@@ -179,11 +181,21 @@ class Journal:
         self._bytes = self._base_bytes = 0
 
     def records(self) -> Iterator[Base | Change]:
-        """What was written before. A record that was not written whole ends it, and is cut off."""
+        """What was written before. A record that was not written whole ends it, and is cut off.
+
+        Raises:
+            QueueError: it is corrupt, or of another version.
+        """
         data = memoryview(self._path.read_bytes())
         end = 0
-        while (record := _record_at(data, end)) is not None:
-            yield _DECODER.decode(record)
+        while (record := self._record_at(data, end)) is not None:
+            try:
+                yield _DECODER.decode(record)
+            except msgspec.MsgspecError as error:
+                raise QueueError(
+                    f"the journal {self._path} is not one of this version ({one_line(error)} at byte {end}); "
+                    f"serve another directory"
+                ) from None
             end += _FRAME.size + len(record)
             self._base_bytes = self._base_bytes or end
         os.ftruncate(self._file, end)
@@ -225,6 +237,22 @@ class Journal:
         """Let go of the file."""
         os.close(self._file)
 
+    def _record_at(self, data: memoryview, start: int) -> memoryview | None:
+        """The record that begins there; None where it was not written whole, or there is none."""
+        if start + _FRAME.size > len(data) or not any(data[start:]):
+            return None  # what a machine that lost power had not written yet may be zeros
+        length, checksum = _FRAME.unpack_from(data, start)
+        end = start + _FRAME.size + length
+        record = data[start + _FRAME.size : end]
+        if end <= len(data) and zlib.crc32(record) == checksum and length:
+            return record
+        if end < len(data):
+            raise QueueError(
+                f"the journal {self._path} is corrupt at byte {start} of {len(data)}; "
+                f"serve another directory, and go on from a checkpoint"
+            )
+        return None
+
     def _write(self, file: int, records: Sequence[Base | Change]) -> int:
         frames: list[bytes] = []
         for record in records:
@@ -241,12 +269,3 @@ class Journal:
             os.lseek(file, start, os.SEEK_SET)
             raise
         return written
-
-
-def _record_at(data: memoryview, start: int) -> memoryview | None:
-    """The record that begins there; None where there is none that is whole."""
-    if start + _FRAME.size > len(data):
-        return None
-    length, checksum = _FRAME.unpack_from(data, start)
-    record = data[start + _FRAME.size : start + _FRAME.size + length]
-    return record if len(record) == length and zlib.crc32(record) == checksum else None

@@ -32,6 +32,7 @@ from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.state import Newcomer
+from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.messages import (
     Accepted,
@@ -136,7 +137,7 @@ class Puts:
             if not (control.is_stored(row) and unit in control.units(row))
         ]
         if strange:
-            self._desk.units.settle([unit], rows=strange)
+            self._desk.dismiss(unit, [PartId(*row, 0) for row in strange])
         return strange
 
     def withdraw_rows(self, rows: Sequence[RowId]) -> None:
@@ -310,7 +311,7 @@ class Puts:
         write = Write(0, record.rows, record.request.runs, None, told=True)
         frames = cut(small.cells, record.request.runs, offer.sizes)
         for number in record.units:
-            desk.units.send(number, write, frames, partial(then, number))
+            desk.units.write(number, write, frames, partial(then, number))
 
     def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId], small: "Small | None" = None) -> None:
         desk = self._desk

@@ -57,12 +57,13 @@ class Recovered:
     """Limits by client."""
     answers: dict[Ticket, Answer] = field(default_factory=dict)
     closed: bool = False
+    next_unit: int = 0
 
 
 class _Mute(Policy):
     """Chooses nothing: the journal says which rows were chosen."""
 
-    def added(self, rows: Sequence[RowMeta]) -> None:
+    def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
         """Passed over."""
 
     def ready(self, row: RowMeta) -> None:
@@ -106,7 +107,7 @@ class _Player:
     def __init__(self, base: Base, tasks: Sequence[QueueTask]) -> None:
         self._plane = ControlPlane([QueueTask(task.spec, _Mute()) for task in tasks], lease_s=0.0)
         self._plane.restore(base.state)
-        self._found = Recovered(base.state, closed=base.closed)
+        self._found = Recovered(base.state, closed=base.closed, next_unit=base.next_unit)
 
     def end(self) -> Recovered:
         found = self._found
@@ -161,6 +162,7 @@ class _Player:
                 self._plane.advance(change.version)
             case Named():
                 found.units[change.name] = change.unit
+                found.next_unit = max(found.next_unit, change.unit + 1)
             case Watched():
                 found.watched[change.client] = change.limit_s
             case Answered():

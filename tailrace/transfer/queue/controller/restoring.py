@@ -50,7 +50,7 @@ class Restoring:
 
         def undone() -> None:
             self._puts.barred = False
-            desk.stock.leave(dict.fromkeys(ids, units))
+            desk.stock.withdraw(ids, units)
             desk.room_made()
 
         self._puts.expect(incoming.ticket.client, ids, units, done=done, undone=undone)

@@ -97,6 +97,8 @@ class Controller(Service):
         """
         check_table(tasks, columns)
         self._specs = [task.spec for task in tasks]
+        self._split = {task.spec.name for task in tasks if None not in task.policy.ranks}
+        """Tasks whose policy splits batches among ranks."""
         self._columns = dict(columns)
         self._server = server
         self._journal = journal
@@ -247,6 +249,8 @@ class Controller(Service):
         if self._desk.recovering:
             raise PeerLost("units from before the controller was started anew have not all come back; try again")
         hold = self._desk.stock.hold(incoming.ticket.client)
+        # whoever reads it may die unnoticed, and the units would keep all that leaves
+        self._timers.at(self._server.now + self._desk.config.lease_s, lambda: self._desk.stock.release(hold))
         return Reply(Exported(self._desk.control.export(), hold))
 
     def _release(self, incoming: Incoming) -> Reply:
@@ -324,15 +328,16 @@ class Controller(Service):
         stored: StoredParts,
         pending: set[RowId],
     ) -> None:
-        gone, lost = set(), []
+        gone, lost = [], []
         for part in listed.parts:
             row = RowId(*part[:2])
             if row in stored:
                 if part.tag not in stored[row] and not self._claims.is_live(part.tag):
                     lost.append(part)
             elif row not in pending:
-                gone.add(row)
-        self._desk.units.settle([unit.number], parts=lost, rows=gone)
+                gone.append(part)
+        self._desk.units.settle([unit.number], parts=lost)
+        self._desk.dismiss(unit.number, gone)
 
     def _on_unit_died(self, unit: KnownUnit) -> None:
         self._note(log.UnitGone(unit.number))
@@ -342,6 +347,7 @@ class Controller(Service):
 
     def _take_loss(self, loss: Loss) -> None:
         self._desk.stock.leave(loss.rows)
+        self._claims.forget_over()
         self._serve_losses()
         self._puts.serve()
 
@@ -356,9 +362,12 @@ class Controller(Service):
 
     def _begin_journal(self) -> None:
         """Replace the journal by one of this moment."""
-        desk = self._desk
         self._replacing = False
-        self._journal.replace(Base(self._specs, desk.control.export(), desk.closed), list(self._open_ends()))
+        self._journal.replace(self._base(), list(self._open_ends()))
+
+    def _base(self) -> Base:
+        desk = self._desk
+        return Base(self._specs, desk.control.export(), desk.closed, desk.units.next_number)
 
     def _open_ends(self) -> Iterator[Change]:
         for unit in self._desk.units.stats():
@@ -372,9 +381,10 @@ class Controller(Service):
 
     def _recover(self, found: Recovered) -> None:
         desk = self._desk
-        leases = self._claims.restore(list(found.leases.values()))
+        leases = self._claims.restore([lease for lease in found.leases.values() if self._goes_on(lease)])
         desk.control.restore(found.state, leases=leases)
         desk.closed = found.closed
+        desk.units.next_number = found.next_unit
         for name, number in found.units.items():
             desk.units.expect(number, name)
         sizes = self._sizes(found.state)
@@ -389,6 +399,13 @@ class Controller(Service):
             self._server.recall(ticket, answer)
         for client, limit_s in found.watched.items():
             self._watch(client, limit_s)
+
+    def _goes_on(self, lease: log.Leased) -> bool:
+        """Whether a lease outlasts its controller: not where the rows of a batch are split among ranks.
+
+        How they were split is not known any more, so no rank may keep its part while another has lost its own.
+        """
+        return lease.task not in self._split
 
     def _sizes(self, state: ControlState) -> dict[RowId, int]:
         """Bytes of each row. Parts are padded cell by cell, so those of one row are as long as one part with all."""

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.small import SmallCells
 from tailrace.transfer.queue.controller.units import Units
+from tailrace.transfer.queue.storage.base import PartId, first_number
 
 
 class Stock:
@@ -16,7 +17,7 @@ class Stock:
         self._small = small
         self._sizes: dict[RowId, int] = {}
         self._holds: dict[int, str] = {}
-        self._last_hold = 0
+        self._last_hold = first_number()
         self._held_back: list[tuple[tuple[int, ...], list[RowId]]] = []
         """Units, and rows that they keep for those who hold."""
         self.nbytes = 0
@@ -58,6 +59,14 @@ class Stock:
                 self._held_back.append((together, leaving))
             else:
                 self._units.settle(together, rows=leaving)
+
+    def withdraw(self, rows: Sequence[RowId], units: Collection[int]) -> None:
+        """Rows of a snapshot that was not restored after all; it may be tried again, with the same ids."""
+        total = sum(self._sizes.pop(row) for row in rows)
+        self.nbytes -= total
+        for number in units:
+            self._count(number, -len(rows), -total)
+        self._units.settle(units, parts=[PartId(*row, 0) for row in rows])
 
     def size(self, row: RowId) -> int:
         """Bytes of a row."""

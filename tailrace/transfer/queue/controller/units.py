@@ -20,7 +20,7 @@ from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.calls import Call, expect
 from tailrace.transfer.queue.wire.connection import Connection, Then
 from tailrace.transfer.queue.wire.frames import Buffer, Reply
-from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Request, Settle, Unit, pack, unpack
+from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Request, Settle, Unit, Write, pack, unpack
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 
@@ -92,8 +92,8 @@ class Units:
         self._died = died
         self._units: dict[int, KnownUnit] = {}
         self._names: dict[str, KnownUnit] = {}
-        self._next = 0
-        """The number of the next unit: another one than of any that has died, which clients may still take for it."""
+        self.next_number = 0
+        """Of the next unit: another one than of any that has died, which clients may still take for it."""
 
     def get(self, number: int) -> KnownUnit | None:
         """The unit with this number, if there is one."""
@@ -126,7 +126,7 @@ class Units:
             self._retire(unit, lasting=message.lasting)
             unit = self._names.get(message.name)
         if unit is None:
-            unit = self._add(self._next, message.name)
+            unit = self._add(self.next_number, message.name)
             self._named(unit)
         if not unit.expected:  # one that comes back and never says what it has is not waited for any longer
             self._watch(unit)
@@ -140,11 +140,24 @@ class Units:
         wanted = min(replicas, len(self.ready))
         return fit[:wanted] if len(fit) >= wanted else []
 
-    def send(self, number: int, message: Request, frames: Sequence[Buffer] = (), then: Then | None = None) -> None:
-        """Tell a unit something, if it is there; its inventory says later what it has not heard."""
+    def write(self, number: int, message: Write, frames: Sequence[Buffer], then: Then) -> None:
+        """Have a unit that is ready store parts; `then` gets the outcome."""
+        unit = self._units[number]
+        assert unit.link is not None, "units that are ready are linked to"
+        unit.link.start(Call(unit.endpoint, message, frames), then)
+
+    def insist(self, number: int, message: Request) -> None:
+        """Tell a unit what it has to have heard: where that fails, its next Join begins with an inventory."""
         unit = self._units.get(number)
-        if unit is not None and unit.link is not None:
-            unit.link.start(Call(unit.endpoint, message, frames), then or _ignore)
+        if unit is None or unit.link is None:
+            return
+        link = unit.link
+
+        def then(result: Reply | TailraceError) -> None:
+            if isinstance(result, TailraceError) and not isinstance(result, QueueClosed) and unit.link is link:
+                self._disconnect(unit)
+
+        link.start(Call(unit.endpoint, message), then)
 
     def settle(self, numbers: Iterable[int], *, parts: Collection[PartId] = (), rows: Collection[RowId] = ()) -> None:
         """Parts that lost, or rows that left, are not to be stored any more by these units."""
@@ -183,7 +196,7 @@ class Units:
 
     def _add(self, number: int, name: str) -> KnownUnit:
         unit = self._units[number] = self._names[name] = KnownUnit(number, name)
-        self._next = max(self._next, number + 1)
+        self.next_number = max(self.next_number, number + 1)
         return unit
 
     def _watch(self, unit: KnownUnit) -> None:
@@ -233,8 +246,7 @@ class Units:
         self._disconnect(unit)
         unit.expected = False
         unit.rows = unit.bytes = 0
-        if unit.join is None or not unit.join.lasting:
-            del self._units[unit.number], self._names[unit.name]
+        del self._units[unit.number], self._names[unit.name]  # one that comes back is another unit, with no rows
         self._died(unit)
 
     def _disconnect(self, unit: KnownUnit) -> None:
@@ -251,15 +263,13 @@ class Units:
             unit.settle = None
         if unit.lost_parts or unit.left_rows:
             parts = np.array(unit.lost_parts, dtype=np.int64).reshape(-1, 3)
-            self.send(unit.number, Settle(pack(parts), pack(unit.left_rows)))
+            rows = pack(unit.left_rows)
+            unit.unknown.difference_update(unit.lost_parts)
             unit.lost_parts.clear()
             unit.left_rows.clear()
+            self.insist(unit.number, Settle(pack(parts), rows))
 
 
 def _listed(message: Parts) -> Listed:
     parts, unknown = ({PartId(*part) for part in unpack(ids, 3).tolist()} for ids in (message.parts, message.unknown))
     return Listed(parts, unknown)
-
-
-def _ignore(result: Reply | TailraceError) -> None:
-    """The inventory puts right what a unit has not heard."""

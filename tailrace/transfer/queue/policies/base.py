@@ -74,8 +74,11 @@ class Policy(ABC):
         raise QueueError(f"{name} has ranks 0 to {len(self.ranks) - 1}, and a claim is for rank {rank}")
 
     @abstractmethod
-    def added(self, rows: Sequence[RowMeta]) -> None:
-        """A group came: its rows that the task has still to consume; none is ready yet."""
+    def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
+        """A group came: its rows that the task has still to consume; none is ready yet.
+
+        `leased`: all of them are, by leases that go on from before this policy was made.
+        """
 
     @abstractmethod
     def ready(self, row: RowMeta) -> None:

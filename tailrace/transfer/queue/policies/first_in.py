@@ -15,7 +15,7 @@ class RowPolicy(Policy):
         self._key = key
         self._heap: list[tuple[tuple[int, ...], RowId, RowMeta]] = []
 
-    def added(self, rows: Sequence[RowMeta]) -> None:
+    def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
         """Nothing to do: rows count once they are ready."""
 
     def ready(self, row: RowMeta) -> None:

@@ -47,11 +47,11 @@ class GroupLine:
         self.whole_rows = 0
         self.whole_cost = 0
 
-    def added(self, rows: Sequence[RowMeta]) -> None:
-        """A group with these rows to consume."""
+    def added(self, rows: Sequence[RowMeta], *, leased: bool) -> None:
+        """A group with these rows to consume; `leased`: it was handed out before."""
         group = Group(id=rows[0].group_id, order=min(row.order for row in rows), remaining=len(rows))
         self._groups[group.id] = group
-        if self._in_order:
+        if self._in_order and not leased:
             self._push(group)
 
     def ready(self, row: RowMeta) -> None:
@@ -123,9 +123,9 @@ class GroupPolicy(Policy):
     def __init__(self, line: GroupLine) -> None:
         self._line = line
 
-    def added(self, rows: Sequence[RowMeta]) -> None:
+    def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:
         """See `Policy.added`."""
-        self._line.added(rows)
+        self._line.added(rows, leased=leased)
 
     def ready(self, row: RowMeta) -> None:
         """See `Policy.ready`."""

@@ -19,6 +19,10 @@ _MAX_GUESTS = 1024
 """Connections that have said Hello but not proved anything; the oldest is forgotten for one more."""
 
 
+_EXPECTED = b"expected "
+"""Begins what stands for the connection of a client that has none yet; ZeroMQ's names of connections begin with 0."""
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A connection as servers know it, also when ZeroMQ has made it anew."""
@@ -129,6 +133,10 @@ class Door:
         self._visits.pop(connection, None)  # the newest word comes last
         self._visits[connection] = _Visit(hello.client, now)
         return hello.client
+
+    def expect(self, client: str, now: float) -> None:
+        """A client from before this server was started: it counts as silent where it does not come in time."""
+        self._visits[_EXPECTED + client.encode()] = _Visit(client, now)
 
     @property
     def next_deadline(self) -> float | None:

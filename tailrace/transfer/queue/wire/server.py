@@ -222,7 +222,10 @@ class Server:
 
     def recall(self, ticket: Ticket, answer: Answer) -> None:
         """What a request was answered by a server before this one; before `run`."""
-        self._clients.setdefault(ticket.client, Answers()).recall(ticket.number, Reply(answer))
+        if ticket.client not in self._clients:
+            self._clients[ticket.client] = Answers()
+            self._door.expect(ticket.client, self.now)
+        self._clients[ticket.client].recall(ticket.number, Reply(answer))
 
     def kept(self) -> Iterator[tuple[Ticket, Answer]]:
         """Requests whose answers may be asked for again, with these."""
