@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tailrace.config.transfer import LocalQueueConfig
-from tailrace.errors import QueueError, QueueTimeout
+from tailrace.errors import QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TaskStats, TransferQueue
 from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
 from tailrace.transfer.queue.lines import Gate, Line
-from tailrace.transfer.queue.schema import Schema, check_limit
+from tailrace.transfer.queue.schema import Schema, check_capacity, check_limit
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.queue.state import Lease
 from tailrace.transfer.queue.table import QueueTask, check_table
@@ -69,7 +69,7 @@ class LocalQueue(TransferQueue):
         """See `TransferQueue.put`. Each row brings every column that some task reads and none writes."""
         self._control.check_groups(rows)
         cells = [self._freeze_new(row) for row in rows]
-        self._check_capacity(cells)
+        check_capacity(len(cells), sum(cell.nbytes for cell in cells), self._config)
         not_before = max((row.not_before for row in rows), default=0)
         limit = self._limit(timeout)
         start = self._clock()
@@ -193,15 +193,6 @@ class LocalQueue(TransferQueue):
     def _freeze_new(self, row: NewRow) -> Cells:
         self._schema.check_new(row)
         return self._data.freeze(row.cells)
-
-    def _check_capacity(self, cells: Sequence[Cells]) -> None:
-        nbytes = sum(cell.nbytes for cell in cells)
-        for name, amount, bound in (
-            ("max_rows", len(cells), self._config.max_rows),
-            ("max_bytes", nbytes, self._config.max_bytes),
-        ):
-            if amount > bound:
-                raise QueueError(f"a put of {len(cells)} rows and {nbytes} bytes can never fit queue.{name} {bound}")
 
     def _try_put(self, rows: Sequence[NewRow], cells: Sequence[Cells]) -> list[RowId] | None:
         total = self._data.nbytes + sum(cell.nbytes for cell in cells)

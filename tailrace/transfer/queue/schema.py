@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
+from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 from tailrace.errors import ColumnError, QueueError
 from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.types import TaskSpec, Value, WeightVersion
@@ -77,6 +78,17 @@ def check_outputs(task: TaskSpec, row: RowId, columns: Collection[str]) -> None:
             f"{row}: task {task.name!r} writes {sorted(expected)}; "
             f"missing: {sorted(expected - got)}, not its own: {sorted(got - expected)}"
         )
+
+
+def check_capacity(rows: int, nbytes: int, config: LocalQueueConfig | ServiceQueueConfig) -> None:
+    """Whether an empty queue had room for a put.
+
+    Raises:
+        QueueError: it had not.
+    """
+    for name, amount, bound in (("max_rows", rows, config.max_rows), ("max_bytes", nbytes, config.max_bytes)):
+        if amount > bound:
+            raise QueueError(f"a put of {rows} rows and {nbytes} bytes can never fit queue.{name} {bound}")
 
 
 def check_limit(limit: int | None) -> None:

@@ -76,6 +76,16 @@ def test_a_connection_that_is_silent_too_long_says_hello_again() -> None:
     assert (door.client(b"2", 10.0), door.client(b"1", 10.0)) == (None, identity.unique)
 
 
+def test_a_client_from_before_is_silent_where_it_does_not_come() -> None:
+    door, identity = Door(TOKEN, silence_s=9), Identity("rollout", TOKEN)
+    for client in (identity.unique, "dead"):
+        door.expect(client, 0.0)
+    enter(door, b"1", identity, 5.0)
+    assert door.next_deadline == 9.0
+    assert door.silent(9.0) == {"dead"}
+    assert door.silent(14.0) == {identity.unique}
+
+
 def test_guests_that_prove_nothing_take_bounded_room() -> None:
     door, identity = Door(TOKEN, silence_s=9), Identity("rollout", TOKEN)
     hello = identity.hello()

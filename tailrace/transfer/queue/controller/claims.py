@@ -5,12 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailrace.errors import QueueClosed, QueueError, QueueTimeout
+from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.transfer.queue.base import RowId, TaskStats
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
+from tailrace.transfer.queue.schema import check_limit
 from tailrace.transfer.queue.state import Ended, Lease
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.table import QueueTask
@@ -60,8 +61,7 @@ class Claims:
             raise QueueClosed("the queue was closed")
         task, rank = message.task, message.rank
         self._desk.control.check_claim(task, rank)
-        if message.limit is not None and message.limit < 1:
-            raise QueueError(f"a claim's limit must be at least 1, got {message.limit}")
+        check_limit(message.limit)
         whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
         self._lines[task][rank].join(
             incoming.ticket,

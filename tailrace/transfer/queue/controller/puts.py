@@ -31,6 +31,7 @@ from tailrace.transfer.queue.controller.facts import cell_facts, new_rows, part_
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
 from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.schema import check_capacity
 from tailrace.transfer.queue.state import Newcomer
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.frames import Reply
@@ -241,17 +242,8 @@ class Puts:
         if message.cells is not None and len(message.cells) != sum(sizes):
             raise WireError(f"cells of {sum(sizes)} bytes were announced, and {len(message.cells)} came")
         offer = Offer(rows, message.not_before, self._facts(message, rows), sizes)
-        config = self._desk.config
-        for name, amount, bound in (
-            ("max_rows", len(rows), config.max_rows),
-            ("max_bytes", offer.nbytes, config.max_bytes),
-        ):
-            if amount > bound:
-                raise QueueError(
-                    f"a put of {len(rows)} rows and {offer.nbytes} bytes can never fit queue.{name} {bound}"
-                )
-        if self._desk.control.being_put(rows) is None:
-            self._desk.control.check_groups(rows)
+        check_capacity(len(rows), offer.nbytes, self._desk.config)
+        self._desk.control.check_groups(rows)
         return offer
 
     def _facts(self, message: Admit, rows: Sequence[Newcomer]) -> list[CellFacts]:
