@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-from queue_turns import CHUNK_ROWS, Array, Rows, Side, one_pass, take_turns, varlen_rows, work
+from queue_turns import CHUNK_ROWS, Array, PlainCopy, Rows, Side, one_pass, take_turns, varlen_rows, work
 
 from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
 from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, ServiceQueueConfig
@@ -128,7 +128,8 @@ def rehearse(side: OurSide, transport: str) -> None:
     Raises:
         RuntimeError: a client that was to use TCP alone has no such connections to the controller and a unit.
     """
-    one_pass(side, varlen_rows(), compare=True)
+    rows = varlen_rows()
+    one_pass(side, rows, PlainCopy(rows), compare=True)
     connections = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_ESTABLISHED]
     if transport == "tcp" and len(connections) < 2:
         raise RuntimeError(f"the client has {len(connections)} TCP connections and must have 2: nothing to compare")
