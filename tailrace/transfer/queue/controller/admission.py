@@ -8,6 +8,7 @@ Groups that were lost wait for nothing: the room that they take was theirs befor
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
@@ -16,6 +17,14 @@ from tailrace.transfer.queue.controller.timers import Timer
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.state import Newcomer
 from tailrace.types import WeightVersion
+
+Heard: TypeAlias = Callable[[], None]
+"""Called when the journal says that rows have come: whoever brought them may go on while they enter."""
+Done: TypeAlias = Callable[[Sequence[int], Heard], None]
+
+
+def nobody() -> None:
+    """Nobody waits to hear of it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +35,7 @@ class Admission:
     ids: list[RowId]
     missing: dict[int, set[RowId]]
     """By unit: rows that it has not got yet."""
-    done: Callable[[Sequence[int]], None]
+    done: Done
     """All rows are written: on which units."""
     undone: Callable[[], None]
     """They will not be."""
@@ -66,7 +75,7 @@ class Admissions:
         """Rows are on their way; those without any row are there at once."""
         self._by_row.update(dict.fromkeys(admission.ids, admission))
 
-    def written(self, unit: int, rows: Sequence[RowId]) -> list[RowId]:
+    def written(self, unit: int, rows: Sequence[RowId], heard: Heard) -> list[RowId]:
         """A unit has these rows. Returns those that are not on their way to it."""
         strange: list[RowId] = []
         touched: dict[int, Admission] = {}
@@ -78,7 +87,7 @@ class Admissions:
                 admission.missing[unit].discard(row)
                 touched[id(admission)] = admission
         for admission in touched.values():
-            self._finish_if_whole(admission)
+            self._finish_if_whole(admission, heard)
         return strange
 
     def withdraw(self, rows: Sequence[RowId]) -> None:
@@ -100,7 +109,7 @@ class Admissions:
             if admission.missing.pop(unit, None) is None:
                 continue
             if admission.missing:
-                self._finish_if_whole(admission)
+                self._finish_if_whole(admission, nobody)
             else:
                 self._undo(admission)
 
@@ -126,10 +135,10 @@ class Admissions:
     def _all(self) -> Collection[Admission]:
         return list({id(admission): admission for admission in self._by_row.values()}.values())
 
-    def _finish_if_whole(self, admission: Admission) -> None:
+    def _finish_if_whole(self, admission: Admission, heard: Heard) -> None:
         if not any(admission.missing.values()):
             self._forget(admission)
-            admission.done(list(admission.missing))
+            admission.done(list(admission.missing), heard)
 
     def _undo(self, admission: Admission) -> None:
         self._forget(admission)

@@ -25,7 +25,7 @@ from tailrace.errors import (
 )
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller import journal as log
-from tailrace.transfer.queue.controller.admission import Admission, Admissions, Offer
+from tailrace.transfer.queue.controller.admission import Admission, Admissions, Done, Heard, Offer, nobody
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import cell_facts, new_rows, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
@@ -122,19 +122,21 @@ class Puts:
             StaleRowError: they were withdrawn, or have left: it is told to forget them.
         """
         message: Written = incoming.message
-        strange = self.found(message.unit, row_ids(message.rows))
+        accepted = Reply(Accepted())
+        rows = row_ids(message.rows)
+        strange = self.found(message.unit, rows, lambda: self._desk.server.reply(incoming.ticket, accepted.answer))
         if strange:
             raise StaleRowError(f"{strange[0]} was written too late: its admission was withdrawn, or it has left")
-        return Reply(Accepted())
+        return accepted
 
     # Events
 
-    def found(self, unit: int, rows: Sequence[RowId]) -> list[RowId]:
+    def found(self, unit: int, rows: Sequence[RowId], heard: Heard = nobody) -> list[RowId]:
         """A unit has these rows; returns those that it should not have and is told to forget."""
         control = self._desk.control
         strange = [
             row
-            for row in self._admissions.written(unit, rows)
+            for row in self._admissions.written(unit, rows, heard)
             if not (control.is_stored(row) and unit in control.units(row))
         ]
         if strange:
@@ -176,7 +178,7 @@ class Puts:
         ids: Sequence[RowId],
         units: Sequence[int],
         *,
-        done: Callable[[Sequence[int]], None],
+        done: Done,
         undone: Callable[[], None],
         record: log.Reserved | None = None,
     ) -> None:
@@ -309,8 +311,9 @@ class Puts:
         desk = self._desk
         desk.stock.add(ids, offer.sizes, record.units)
 
-        def done(units: Sequence[int]) -> None:
+        def done(units: Sequence[int], heard: Heard) -> None:
             desk.note(log.Entered(record.rows, list(units)))
+            heard()
             if small is not None:
                 desk.server.reply(small.ticket, Admitted(record.rows, []))
                 desk.small.add(ids, offer.facts, offer.sizes, small.cells)

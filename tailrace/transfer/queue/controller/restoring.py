@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tailrace.errors import QueueError
+from tailrace.transfer.queue.controller.admission import Heard
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.puts import Puts
 from tailrace.transfer.queue.state import ControlState, RowRecord
@@ -44,9 +45,10 @@ class Restoring:
         self._puts.barred = True
         desk.stock.add(ids, sizes, units)
 
-        def done(having: Sequence[int]) -> None:
+        def done(having: Sequence[int], heard: Heard) -> None:
             self._puts.barred = False
             self._take(state, having)
+            heard()
 
         def undone() -> None:
             self._puts.barred = False
