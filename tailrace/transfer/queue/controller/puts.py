@@ -245,7 +245,8 @@ class Puts:
             raise WireError(f"cells of {sum(sizes)} bytes were announced, and {len(message.cells)} came")
         offer = Offer(rows, message.not_before, self._facts(message, rows), sizes)
         check_capacity(len(rows), offer.nbytes, self._desk.config)
-        self._desk.control.check_groups(rows)
+        if self._desk.control.being_put(rows) is None:
+            self._desk.control.check_groups(rows)
         return offer
 
     def _facts(self, message: Admit, rows: Sequence[Newcomer]) -> list[CellFacts]:
