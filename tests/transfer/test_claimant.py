@@ -1,16 +1,20 @@
 """What a claimant answers to workers of any kind."""
 
+import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 import pytest
 
 from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
 from tailrace.errors import QueueClosed
+from tailrace.transfer.queue import claimant as module
 from tailrace.transfer.queue.base import Claim, NewRow
-from tailrace.transfer.queue.claimant import Answer, Claimant, Next, Over
+from tailrace.transfer.queue.claimant import Answer, Arrived, Claimant, Next, Over
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.wire.messages import Claimed, Failure, unpack
@@ -51,6 +55,9 @@ class Worker:
 
     def ask(self, unfetched: int | None = None) -> None:
         self._socket.sendall(msgspec.json.encode(Next(unfetched)) + b"\n")
+
+    def say_arrived(self, lease_id: int) -> None:
+        self._socket.sendall(msgspec.json.encode(Arrived(lease_id)) + b"\n")
 
     def hear(self) -> Answer:
         answer: Answer = msgspec.json.decode(self._socket.recv(2**16), type=Answer)
@@ -116,6 +123,70 @@ def test_a_worker_that_waits_is_sent_away_at_the_end(shared: Served) -> None:
     with pytest.raises(QueueClosed, match="data set was closed"):
         claimant.nack(Claim(lease_id=1, lease_s=1.0, task="actor", rows=()), None)
     assert shared.queue.stats().tasks["actor"].claims == 0
+
+
+def test_what_has_not_arrived_when_its_worker_hangs_up_is_wanted_again(shared: Served) -> None:
+    put(shared.queue, 30, 4)
+    with claiming(shared, rows=4) as claimant:
+        with Worker(claimant) as first:
+            first.ask()
+            arrived = first.hear()
+            assert isinstance(arrived, Claimed)
+            first.say_arrived(arrived.lease_id)
+            assert first.hear() == Arrived(arrived.lease_id)
+            first.ask()
+            assert orders(first.hear()) == [32, 33]
+        with Worker(claimant) as second:
+            second.ask()
+            again = second.hear()
+            assert orders(again) == [32, 33]
+            second.ask()
+            assert isinstance(second.hear(), Over)
+            for answer in (arrived, again):
+                ack(claimant, shared, answer)
+
+
+def test_rows_of_a_worker_that_dies_before_they_are_taken_back_go_back(
+    shared: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(shared.queue, 40, 2)
+    with claiming(shared, rows=2) as claimant:
+        with Worker(claimant) as first:
+            first.ask()
+            lost = first.hear()
+            assert isinstance(lost, Claimed)
+            monkeypatch.setattr(module, "_PAUSE_S", LIMIT_S)
+            first.ask(unfetched=lost.lease_id)
+        with Worker(claimant) as second:
+            second.ask()
+            again = second.hear()
+            assert orders(again) == [40, 41]
+            ack(claimant, shared, again)
+
+
+def test_who_acks_while_the_thread_ends_is_told(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    with claiming(shared) as claimant:
+
+        def come_too_late(work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop) -> Future[None]:
+            claimant.close()
+            return Future()
+
+        monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", come_too_late)
+        with pytest.raises(QueueClosed, match="data set was closed"):
+            claimant.nack(Claim(lease_id=1, lease_s=1.0, task="actor", rows=()), None)
+
+
+def test_what_nobody_foresaw_is_raised_once_by_close(shared: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*_: object, **__: object) -> Claimed:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(RemoteQueue, "lease", fail)
+    with claiming(shared) as claimant, Worker(claimant) as worker:
+        worker.ask()
+        with pytest.raises(msgspec.DecodeError):
+            worker.hear()
+        with pytest.raises(ZeroDivisionError, match="a fault"):
+            claimant.close()
 
 
 def test_errors_of_the_queue_reach_the_worker(shared: Served) -> None:

@@ -109,6 +109,33 @@ def test_what_was_not_acked_goes_back_at_the_end_of_the_block(served: Served, wo
         rows.ack(kept, rewards(kept))
 
 
+@pytest.mark.parametrize("rows", [40, None])
+def test_what_workers_have_fetched_ahead_is_delivered_by_the_next_loop(served: Served, rows: int | None) -> None:
+    put(served.queue, 40)
+    seen: list[int] = []
+    with dataset(served, rows=rows) as data:
+        loader = DataLoader(data, batch_size=None, num_workers=2, in_order=False)
+        kept = next(iter(loader))
+        seen += orders(kept)
+        for batch in loader:
+            seen += orders(batch)
+            data.ack(batch, rewards(batch))
+            if len(seen) == 40:
+                data.close() if rows is None else data.ack(kept, rewards(kept))
+    assert sorted(seen) == list(range(40))
+    assert served.queue.stats().tasks["rollout"].consumed == (40 if rows else 36)
+
+
+def test_a_loop_that_ends_by_itself_delivers_what_workers_had_fetched_before_they_ended(served: Served) -> None:
+    put(served.queue, 24)
+    with dataset(served, rows=24) as data:
+        batches = list(DataLoader(data, batch_size=None, num_workers=2, prefetch_factor=4, in_order=False))
+        assert sorted(order for batch in batches for order in orders(batch)) == list(range(24))
+        for batch in batches:
+            data.ack(batch, rewards(batch))
+    assert served.queue.stats().tasks["rollout"].consumed == 24
+
+
 def test_the_rows_of_a_killed_worker_go_back(served: Served) -> None:
     put(served.queue, 40)
     seen: list[int] = []

@@ -1,12 +1,13 @@
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from tailrace.config.queue_table import TableConfig, TaskConfig, WholeGroupsConfig
-from tailrace.errors import ColumnError, GroupExists, QueueError, QueueTimeout
+from tailrace.errors import ColumnError, GroupExists, PeerLost, QueueError, QueueTimeout
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.experience import Experience
 from tailrace.transfer.queue.tensors import Column, PackedTensor, Pad, PaddedTensor
@@ -58,6 +59,44 @@ def test_groups_count_on_from_where_they_begin(shared: SyncQueue) -> None:
     assert experience.put_prompts_data(PROMPTS, group_size=2, samples=SEEDS) == [102, 103]
     with pytest.raises(GroupExists):
         Experience(shared, first_group=103).put_prompts_data(PROMPTS, group_size=2, samples=SEEDS)
+
+
+@pytest.mark.parametrize(("first", "went_in"), [(500, True), (510, False)])
+def test_a_put_that_was_not_answered_is_done_once_by_a_second_one(
+    shared: SyncQueue, monkeypatch: pytest.MonkeyPatch, first: int, went_in: bool
+) -> None:
+    experience = Experience(shared, first_group=first)
+    before = shared.stats().rows
+    lose_one_answer(experience, monkeypatch, went_in)
+    assert experience.put_prompts_data(PROMPTS, group_size=2, samples=SEEDS) == [first, first + 1]
+    assert shared.stats().rows == before + 4
+    assert experience.put_prompts_data(PROMPTS, group_size=2, samples=SEEDS) == [first + 2, first + 3]
+
+
+def test_other_prompts_come_after_those_whose_put_was_not_answered(
+    shared: SyncQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experience = Experience(shared, first_group=520)
+    lose_one_answer(experience, monkeypatch, True)
+    assert experience.put_prompts_data({"prompt_ids": [np.array([8])]}, group_size=1, samples={"seed": [0]}) == [522]
+
+
+def lose_one_answer(experience: Experience, monkeypatch: pytest.MonkeyPatch, went_in: bool) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(SyncQueue, "put", unanswered(SyncQueue.put if went_in else None))
+        with pytest.raises(PeerLost):
+            experience.put_prompts_data(PROMPTS, group_size=2, samples=SEEDS)
+
+
+def unanswered(put: Callable[..., Any] | None) -> Callable[..., None]:
+    """A put whose answer is lost; None: it is lost itself."""
+
+    def lose(*args: Any, **options: Any) -> None:
+        if put is not None:
+            put(*args, **options)
+        raise PeerLost("no answer")
+
+    return lose
 
 
 def test_prompts_for_weights_to_come_wait_for_the_notice(shared: SyncQueue) -> None:

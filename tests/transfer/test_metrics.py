@@ -7,6 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tailrace.transfer.queue import metrics
+from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.metrics import serving_metrics
 from tests.transfer.test_processes import queue
 
@@ -25,6 +26,8 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
 def test_a_scrape_counts_rows_by_task_and_state_and_bytes_by_unit(tmp_path: Path) -> None:
     with queue(tmp_path) as processes, serving_metrics(processes.address, 0) as port:
         samples = scrape(port)
+    documented = (Path(__file__).parents[2] / "docs" / "transfer_queue.md").read_text()
+    assert [name for name, _ in samples if f"`{name.removeprefix('tailrace_queue_')}`" not in documented] == []
     assert samples["tailrace_queue_up", ""] == 1
     assert samples["tailrace_queue_rows", ""] == 0
     states = {labels for name, labels in samples if name == "tailrace_queue_task_rows"}
@@ -32,6 +35,14 @@ def test_a_scrape_counts_rows_by_task_and_state_and_bytes_by_unit(tmp_path: Path
     assert samples["tailrace_queue_task_consumed_rows_total", "sink"] == 0
     assert samples["tailrace_queue_unit_alive", "unit-0"] == 1
     assert samples["tailrace_queue_unit_max_bytes", "unit-0"] == 8 * 2**30
+
+
+def test_a_queue_that_has_another_token_is_said_to_be_down(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes:
+        known = processes.address
+        stranger = QueueAddress(endpoints=known.endpoints, host=known.host, token=b"x" * 32)
+        with serving_metrics(stranger, 0) as port:
+            assert scrape(port) == {("tailrace_queue_up", ""): 0}
 
 
 def test_a_queue_that_does_not_answer_is_said_to_be_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 import os
 import select
+import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -19,8 +21,10 @@ from tailrace.errors import PeerLost, QueueError, UserError
 from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
+from tailrace.transfer.queue.child import Child
 from tailrace.transfer.queue.look import greet, look
 from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.serve import UnitSettings
 
 LIMIT_S = 30.0
 TABLE = TableConfig(
@@ -186,6 +190,65 @@ def test_what_a_process_cannot_serve_is_said_to_whoever_starts_it(
 ) -> None:
     with pytest.raises(QueueError, match=message), queue(tmp_path, **changes):
         pass
+
+
+def test_why_a_process_cannot_be_started_again_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_DEATHS", 1)
+    monkeypatch.setattr(module, "_RESTART_PAUSE_S", 0.0)
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    starting = queue(tmp_path / "queue", storage={"type": "arena", "directory": str(memory)})
+    with pytest.raises(QueueError, match=r"exit code 1.*: no directory for shared memory can be made.*given up"):
+        _kill_without(memory, starting)
+
+
+def _kill_without(memory: Path, starting: QueueProcesses) -> None:
+    with starting as processes:
+        shutil.rmtree(memory)
+        os.kill(processes.pids["unit-0"], signal.SIGKILL)
+        processes.wait()
+
+
+def test_one_that_could_not_serve_is_started_again_after_a_pause_and_others_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(module, "_RESTART_PAUSE_S", LIMIT_S)
+    with queue(tmp_path / "queue", storage={"type": "arena", "directory": str(memory)}) as processes:
+        shutil.rmtree(memory)
+        os.kill(processes.pids["unit-0"], signal.SIGKILL)
+        until(lambda: "again in 30 s" in caplog.text)
+        kill(processes, "controller")
+        assert list(stats(processes).tasks) == ["rollout", "sink"]
+    assert caplog.text.count("again in 0 s") == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_start_that_fails_as_nobody_foresaw_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: QueueProcesses) -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr(QueueProcesses, "_plan", fail)
+    with pytest.raises(QueueError, match="thread of the queue's processes has failed: a fault"), queue(tmp_path):
+        pass
+
+
+def test_a_process_that_says_what_is_no_message_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(Child, "_start", lambda _: ours)
+    settings = UnitSettings(
+        token=b"", endpoints=[], name="a", controller="", storage="", storage_name="", join_every_s=1.0
+    )
+    with ours, theirs:
+        child = Child("unit-0", settings, tmp_path / "log")
+        theirs.sendall(b"a warning of some library\n")
+        with pytest.raises(QueueError, match=r"unit-0 of the queue.*cannot be understood"):
+            child.hear()
+        ours.settimeout(0.01)
+        theirs.sendall(b"{")
+        with pytest.raises(QueueError, match=r"unit-0 of the queue.*cannot be understood: timed out"):
+            child.hear()
 
 
 def test_a_stop_during_the_start_ends_what_was_started(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening,
 
 _EXIT_LIMIT_S = 1.0
 """A process closes its socket a moment before it exits; the exit code is worth the wait."""
-_KILLED_LIMIT_S = 5.0
+KILLED_LIMIT_S = 5.0
 """A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 _TAIL_BYTES = 2000
 _SEND_LIMIT_S = 10.0
@@ -35,13 +35,19 @@ class Child:
         self.name = name
         self.log = log
         self._heard = b""
+        self._reason = ""
         try:
             self._channel = self._start()
         except OSError as error:
             raise QueueError(f"no process can be started for {name} of the queue: {error.strerror}") from None
         self._channel.settimeout(_SEND_LIMIT_S)
-        with suppress(ConnectionError):  # it has died, and `hear` says so
+        try:
             self._channel.sendall(msgspec.json.encode(settings) + b"\n")
+        except ConnectionError:
+            pass  # it has died, and `hear` says so
+        except TimeoutError:
+            self.end(_EXIT_LIMIT_S)
+            raise QueueError(f"{name} of the queue has not taken its settings within {_SEND_LIMIT_S:g} s") from None
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
@@ -75,21 +81,32 @@ class Child:
         return self._channel.fileno()
 
     def hear(self) -> Listening | Failed | None:
-        """What it says; None once it has hung up."""
-        with suppress(ConnectionError):
+        """What it says; None once it has hung up.
+
+        Raises:
+            QueueError: it says half a line, or what is no message.
+        """
+        try:
             while (heard := self._channel.recv(4096)) and not (self._heard + heard).endswith(b"\n"):
                 self._heard += heard
-            if heard:
-                message, self._heard = self._heard + heard, b""
-                return msgspec.json.decode(message, type=Listening | Failed)
-        return None
+            if not heard:
+                return None
+            line, self._heard = self._heard + heard, b""
+            message = msgspec.json.decode(line, type=Listening | Failed)
+        except ConnectionError:
+            return None
+        except (TimeoutError, msgspec.DecodeError) as error:
+            raise QueueError(f"{self.name} of the queue, see {self.log}, cannot be understood: {error}") from None
+        if isinstance(message, Failed):
+            self._reason = message.reason
+        return message
 
     def obituary(self) -> str:
         """How one that has hung up died."""
         self.end(_EXIT_LIMIT_S)
         code = self._process.returncode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        last = self._last_words()
+        last = self._reason or self._last_words()
         return f"{self.name} of the queue ended ({how}, see {self.log})" + (f": {last}" if last else "")
 
     def _last_words(self) -> str:
@@ -113,4 +130,4 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_KILLED_LIMIT_S)
+                self._process.wait(KILLED_LIMIT_S)

@@ -3,11 +3,13 @@
     worker ──Next──▶ Claimant ──lease──▶ controller        one claim at a time, so that rows are counted here alone
            ◀─Claimed──  │
            ──fetch─────────────────────▶ units             each worker by itself
+    loop   ──Arrived──▶ │                                  a batch has come out of its worker
                         │
     ack, nack ─────────▶└── renews every lease until it ends; gives back what is still held at the end
 
 Workers speak JSON lines over a socket that only this user can open. The queue knows one client, the process that acks:
-when it dies, all of its rows go back; a worker that dies or hangs up stands in no line.
+when it dies, all of its rows go back. A worker that dies or hangs up stands in no line, and what it was handed and has
+not arrived goes back and is wanted again: it stays connected until all of its batches have been looked at.
 
 Who waits on whom: a worker on the claims of those who asked before it, each up to the queue's timeout. Rows that one
 could not fetch are given back after a pause, and are wanted again.
@@ -15,9 +17,9 @@ could not fetch are given back after a pause, and are wanted again.
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -35,19 +37,26 @@ _PAUSE_S = 0.2
 """Before rows whose cells did not come are wanted again: by then their unit may be back, or known to be lost."""
 
 
-class Next(msgspec.Struct, frozen=True):
+class Next(Message, frozen=True):
     """A worker wants a claim."""
 
     unfetched: int | None = None
     """The lease of the one before, where its cells did not come."""
 
 
+class Arrived(Message, frozen=True):
+    """The rows of a lease are where they are acked: its worker may go. Also the answer to it."""
+
+    lease_id: int
+
+
 class Over(Message, frozen=True):
     """There will be no more claims."""
 
 
-Answer: TypeAlias = Claimed | Over | Failure
-"""To Next."""
+Ask: TypeAlias = Next | Arrived
+Answer: TypeAlias = Claimed | Over | Failure | Arrived
+"""To Next, and the last one to Arrived."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,6 +65,8 @@ class _Held:
     """Without rows: its lease counts."""
     rows: int
     """Those that were not acked."""
+    worker: "_Worker | None"
+    """Who has it, until it has arrived."""
 
 
 class Claimant:
@@ -74,6 +85,8 @@ class Claimant:
         self._held: dict[int, _Held] = {}
         self._workers: set[_Worker] = set()
         self._renewing: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Task[None]] = set()
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimant")
 
     def start(self) -> None:
@@ -91,9 +104,15 @@ class Claimant:
         self._loop = started.result()
 
     def close(self) -> None:
-        """Send workers away and give back all rows that were not acked. Harmless twice."""
-        if not self._ended.done():
-            self._loop.call_soon_threadsafe(self._closing.set)
+        """Send workers away and give back all rows that were not acked. Harmless twice.
+
+        Raises what has ended the thread before, the first time.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(RuntimeError):  # it has ended, and its loop is closed
+            self._loop.call_soon_threadsafe(self._close)
         self._thread.shutdown()
         self._ended.result()
 
@@ -111,30 +130,64 @@ class Claimant:
         """Wait for the thread, which has the queue's limits.
 
         Raises:
-            QueueClosed: it has ended.
+            QueueClosed: it has ended, or does so meanwhile.
         """
-        if self._ended.done():
-            work.close()
+        outcome: Future[T] = Future()
+        with suppress(RuntimeError):  # its loop is closed
+            outcome = asyncio.run_coroutine_threadsafe(work, self._loop)
+        either: list[Future[Any]] = [outcome, self._ended]
+        wait(either, return_when=FIRST_COMPLETED)
+        if not outcome.done() or outcome.cancelled():
+            work.close()  # nobody will run it any more
             raise QueueClosed("this data set was closed: its rows have gone back")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return outcome.result()
 
     # In the thread
 
     async def _serve(self, started: "Future[asyncio.AbstractEventLoop]") -> None:
-        self._closing = asyncio.Event()
-        self._turn = asyncio.Lock()
         loop = asyncio.get_running_loop()
+        self._closing = loop.create_future()
+        self._turn = asyncio.Lock()
         with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:  # of mode 0700
             self.socket = f"{directory}/claims"
             async with self._queue:
-                server = await loop.create_unix_server(lambda: _Worker(self._next, self._workers), self.socket)
+                server = await loop.create_unix_server(lambda: _Worker(self), self.socket)
                 started.set_result(loop)
-                await self._closing.wait()
-                server.close()
-                await self._end()
+                try:
+                    await self._closing
+                finally:
+                    server.close()
+                    await self._end()
+
+    def _close(self) -> None:
+        if not self._closing.done():
+            self._closing.set_result(None)
+
+    def greet(self, worker: "_Worker") -> None:
+        """A worker has connected."""
+        self._workers.add(worker)
+
+    def part(self, worker: "_Worker") -> None:
+        """A worker has hung up: what it was handed and has not arrived goes back."""
+        self._workers.discard(worker)
+        if self._closing.done():
+            return  # everything goes back
+        for held in list(self._held.values()):
+            if held.worker is worker:
+                self._unhold(held)
+                task = asyncio.create_task(self._give_back(held))
+                self._returning.add(task)
+                task.add_done_callback(self._returning.discard)
+                task.add_done_callback(self.check)
+
+    def check(self, task: "asyncio.Task[None]") -> None:
+        """A task has ended: what nobody else hears of ends the thread, and `close` raises it."""
+        if not task.cancelled() and (error := task.exception()) and not self._closing.done():
+            self._closing.set_exception(error)
 
     async def _end(self) -> None:
         tasks = [task for worker in list(self._workers) if (task := worker.hang_up())]
+        tasks += self._returning
         if self._renewing is not None:
             self._renewing.cancel()
             tasks.append(self._renewing)
@@ -148,9 +201,19 @@ class Claimant:
         except PeerLost:
             return  # the queue, if it comes back, hears no more of this client and takes its rows back
 
-    async def _next(self, ask: Next) -> Answer:
-        if ask.unfetched is not None:
-            await self._take_back(ask.unfetched)
+    async def answer(self, worker: "_Worker", ask: Ask) -> Answer:
+        """What a worker hears."""
+        match ask:
+            case Next(unfetched):
+                return await self._next(worker, unfetched)
+            case Arrived(lease_id):
+                if (held := self._held.get(lease_id)) is not None:
+                    held.worker = None
+                return ask
+
+    async def _next(self, worker: "_Worker", unfetched: int | None) -> Answer:
+        if unfetched is not None:
+            await self._take_back(unfetched)
         async with self._turn:
             if self._wanted is not None and self._wanted <= 0:
                 return Over()
@@ -159,13 +222,13 @@ class Claimant:
                 claimed = await self._queue.lease(self._task, limit=min(bounds, default=None), rank=self._rank)
             except QueueClosed:
                 return Over()
-            self._hold(claimed)
+            self._hold(worker, claimed)
             return claimed
 
-    def _hold(self, claimed: Claimed) -> None:
+    def _hold(self, worker: "_Worker", claimed: Claimed) -> None:
         rows = len(unpack(claimed.rows, 4))
         claim = Claim(lease_id=claimed.lease_id, lease_s=claimed.lease_s, task=self._task, rows=())
-        self._held[claim.lease_id] = _Held(claim, rows)
+        self._held[claim.lease_id] = _Held(claim, rows, worker)
         self._want(-rows)
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew(claim.lease_s / 3))
@@ -174,12 +237,18 @@ class Claimant:
         if self._wanted is not None:
             self._wanted += rows
 
+    def _unhold(self, held: _Held) -> None:
+        """Its rows are wanted again."""
+        del self._held[held.claim.lease_id]
+        self._want(held.rows)
+
     async def _take_back(self, lease_id: int) -> None:
         await asyncio.sleep(_PAUSE_S)
-        held = self._held.pop(lease_id, None)
+        held = self._held.get(lease_id)
         if held is not None:
-            await self._queue.nack(held.claim)
-            self._want(held.rows)
+            await self._give_back(held)
+            if lease_id in self._held:
+                self._unhold(held)
 
     async def _forget(self, claim: Claim, rows: int) -> None:
         """So many rows of a claim have been acked or nacked."""
@@ -204,27 +273,27 @@ class Claimant:
 class _Worker(asyncio.Protocol):
     """A connection over which a worker asks, one question at a time."""
 
-    def __init__(self, answer: Callable[[Next], Awaitable[Answer]], workers: "set[_Worker]") -> None:
-        self._answer = answer
-        self._workers = workers
+    def __init__(self, claimant: Claimant) -> None:
+        self._claimant = claimant
         self._line = b""
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
-        self._workers.add(self)
+        self._claimant.greet(self)
 
     def data_received(self, data: bytes) -> None:
         self._line += data
         if self._line.endswith(b"\n"):
-            ask = msgspec.json.decode(self._line, type=Next)
+            ask: Ask = _ASKS.decode(self._line)
             self._line = b""
             self._task = asyncio.create_task(self._reply(ask))
+            self._task.add_done_callback(self._claimant.check)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._workers.discard(self)
         if self._task is not None:
             self._task.cancel()
+        self._claimant.part(self)
 
     def hang_up(self) -> "asyncio.Task[None] | None":
         """The worker gets no more claims. Returns what is still to end."""
@@ -235,11 +304,11 @@ class _Worker(asyncio.Protocol):
         self._transport.close()
         return self._task
 
-    async def _reply(self, ask: Next) -> None:
+    async def _reply(self, ask: Ask) -> None:
         with ExitStack() as unanswered:
             unanswered.callback(self._transport.close)  # so that the worker does not wait for ever
             try:
-                answer = await self._answer(ask)
+                answer: Answer = await self._claimant.answer(self, ask)
             except TailraceError as error:
                 answer = Failure.of(error)
             self._send(answer)
@@ -247,3 +316,6 @@ class _Worker(asyncio.Protocol):
 
     def _send(self, answer: Answer) -> None:
         self._transport.write(msgspec.json.encode(answer) + b"\n")
+
+
+_ASKS: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)

@@ -6,7 +6,8 @@
     this process: trains on a batch, then acks it
 
 No row is delivered twice, whatever the number of workers: this process claims, one claim after the other, and workers
-only fetch cells and lay them out. Whichever asks first gets the next claim.
+only fetch cells and lay them out. Whichever asks first gets the next claim. A batch has arrived when it is unpickled
+here; what a worker has not brought that far when it ends goes back, and another iteration gets it.
 
 Who waits on whom: a worker on rows, and the loop on whichever worker has some: with `in_order=False`. Otherwise PyTorch
 asks its workers in turn, and one that waits for rows holds up the batches that the others have. A loader claims ahead:
@@ -18,6 +19,8 @@ import os
 import select
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields, replace
 from io import BufferedReader
 from types import TracebackType
 from typing import Any, Self
@@ -28,7 +31,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from tailrace.errors import PeerLost, QueueError, StaleRowError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, RowId
-from tailrace.transfer.queue.claimant import Answer, Claimant, Next, Over
+from tailrace.transfer.queue.claimant import Answer, Arrived, Ask, Claimant, Next, Over
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.look import greet
@@ -38,6 +41,9 @@ from tailrace.transfer.queue.wire.messages import Claimed, Failure
 
 _WATCH_S = 1.0
 """Between looks at whether the process that claims is still there."""
+_ARRIVAL_LIMIT_S = 5.0
+"""For a thread of this process to hear of a batch; it never waits itself."""
+_CLAIM = tuple(field.name for field in fields(Claim))
 
 
 class StreamingDataset(IterableDataset[TensorBatch]):
@@ -53,10 +59,12 @@ class StreamingDataset(IterableDataset[TensorBatch]):
     iterations, or when the queue is closed. Batches are acked in the process that made the data set, before the block
     is left, in any order.
 
-    At the end of the block all rows that were not acked go back at once: those of a loop that was left in the middle,
-    of batches that no one has looked at, of workers that were killed. If this process dies, they go back when the
-    queue has not heard of it for `limit_s`. PyTorch gives workers that still wait for rows when a loop is left 5 s each
-    before it ends them; `close` the data set first, and they end at once.
+    A loop that is left in the middle gives back what its workers have fetched ahead, and so does a worker that is
+    killed; the next loop gets it. What PyTorch itself has taken from a worker and keeps (with `in_order`, `pin_memory`
+    or `persistent_workers`) counts as delivered. At the end of the block all rows that were not acked go back at once.
+    If this process dies, they go back when the queue has not heard of it for `limit_s`. PyTorch gives workers that
+    still wait for rows when a loop is left 5 s each before it ends them; `close` the data set first, and they end at
+    once.
 
     Iterating raises what `TransferQueue.claim` raises, and ColumnError for what a layout cannot do.
     """
@@ -95,6 +103,7 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         self._rank = rank
         self._claimant: Claimant | None = None
         self._socket = ""
+        self._desk: socket.socket | None = None
 
     def __enter__(self) -> Self:
         """From now on it can be iterated over.
@@ -152,13 +161,23 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         """
         if not self._socket:
             raise QueueError("a data set is iterated over inside its block: with StreamingDataset(...) as dataset")
-        with socket.socket(socket.AF_UNIX) as desk, self._connect() as queue:
+        with ExitStack() as stack:
+            desk = socket.socket(socket.AF_UNIX)
+            if get_worker_info() is None:
+                stack.enter_context(desk)
+            else:  # hung up when the worker ends: what it has fetched ahead is still on its way
+                stack.callback(self._keep, desk)
             desk.connect(self._socket)
-            with desk.makefile("rb") as lines:
-                yield from self._batches(desk, lines, queue)
+            queue = stack.enter_context(self._connect())
+            yield from self._batches(desk, stack.enter_context(desk.makefile("rb")), queue)
+
+    def _keep(self, desk: socket.socket) -> None:
+        if self._desk is not None:
+            self._desk.close()
+        self._desk = desk
 
     def _batches(self, desk: socket.socket, lines: BufferedReader, queue: SyncQueue) -> Iterator[TensorBatch]:
-        ask = Next()
+        ask: Next = Next()
         while True:
             match _ask(desk, lines, ask):
                 case Over():
@@ -169,7 +188,14 @@ class StreamingDataset(IterableDataset[TensorBatch]):
                     claim = _fetch(queue, self._task, claimed)
                     ask = Next(claimed.lease_id if claim is None else None)
                     if claim is not None:
-                        yield make_batch(claim, self._kinds, self._layouts)
+                        yield self._deliver(desk, lines, make_batch(claim, self._kinds, self._layouts))
+
+    def _deliver(self, desk: socket.socket, lines: BufferedReader, batch: TensorBatch) -> TensorBatch:
+        """A batch that says when it has arrived: now, or when it comes out of its worker."""
+        if get_worker_info() is None:
+            _ask(desk, lines, Arrived(batch.claim.lease_id))
+            return batch
+        return replace(batch, claim=_Sent(desk=self._socket, **{name: getattr(batch.claim, name) for name in _CLAIM}))
 
     def _connect(self) -> SyncQueue:
         return SyncQueue(
@@ -187,7 +213,7 @@ class StreamingDataset(IterableDataset[TensorBatch]):
 
     def __getstate__(self) -> dict[str, Any]:
         """What a worker that is spawned needs."""
-        return self.__dict__ | {"_claimant": None}
+        return self.__dict__ | {"_claimant": None, "_desk": None}
 
 
 def _fetch(queue: SyncQueue, task: str, claimed: Claimed) -> Claim | None:
@@ -198,7 +224,27 @@ def _fetch(queue: SyncQueue, task: str, claimed: Claimed) -> Claim | None:
         return None
 
 
-def _ask(desk: socket.socket, lines: BufferedReader, ask: Next) -> Answer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sent(Claim):
+    """A claim in a worker. Wherever it is unpickled, it has arrived."""
+
+    desk: str
+    """The socket of the claimant."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (self.desk, {name: getattr(self, name) for name in _CLAIM})
+
+
+def _receive(desk: str, claim: dict[str, Any]) -> Claim:
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as own:  # the data set was closed, and its rows are back
+        own.settimeout(_ARRIVAL_LIMIT_S)
+        own.connect(desk)
+        own.sendall(msgspec.json.encode(Arrived(claim["lease_id"])) + b"\n")
+        own.recv(1)  # heard before the worker hangs up
+    return Claim(**claim)
+
+
+def _ask(desk: socket.socket, lines: BufferedReader, ask: Ask) -> Answer:
     desk.sendall(msgspec.json.encode(ask) + b"\n")
     line = lines.readline() if _hears(desk) else b""
     if not line:

@@ -6,10 +6,14 @@
 Names of the paper over the queue's contract: a put, a claim, an ack, an advance. Columns are tensors, see `tensors`.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-from tailrace.errors import QueueError
+import msgspec
+import numpy as np
+
+from tailrace.errors import GroupExists, PeerLost, QueueError
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.tensors import (
@@ -43,12 +47,15 @@ class Experience:
         """
         self._queue = queue
         self._next_group = first_group
+        self._doubtful: tuple[int, bytes] | None = None
+        """Of rows whose put was not answered, and which are in the queue or not: the group after them, and a digest."""
 
     def init_engines(self) -> None:
-        """Start the engines that train and generate: not the queue's to do.
+        """Start the engines that train and generate. The name is kept for a runtime that places engines; there is none
+        yet, and the queue starts nothing.
 
         Raises:
-            QueueError: always.
+            QueueError: always; it names what to do instead.
         """
         raise QueueError("engines are started by the run that trains with them: `tailrace train RECIPE`")
 
@@ -63,7 +70,8 @@ class Experience:
     ) -> list[int]:
         """Put `group_size` rows for each prompt, all or none; wait until there is room. Returns the group_ids.
 
-        What the queue can never hold at once is put in pieces, call by call.
+        What the queue can never hold at once is put in pieces, call by call. After PeerLost, put the same prompts
+        again: they are in the queue once, whether they had gone in before or not.
 
         `prompts`: columns with a cell for each prompt. `samples`: columns whose cells differ within a group, such as
         seeds, with one for each row: those of the first prompt, of the second, and so on. `not_before`: see `NewRow`.
@@ -71,6 +79,7 @@ class Experience:
         Raises:
             ColumnError: columns of different length, or cells that the table does not expect.
             QueueError, GroupExists, QueueTimeout, QueueClosed: see `TransferQueue.put`.
+            PeerLost: the queue did not answer, and the rows are in or not.
         """
         if group_size < 1:
             raise QueueError(f"a group has at least 1 row, got group_size={group_size}")
@@ -89,7 +98,21 @@ class Experience:
             for place, (group_id, cells) in enumerate(zip(groups, own, strict=True))
             for sample in range(group_size)
         ]
-        self._queue.put(rows, timeout=timeout)
+        try:
+            self._queue.put(rows, timeout=timeout)
+        except PeerLost:
+            self._doubtful = self._next_group + len(groups), _digest(rows)
+            raise
+        except GroupExists:
+            if self._doubtful is None:
+                raise
+            (following, digest), self._doubtful = self._doubtful, None
+            if _digest(rows) != digest:  # a put goes in whole, so those are in, and these come after them
+                self._next_group = following
+                return self.put_prompts_data(
+                    prompts, group_size=group_size, samples=samples, not_before=not_before, timeout=timeout
+                )
+        self._doubtful = None
         self._next_group += len(groups)
         return groups
 
@@ -130,3 +153,9 @@ class Experience:
     def weight_sync_notify(self, version: WeightVersion) -> None:
         """Weights of `version` are there: rows that were put for it may go in, see `TransferQueue.advance`."""
         self._queue.advance(version)
+
+
+def _digest(rows: Sequence[NewRow]) -> bytes:
+    """Tells rows with other cells apart."""
+    cells = [(row.group_id, row.group_size, dict(row.cells)) for row in rows]
+    return hashlib.sha256(msgspec.msgpack.encode(cells, enc_hook=np.ndarray.tobytes)).digest()

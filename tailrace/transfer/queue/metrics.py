@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tailrace.errors import PeerLost
+from tailrace.errors import WireError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.look import look
@@ -41,7 +41,7 @@ class _Scrape(Collector):
     def collect(self) -> Iterator[Metric]:
         try:
             stats = look(self._address, name="metrics", limit_s=_LIMIT_S)
-        except PeerLost:
+        except WireError:  # it does not answer, or is another queue by now, with another token
             yield _up(0)
             return
         yield _up(1)
@@ -51,7 +51,7 @@ class _Scrape(Collector):
 
 
 def _up(value: int) -> Metric:
-    return GaugeMetricFamily("tailrace_queue_up", "Whether the controller answers.", value)
+    return GaugeMetricFamily("tailrace_queue_up", "Whether the controller answers this token.", value)
 
 
 def _of_queue(stats: QueueStats) -> Iterator[Metric]:
@@ -71,7 +71,9 @@ def _of_tasks(stats: QueueStats) -> Iterator[Metric]:
     rows = GaugeMetricFamily("tailrace_queue_task_rows", "Rows of a task by state.", labels=["task", "state"])
     claims = GaugeMetricFamily("tailrace_queue_task_claims", "Consumers waiting for rows.", labels=["task"])
     consumed = CounterMetricFamily("tailrace_queue_task_consumed_rows", "Rows consumed.", labels=["task"])
-    expired = CounterMetricFamily("tailrace_queue_task_expired_rows", "Rows whose lease expired.", labels=["task"])
+    expired = CounterMetricFamily(
+        "tailrace_queue_task_expired_rows", "Rows whose lease expired or whose holder died.", labels=["task"]
+    )
     waited = CounterMetricFamily("tailrace_queue_task_wait_seconds", "Time that claims had to wait.", labels=["task"])
     for name, task in stats.tasks.items():
         for state in ("waiting", "ready", "leased"):

@@ -5,7 +5,8 @@
               *.log           ◀── what each of them prints
 
 A controller that is started again has the endpoints and the journal of the one before, a unit its name: clients and
-units find them again. When too many have died, all are ended.
+units find them again. One that died before it could serve is started again after a pause. When too many have died, all
+are ended.
 
 Who waits on whom: a thread of its own starts all of them and then waits until one hangs up, or for `stop`. Whoever
 enters waits until the controller has heard from all units, and nobody for longer than a limit. Processes whose parent
@@ -33,9 +34,9 @@ from typing import Self
 
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.errors import PeerLost, QueueError, TailraceError, UserError
+from tailrace.errors import PeerLost, QueueError, TailraceError, UserError, one_line
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.child import Child
+from tailrace.transfer.queue.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.look import look
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
@@ -44,6 +45,8 @@ from tailrace.transfer.queue.wire.sockets import host_id
 
 MAX_DEATHS, DEATHS_WITHIN_S = 5, 60.0
 """Processes that may die within this time; one more and the queue is given up."""
+_RESTART_PAUSE_S = 2.0
+"""Before a process is started again that could not serve: its port may be free by then."""
 START_LIMIT_S = 60.0
 """For all to be there, on a busy machine."""
 _LOOK_S = 0.05
@@ -52,7 +55,7 @@ _LOOK_LIMIT_S = 5.0
 _JOIN_EVERY_S = 1.0
 """Between signs of life of a unit."""
 _END_LIMIT_S = 10.0
-"""For a process to end by itself, with the message in hand and its files."""
+"""For all processes to end by themselves, with the message in hand and their files."""
 
 CONTROLLER = "controller"
 
@@ -75,6 +78,8 @@ class QueueProcesses:
         self._children: dict[str, Child] = {}
         self._listening: set[str] = set()
         self._deaths: deque[float] = deque()
+        self._due: dict[str, float] = {}
+        """When those are started again that wait for it."""
         self._starts = 0
         self._address: QueueAddress | None = None
         self._ready = threading.Event()
@@ -160,12 +165,15 @@ class QueueProcesses:
             raise self._failure
 
     def _join(self) -> None:
-        self._thread.join(_LOOK_LIMIT_S + _END_LIMIT_S + START_LIMIT_S)
+        limit_s = _LOOK_LIMIT_S + START_LIMIT_S + _END_LIMIT_S + KILLED_LIMIT_S * (1 + self._config.units)
+        self._thread.join(limit_s)
+        if self._thread.is_alive():
+            _log.error("the processes of the queue have not ended within %g s: %s", limit_s, self.pids)
 
     def _supervise(self) -> None:
         """The thread. What goes wrong is kept for who enters and who leaves."""
         with ExitStack() as stack:
-            stack.callback(self._ready.set)
+            stack.push(self._leave)
             stack.callback(self._waker.close)
             stack.callback(self._wake.close)
             try:
@@ -189,6 +197,16 @@ class QueueProcesses:
             except OSError as error:
                 self._failure = UserError(f"the queue's directory {self._directory} cannot be used: {error.strerror}")
 
+    def _leave(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """The thread ends; with an error that nobody foresaw, which its traceback explains."""
+        if error is not None:
+            self._failure = QueueError(f"the thread of the queue's processes has failed: {one_line(error)}")
+            if self._on_given_up is not None:
+                self._on_given_up()
+        self._ready.set()
+
     def _plan(self) -> tuple[QueueAddress, Path]:
         """Where the controller shall listen, and the directory of the sockets on this host."""
         port = f"tcp://{self._config.listen}:"
@@ -204,14 +222,22 @@ class QueueProcesses:
 
     def _turn(self, deadline: float) -> bool:
         """Wait for something to do and do it; False when it was to stop."""
-        children = {child.fileno(): child for child in self._children.values()}
-        for ready in wait([self._wake, *children], None if self._ready.is_set() else _LOOK_S):
+        for name in [name for name, due in self._due.items() if due <= time.monotonic()]:
+            self._start(name)
+        children = {child.fileno(): child for child in self._children.values() if child.name not in self._due}
+        for ready in wait([self._wake, *children], self._patience()):
             if not isinstance(ready, int):
                 return False
             self._hear(children[ready])
         if not self._ready.is_set():
             self._check_ready(deadline)
         return True
+
+    def _patience(self) -> float | None:
+        """Seconds until there is something to do that nobody says."""
+        if not self._ready.is_set():
+            return _LOOK_S
+        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
     def _hear(self, child: Child) -> None:
         match child.hear():
@@ -228,7 +254,7 @@ class QueueProcesses:
                 self._replace(child)
 
     def _replace(self, child: Child) -> None:
-        """Start a process anew that has died.
+        """Start a process anew that has died, one that never came to listen after a pause.
 
         Raises:
             QueueError: too many have, or one has while the queue starts that never came to listen.
@@ -243,10 +269,12 @@ class QueueProcesses:
             raise QueueError(
                 f"{obituary}; with it, {len(self._deaths)} of its processes have within {DEATHS_WITHIN_S:g} s: given up"
             )
-        _log.warning("%s; it is started again", obituary)
-        self._start(child.name)
+        pause_s = 0.0 if child.name in self._listening else _RESTART_PAUSE_S
+        _log.warning("%s; it is started again in %g s", obituary, pause_s)
+        self._due[child.name] = now + pause_s
 
     def _start(self, name: str) -> None:
+        self._due.pop(name, None)
         self._listening.discard(name)
         settings = self._controller_settings() if name == CONTROLLER else self._unit_settings(name)
         self._children[name] = Child(name, settings, self._directory / f"{name}.log")
@@ -295,8 +323,9 @@ class QueueProcesses:
     def _end(self) -> None:
         for child in self._children.values():
             child.hang_up()
+        deadline = time.monotonic() + _END_LIMIT_S
         for child in self._children.values():
-            child.end(_END_LIMIT_S)
+            child.end(max(0.0, deadline - time.monotonic()))
 
 
 @contextmanager
