@@ -332,11 +332,13 @@ def test_a_controller_that_is_started_anew_waits_for_its_units_up_to_their_limit
     queue.start()
     waiting = queue.send(Claim("rollout", None, None, 100.0))
     assert queue.answer(waiting) is None, "the second unit may come back"
+    assert queue.controller.welcome().recovering
     alive(queue, LIMIT_S, first)
     claimed: Claimed = queue.answer(waiting)
     assert len(unpack(claimed.rows, 4)) == 2
     assert stats(queue).lost_groups == 1
     assert second.parts
+    assert not queue.controller.welcome().recovering
 
 
 def test_a_unit_that_joins_and_never_says_what_it_has_stops_nobody_for_long(tmp_path: Path) -> None:

@@ -37,3 +37,14 @@ def test_a_server_is_gone_that_was_asked_about_and_is_no_unit_and_still_silent()
     doubts.take(WELCOME)
     assert doubts.gone(connections(a=True, b=True, d=False, e=True)) == ["ipc://b"]
     assert doubts.gone(connections(b=True)) == []
+
+
+def test_a_controller_that_recovers_says_of_no_server_that_it_is_gone_and_is_asked_again() -> None:
+    doubts = Doubts("ipc://c")
+    silent = connections(b=True)
+    doubts.question(silent)
+    doubts.take(Reply(Welcome(2, recovering=True)))
+    assert doubts.gone(silent) == []
+    assert doubts.question(silent) == Call("ipc://c", Look())
+    doubts.take(WELCOME)
+    assert doubts.gone(silent) == ["ipc://b"]

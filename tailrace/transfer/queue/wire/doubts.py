@@ -2,6 +2,8 @@
 
     call ──▶ unit, no sign of life ──Look──▶ controller ──Welcome──▶ not among the units: lost; else it is waited for
 
+A controller that was started anew does not know all units again at once: until it does, nothing is concluded.
+
 Who waits on whom: nobody. A face asks while calls are in doubt, one question at a time; a controller that does not
 answer either leaves them waiting.
 """
@@ -37,7 +39,7 @@ class Doubts:
     def take(self, outcome: Outcome) -> None:
         """The answer."""
         self._asked = False
-        if isinstance(outcome, Reply) and isinstance(outcome.answer, Welcome):
+        if isinstance(outcome, Reply) and isinstance(outcome.answer, Welcome) and not outcome.answer.recovering:
             self._listed = {endpoint for unit in outcome.answer.units for endpoint in unit.endpoints}
 
     def gone(self, connections: Mapping[str, Connection]) -> list[str]:
