@@ -94,7 +94,13 @@ async def _open_remote(config: RemoteQueueConfig, table: TableConfig, stack: Asy
             f"serve this run's recipe with `tailrace queue serve`"
         )
     return await stack.enter_async_context(
-        RemoteQueue(address, name="run", timeout_s=config.timeout_s, shared_memory=config.shared_memory)
+        RemoteQueue(
+            address,
+            name="run",
+            timeout_s=config.timeout_s,
+            shared_memory=config.shared_memory,
+            limit_s=config.client_limit_s,
+        )
     )
 
 
