@@ -361,6 +361,16 @@ def test_a_unit_that_joins_and_never_says_what_it_has_stops_nobody_for_long(tmp_
     assert stats(queue).lost_groups == 3
 
 
+def test_clients_are_told_of_a_unit_from_its_join_to_its_death(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    [unit] = queue.units
+    unit.mute = True
+    queue.start()
+    assert [listed.number for listed in queue.controller.welcome().units] == [unit.number], "it answers, not ready yet"
+    queue.tick(LIMIT_S)
+    assert queue.controller.welcome().units == []
+
+
 def test_a_controller_started_anew_learns_from_units_what_was_written_meanwhile(tmp_path: Path) -> None:
     queue = site(tmp_path)
     admitted: Admitted = queue.ask(admit(group(1, 2)))

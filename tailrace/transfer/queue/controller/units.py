@@ -173,11 +173,11 @@ class Units:
                 unit.settle = self._timers.at(self._server.now + _SETTLE_S, lambda unit=unit: self._settle(unit))  # type: ignore[misc]
 
     def listing(self) -> list[Unit]:
-        """The units for clients."""
+        """The units for clients: all that have joined and are not dead, even before they have said what they have."""
         return [
             Unit(unit.number, unit.join.endpoints, unit.join.host, unit.join.directory)
             for unit in self._units.values()
-            if unit.join is not None and unit.ready
+            if unit.join is not None
         ]
 
     def stats(self) -> tuple[UnitStats, ...]:
