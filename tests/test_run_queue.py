@@ -20,6 +20,7 @@ from tailrace.run import train
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, open_queue, run_table
 from tailrace.transfer.queue import processes as module
+from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.local import LocalQueue
@@ -90,6 +91,21 @@ async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run
             async with AsyncExitStack() as stack:
                 opened = await open_queue(config, TABLE, tmp_path / "unused", stack)
                 assert (await opened.stats()).rows == 0
+
+
+async def test_a_run_names_its_own_limit_to_a_remote_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[float] = []
+
+    class Client(RemoteQueue):
+        def __init__(self, address: QueueAddress, *, limit_s: float = 30.0, **options: Any) -> None:
+            named.append(limit_s)
+            super().__init__(address, limit_s=limit_s, **options)
+
+    monkeypatch.setattr("tailrace.run_queue.RemoteQueue", Client)
+    async with queue(tmp_path) as processes, AsyncExitStack() as stack:
+        config = RemoteQueueConfig(connection=str(processes.connection), client_limit_s=7.0)
+        await open_queue(config, TABLE, tmp_path / "unused", stack)
+    assert named == [7.0]
 
 
 @pytest.mark.parametrize(

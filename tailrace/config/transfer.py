@@ -87,7 +87,8 @@ class ServiceQueueConfig(_Bounds):
     listen: str = "127.0.0.1"
     """The address of this machine at which the processes listen, at ports that are free. Others are not reached."""
     client_limit_s: PositiveFloat = 30.0
-    """Seconds without a sign of life after which a client counts as dead, and its rows go back."""
+    """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients name their
+    own, so `tailrace queue serve` does not look at it."""
     unit_limit_s: PositiveFloat = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
 
@@ -108,6 +109,8 @@ class RemoteQueueConfig(Config):
     """The file that `tailrace queue serve` has written: where the queue is, and its token."""
     timeout_s: PositiveFloat = 3600.0
     """Seconds that a put or a claim waits at the most."""
+    client_limit_s: PositiveFloat = 30.0
+    """Seconds without a sign of life after which the run counts as dead, and its rows go back."""
     shared_memory: bool = True
     """Whether cells may pass through the memory of units on this host; otherwise through sockets."""
 

@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from tailrace.errors import UserError, one_line
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.wire.sockets import reachable
 
 
 class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,7 +17,7 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     endpoints: list[str]
     host: str
-    """The controller's, see `host_id`."""
+    """The controller's, see `sockets.host_id`."""
     token: bytes
 
     def __repr__(self) -> str:
@@ -26,19 +26,18 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def endpoint(self) -> str:
-        """The controller's as this machine reaches it: by ipc on the same host, else by tcp.
+        """The controller's as this process reaches it, see `sockets.reachable`.
 
         Raises:
             UserError: it cannot be reached from here.
         """
-        here = self.host == host_id()
-        reachable = [endpoint for endpoint in self.endpoints if here or not endpoint.startswith("ipc:")]
-        if not reachable:
+        ways = reachable(self.endpoints, self.host)
+        if not ways:
             raise UserError(
                 f"the queue listens at {self.endpoints} alone, which cannot be reached from this host; "
                 f"serve it at an address of the network: queue.listen"
             )
-        return min(reachable, key=lambda endpoint: not endpoint.startswith("ipc:"))
+        return ways[0]
 
     def write(self, path: Path) -> None:
         """Write it to `path`, which others cannot read, whole or not at all.

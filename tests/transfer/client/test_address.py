@@ -25,8 +25,11 @@ def test_it_is_read_as_it_was_written_and_nobody_else_can_read_it(tmp_path: Path
     assert list(tmp_path.iterdir()) == [path], "nothing else is left"
 
 
-def test_the_controller_is_reached_by_ipc_on_its_host_and_by_tcp_from_others() -> None:
-    assert address("tcp://h:1", "ipc:///a").endpoint == "ipc:///a"
+def test_the_controller_is_reached_by_ipc_where_its_socket_is_seen_and_by_tcp_from_elsewhere(tmp_path: Path) -> None:
+    ipc = f"ipc://{tmp_path}/socket"
+    assert address("tcp://h:1", ipc).endpoint == "tcp://h:1"
+    (tmp_path / "socket").touch()
+    assert address("tcp://h:1", ipc).endpoint == ipc
     assert address("ipc:///a", "tcp://h:1", host="elsewhere").endpoint == "tcp://h:1"
     with pytest.raises(UserError, match="cannot be reached from this host"):
         _ = address("ipc:///a", host="elsewhere").endpoint

@@ -7,11 +7,13 @@ import pytest
 
 from tailrace.errors import PeerLost, WireError
 from tailrace.transfer.queue.client.memory import Memory
+from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import Place
 from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.messages import Cells, Done, Reserved, Unit
+from tailrace.transfer.queue.wire.messages import Cells, Done, Reserved, Unit, Welcome
 from tailrace.transfer.queue.wire.sockets import host_id
+from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import packed
 
 KIB = 2**10
@@ -101,6 +103,31 @@ def test_memory_that_is_gone_is_a_lost_unit_and_its_pin_is_given_back(arena: Are
         memory.open(unit_of(tmp_path), pinned(["1"], 6), [])
     gc.collect()  # the error's traceback led to it
     assert memory.due() == [Call("ipc:///unit", Done([6], []))]
+
+
+def mappings(arena: ArenaStorage) -> int:
+    """Of the arena's memory in this process, its own included."""
+    return Path("/proc/self/maps").read_text().count(str(arena.directory))
+
+
+def test_the_memory_of_a_unit_that_is_gone_is_unmapped(arena: ArenaStorage) -> None:
+    session = Session("controller", shared_memory=True)
+    unit = unit_of(arena.directory)
+    answer = reserved(arena, 8)[1]
+    own = mappings(arena)
+    for is_forgotten in (True, False):
+        look(session, unit)
+        session.memory.writable(unit, answer, 8)
+        assert mappings(arena) == own + 1
+        if is_forgotten:
+            session.directory.forget(unit.number)
+        else:
+            look(session)
+        assert mappings(arena) == own
+
+
+def look(session: Session, *units: Unit) -> None:
+    Play(session.directory.look()).answer(Welcome(1, list(units)))
 
 
 def test_a_segment_that_is_none_and_a_place_outside_of_it_are_refused(arena: ArenaStorage) -> None:

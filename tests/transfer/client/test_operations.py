@@ -1,6 +1,7 @@
 """Who is asked what when things go wrong; the answers are made here."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +10,10 @@ from tailrace.errors import ColumnError, LeaseError, PeerLost, QueueError, Stale
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import NewRow, Row, RowId
 from tailrace.transfer.queue.client import operations
+from tailrace.transfer.queue.client.memory import frame_memory
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.wire.calls import Call
+from tailrace.transfer.queue.wire.frames import Buffer
 from tailrace.transfer.queue.wire.messages import (
     Accepted,
     Ack,
@@ -227,6 +230,30 @@ def test_cells_that_cannot_be_are_an_error_and_the_lease_is_given_back(
     play.answer(answer, frames=(bytes(16),))
     assert [call.message for call in play.step.calls] == [Nack(9, None)]
     with pytest.raises((WireError, ColumnError), match=error):
+        play.answer(Accepted())
+
+
+def test_the_table_is_learned_before_anything_is_leased() -> None:
+    play = Play(
+        operations.claim(Session("controller", shared_memory=False), "rollout", limit=4, rank=None, timeout=5.0)
+    )
+    assert play.asked() == [("controller", Look)]
+    play.answer(WELCOME)
+    assert play.asked() == [("controller", Claim)]
+
+
+def test_every_answer_is_opened_before_one_of_them_is_an_error(session: Session, monkeypatch: Any) -> None:
+    opened: list[Unit] = []
+
+    def open_memory(unit: Unit, cells: Cells, frames: Sequence[Buffer]) -> list[memoryview]:
+        opened.append(unit)
+        return [frame_memory(frame) for frame in frames]
+
+    monkeypatch.setattr(session.memory, "open", open_memory)
+    play = claiming(session, [[0], [2]])
+    play.answer(WireError("odd"), cells(1, 1), frames=(bytes(8),))
+    assert opened == [UNITS[2]], "a pin that nobody opens is never given back"
+    with pytest.raises(WireError, match="odd"):
         play.answer(Accepted())
 
 

@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 from tailrace.errors import QueueError, StaleRowError, StorageFull
 from tailrace.transfer.queue.storage.arena import ArenaStorage, ArenaView
 from tailrace.transfer.queue.storage.base import PartId, Place, Storage
+from tests.transfer.storage.views import view_of
 
 MAX_BYTES = 256
 PARTS = [PartId(slot, generation, tag) for slot in range(3) for generation in range(2) for tag in (0, 7)]
@@ -73,7 +74,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert self.taken + len(content) <= MAX_BYTES
         assert place.size == len(content)
         assert place.offset % 8 == 0
-        memory = self.storage.memory(place) if self.view is None else self.view.memory(place)
+        memory = self.storage.memory(place) if self.view is None else view_of(self.view, place)
         memory[:] = content
         self.reserved[place] = content
         return place
@@ -190,7 +191,7 @@ class StorageMachine(RuleBasedStateMachine):
         for pin in self.pins:
             assert self.view is not None
             for part, place in zip(pin.parts, pin.places, strict=True):
-                assert self.view.read(place) == part.content
+                assert view_of(self.view, place) == part.content
 
     @invariant()
     def live_places_do_not_overlap(self) -> None:

@@ -32,6 +32,7 @@ from tailrace.transfer.queue.wire.messages import (
     unpack,
 )
 from tailrace.types import Value
+from tests.transfer.storage.views import view_of
 from tests.transfer.unit.conftest import Running
 from tests.transfer.unit.controller import COLUMNS, Client, cells_in, described, read
 from tests.transfer.wire.rows import packed
@@ -91,7 +92,7 @@ class UnitMachine(RuleBasedStateMachine):
         reserved = self.client.ask(Reserve(len(memory)))
         assert isinstance(reserved, Reserved)
         place = Place(int(reserved.segment), reserved.offset, len(memory), reserved.place)
-        self.unit.view.memory(place)[:] = memory
+        view_of(self.unit.view, place)[:] = memory
         try:
             assert self.client.ask(Write(tag, pack(cells), runs, reserved.place)) == Accepted()
         except StaleRowError:
@@ -119,7 +120,7 @@ class UnitMachine(RuleBasedStateMachine):
         if reply.answer.pin is not None:
             assert shared
             directory = self.unit.view
-            memories = [directory.read(Place(int(name), 0, size, 0)) for name, size in self.segments(reply.answer)]
+            memories = [view_of(directory, Place(int(name), 0, size, 0)) for name, size in self.segments(reply.answer)]
         got = cells_in(reply.answer, columns, memories)
         assert all(map(same, got, expected))
         if reply.answer.pin is not None:

@@ -1,12 +1,14 @@
 """Where servers are, and what an outcome must be; the answers are made here."""
 
+from pathlib import Path
+
 import pytest
 
 from tailrace.errors import LeaseError, PeerLost, TailraceError, WireError
 from tailrace.transfer.queue.wire.calls import Directory, endpoint, expect
 from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.messages import Accepted, Admitted, Look, Unit, Welcome
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.wire.sockets import host_id, reachable
 from tests.transfer.wire.play import Play
 
 HERE, THERE = Unit(0, ["tcp://a:1", "ipc:///a"], host_id(), ""), Unit(3, ["ipc:///b", "tcp://b:1"], "elsewhere", "")
@@ -20,9 +22,17 @@ def found(*numbers: int, units: list[Unit]) -> dict[int, Unit | TailraceError]:
     return result
 
 
-def test_a_unit_of_this_host_is_reached_by_ipc_and_one_elsewhere_by_tcp() -> None:
+def test_units_of_this_host_and_elsewhere_are_found() -> None:
     assert found(0, 3, units=[HERE, THERE]) == {0: HERE, 3: THERE}
-    assert (endpoint(HERE), endpoint(THERE)) == ("ipc:///a", "tcp://b:1")
+    assert endpoint(THERE) == "tcp://b:1"
+
+
+def test_ipc_is_taken_where_its_path_is_seen_and_tcp_where_only_the_host_is_shared(tmp_path: Path) -> None:
+    ipc = f"ipc://{tmp_path}/socket"
+    assert reachable(["tcp://a:1", ipc], host_id()) == ["tcp://a:1", ipc]
+    (tmp_path / "socket").touch()
+    assert reachable(["tcp://a:1", ipc], host_id()) == [ipc, "tcp://a:1"]
+    assert reachable(["tcp://a:1", ipc], "elsewhere") == ["tcp://a:1"]
 
 
 def test_a_unit_that_listens_for_its_own_host_alone_is_reached_from_no_other() -> None:
@@ -44,6 +54,34 @@ def test_the_controller_is_asked_once_for_units_and_again_for_one_that_was_lost(
     assert play.result[0] == HERE
     assert isinstance(play.result[3], PeerLost)
     assert "unit 3 is gone; the units of the queue are [0]" in str(play.result[3])
+
+
+def test_a_controller_that_recovers_is_asked_again_about_a_unit_that_it_does_not_name() -> None:
+    directory = Directory("controller")
+    Play(directory.units([3])).answer(Welcome(1, [THERE]))
+    play = Play(directory.units([0, 3]))
+    play.answer(Welcome(2, [], recovering=True))
+    assert (play.asked(), play.step.pause_s > 0) == ([], True)
+    play.answer()
+    assert play.asked() == [("controller", Look)]
+    play.answer(Welcome(2, [HERE], recovering=True))
+    assert play.result == {0: HERE, 3: THERE}, "one that was known is not forgotten before it is known to be lost"
+    play = Play(directory.units([7]))
+    play.answer(Welcome(2, [HERE]))
+    assert isinstance(play.result[7], PeerLost)
+
+
+def test_a_unit_that_is_forgotten_or_listed_no_more_is_dropped() -> None:
+    dropped: list[Unit] = []
+    directory = Directory("controller", dropped=dropped.append)
+    Play(directory.look()).answer(Welcome(1, [HERE, THERE]))
+    directory.forget(3)
+    directory.forget(3)
+    assert dropped == [THERE]
+    Play(directory.look()).answer(Welcome(1, [], recovering=True))
+    assert dropped == [THERE]
+    Play(directory.look()).answer(Welcome(1, [THERE]))
+    assert dropped == [THERE, HERE]
 
 
 def test_an_outcome_is_the_answer_that_was_expected_or_an_error() -> None:

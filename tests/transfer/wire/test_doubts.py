@@ -21,13 +21,16 @@ def test_nothing_is_asked_without_doubt_or_about_the_controller_itself_or_withou
     assert Doubts(None).question(connections(a=True)) is None
 
 
-def test_one_question_is_asked_at_a_time() -> None:
-    doubts = Doubts("ipc://c")
+def test_one_question_is_asked_at_a_time_and_the_next_one_a_moment_later() -> None:
+    now = 0.0
+    doubts = Doubts("ipc://c", lambda: now)
     silent = connections(a=True)
     assert doubts.question(silent) == Call("ipc://c", Look())
     assert doubts.question(silent) is None
     doubts.take(PeerLost("silent, too"))
     assert doubts.gone(silent) == []
+    assert doubts.question(silent) is None
+    now = 1.0
     assert doubts.question(silent) == Call("ipc://c", Look())
 
 
@@ -37,3 +40,16 @@ def test_a_server_is_gone_that_was_asked_about_and_is_no_unit_and_still_silent()
     doubts.take(WELCOME)
     assert doubts.gone(connections(a=True, b=True, d=False, e=True)) == ["ipc://b"]
     assert doubts.gone(connections(b=True)) == []
+
+
+def test_a_controller_that_recovers_says_of_no_server_that_it_is_gone_and_is_asked_again() -> None:
+    now = 0.0
+    doubts = Doubts("ipc://c", lambda: now)
+    silent = connections(b=True)
+    doubts.question(silent)
+    doubts.take(Reply(Welcome(2, recovering=True)))
+    assert doubts.gone(silent) == []
+    now = 1.0
+    assert doubts.question(silent) == Call("ipc://c", Look())
+    doubts.take(WELCOME)
+    assert doubts.gone(silent) == ["ipc://b"]

@@ -94,6 +94,12 @@ class Memory:
         """Endpoints of the units that keep memory as it is for this client."""
         return [to for to, count in self._held.items() if count > 0]
 
+    def forget(self, unit: Unit) -> None:
+        """Unmap what nobody looks at of the memory of a unit that may be gone; it is mapped again where it is not."""
+        view = self._views.pop(unit.directory, None)
+        if view is not None:
+            view.close()
+
     def close(self) -> None:
         """Unmap what nobody looks at."""
         for view in self._views.values():

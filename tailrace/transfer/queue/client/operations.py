@@ -99,6 +99,7 @@ def _write_new(session: Session, admitted: Admitted, batch: Batch, withdraw: Cal
 
 def claim(session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float) -> Operation[base.Claim]:
     """See `TransferQueue.claim`. A lease whose cells do not come is given back."""
+    yield from session.prepare()  # not after the lease, which nobody would give back were this broken off
     tries = session.tries(timeout)
     while True:
         claimed = yield from lease(session, task, limit=limit, rank=rank, timeout=tries.left_s)

@@ -62,6 +62,7 @@ def read(session: Session, wanted: Wanted, *, otherwise: Sequence[Call] = ()) ->
         outcomes = yield Step(calls, otherwise)
         failures = {number: unit for number, unit in known.items() if isinstance(unit, TailraceError)}
         lost = [left[numbers == NO_UNIT]]
+        refusals: list[TailraceError] = []
         for number, outcome in (failures | dict(zip(reached, outcomes, strict=True))).items():
             try:
                 if isinstance(outcome, TailraceError):
@@ -71,6 +72,10 @@ def read(session: Session, wanted: Wanted, *, otherwise: Sequence[Call] = ()) ->
                 error = failure
                 lost.append(asked[number])
                 session.directory.forget(number)
+            except TailraceError as failure:
+                refusals.append(failure)  # not raised before every answer was opened: its pin would never be due
+        if refusals:
+            raise refusals[0]
         left = np.concatenate(lost)
         if not left.size:
             return found
@@ -98,9 +103,9 @@ def _read_call(session: Session, wanted: Wanted, index: IntArray, unit: Unit) ->
 
 def _open(session: Session, wanted: Wanted, index: IntArray, unit: Unit, reply: Reply) -> Found:
     cells = expect(reply, Cells)
+    memories = session.memory.open(unit, cells, reply.frames)
     shape = (len(index), len(wanted.columns))
     lengths, places = unpack(cells.lengths, 1), unpack(cells.places, 2)
     if not len(lengths) == len(places) == shape[0] * shape[1]:
         raise WireError(f"got {len(lengths)} cells in {len(places)} places, asked for {shape[0]} x {shape[1]}")
-    memories = session.memory.open(unit, cells, reply.frames)
     return Found(index, lengths.reshape(shape), places.reshape(*shape, 2), memories)

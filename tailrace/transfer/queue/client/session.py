@@ -24,8 +24,8 @@ class Session:
 
     def __init__(self, controller: str, *, shared_memory: bool, clock: Callable[[], float] = time.monotonic) -> None:
         """`controller`: its endpoint. `clock`: seconds that never go back."""
-        self.directory = Directory(controller)
         self.memory = Memory(shared=shared_memory)
+        self.directory = Directory(controller, dropped=self.memory.forget)
         self._clock = clock
         self.later: list[Call] = []
         """To be sent with the next operation or sign of life; nobody waits for the answers."""

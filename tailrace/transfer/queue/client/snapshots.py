@@ -5,6 +5,7 @@ restore   bytes ─▶ [Restore] ─▶ [Write some rows to every unit] ─▶ �
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from itertools import zip_longest
 
 import numpy as np
@@ -27,6 +28,7 @@ from tailrace.transfer.queue.wire.messages import (
     Release,
     Restore,
     Withdraw,
+    Withdrawn,
     pack,
     row_ids,
 )
@@ -48,39 +50,50 @@ def snapshot(session: Session, *, timeout: float) -> Operation[bytes]:
 
 def _snapshot(session: Session) -> Operation[bytes]:
     exported = yield from ask(Call(session.controller, Export()), Exported)
+    release = Call(session.controller, Release(exported.hold))
     parts: dict[RowId, bytes] = {}
-    try:
+    with ExitStack() as unread:
+        unread.callback(session.later.append, release)
         for piece in _pieces(session, exported.state.rows):
             wanted = _wanted(session, piece)
             for found in (yield from read(session, wanted)) if wanted.columns else ():
                 parts |= _joined(session, [piece[place] for place in found.index.tolist()], wanted.columns, found)
-    finally:
-        session.later.append(Call(session.controller, Release(exported.hold)))
+        unread.pop_all()
+    yield Step([release], [release])  # now: until then no row that leaves is dropped; where it is lost, so is the hold
     for row in exported.state.rows:
         parts.setdefault(row.id, b"")  # one without cells
     return encode_snapshot(session.schema.tasks, session.columns, exported.state, parts)
 
 
 def restore(session: Session, data: bytes) -> Operation[None]:
-    """See `TransferQueue.restore`. Where it fails, the queue is empty again."""
+    """See `TransferQueue.restore`. Where it fails, the queue is empty again.
+
+    Raises:
+        PeerLost: a unit was not reached, which the controller counts among those that are there.
+    """
     yield from session.prepare()
     state, parts = decode_snapshot(data, session.schema.tasks, session.columns)
     admitted = yield from ask(Call(session.controller, Restore(state)), Admitted)
     groups = pack(np.array([row.group_id for row in state.rows], np.int64))
     withdraw = Call(session.controller, Withdraw(admitted.rows, groups))
     try:
-        yield from _write_all(session, state, parts, admitted, withdraw)
+        lost = yield from _write_all(session, state, parts, admitted, withdraw)
     except TailraceError:
         yield Step([withdraw])
         raise
+    # a unit that is lost to this client may be there for the controller, which would wait for what never comes
+    if lost is not None and (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
+        raise lost
 
 
 def _write_all(
     session: Session, state: ControlState, parts: dict[RowId, bytes], admitted: Admitted, withdraw: Call
-) -> Operation[None]:
+) -> Operation[PeerLost | None]:
+    """Write every row to every unit. Returns why one of several was not reached."""
     if row_ids(admitted.rows) != [row.id for row in state.rows]:
         raise WireError("the controller has admitted other rows than those that are restored")
     units = list(admitted.units)
+    lost: PeerLost | None = None
     for piece in _pieces(session, state.rows):
         batch = Batch([Part(row.facts.lengths, len(parts[row.id]), (parts[row.id],)) for row in piece])
         rows = pack(row.id for row in piece)
@@ -89,6 +102,8 @@ def _write_all(
         for error in failed.values():
             if not isinstance(error, PeerLost) or not units:
                 raise error
+            lost = error
+    return lost
 
 
 def _pieces(session: Session, rows: Sequence[RowRecord]) -> Iterator[list[RowRecord]]:

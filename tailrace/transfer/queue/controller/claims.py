@@ -176,11 +176,6 @@ class Claims:
         for lease_id in list(self._holders):
             self._forget_if_over(lease_id)
 
-    def holder(self, lease_id: int) -> str | None:
-        """Who has a lease, if anybody."""
-        lease = self._holders.get(lease_id)
-        return None if lease is None else lease.client
-
     def leases(self) -> list[log.Leased]:
         """Those that are live, for a journal that begins anew."""
         return [

@@ -168,7 +168,7 @@ class Controller(Service):
 
     def welcome(self) -> Welcome:
         """See `Service.welcome`."""
-        return Welcome(self._epoch, self._desk.units.listing(), self._columns, self._specs)
+        return Welcome(self._epoch, self._desk.units.listing(), self._columns, self._specs, self._desk.recovering)
 
     @property
     def next_deadline(self) -> float | None:

@@ -22,7 +22,7 @@ from tailrace.transfer.queue.wire.connection import Connection, Then
 from tailrace.transfer.queue.wire.frames import Buffer, Reply
 from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Request, Settle, Unit, Write, pack, unpack
 from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.wire.sockets import reachable
 
 _SETTLE_S = 0.002
 """How long what a unit need not store any more is collected."""
@@ -173,11 +173,11 @@ class Units:
                 unit.settle = self._timers.at(self._server.now + _SETTLE_S, lambda unit=unit: self._settle(unit))  # type: ignore[misc]
 
     def listing(self) -> list[Unit]:
-        """The units for clients."""
+        """The units for clients: all that have joined and are not dead, even before they have said what they have."""
         return [
             Unit(unit.number, unit.join.endpoints, unit.join.host, unit.join.directory)
             for unit in self._units.values()
-            if unit.join is not None and unit.ready
+            if unit.join is not None
         ]
 
     def stats(self) -> tuple[UnitStats, ...]:
@@ -205,12 +205,11 @@ class Units:
         unit.deadline = self._timers.at(self._server.now + self._limit_s, lambda: self._die(unit))
 
     def _connect(self, unit: KnownUnit, message: Join) -> None:
-        local = message.host == host_id()
-        ways = [endpoint for endpoint in message.endpoints if local or not endpoint.startswith("ipc:")]
+        ways = reachable(message.endpoints, message.host)
         if not ways:
             raise WireError(f"unit {message.name!r} listens at {message.endpoints} alone: not reached from here")
         unit.join = message
-        unit.endpoint = min(ways, key=lambda endpoint: not endpoint.startswith("ipc:"))
+        unit.endpoint = ways[0]
         unit.link = link = self._server.link(unit.endpoint)
         take = self._asked(unit)
 

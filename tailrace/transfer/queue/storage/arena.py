@@ -1,7 +1,7 @@
 """Parts in memory that clients on the same host map: nothing is copied between processes.
 
-    unit    reserve ──▶ place ─────────────▶ commit ──▶ parts ── pin ──▶ places ─────────────────▶ unpin, drop
-    client     ArenaView.memory(place): written in place    ArenaView.read(place): read in place, until it says done
+    unit    reserve ──▶ place ─────────────▶ commit ──▶ parts ── pin ──▶ places ───────────▶ unpin, drop
+    client      ArenaView.segment: written in place             ArenaView.segment: read in place, until it says done
 
 What comes from elsewhere is copied into a place of its own, by `store`.
 
@@ -236,27 +236,6 @@ class ArenaView:
         """`directory`: the arena's, as its unit names it."""
         self._directory = directory
         self._segments: dict[int, memoryview] = {}
-
-    def memory(self, place: Place) -> memoryview:
-        """The bytes of a reserved place, writable until it is committed or abandoned.
-
-        Raises:
-            QueueError: there is no such place.
-        """
-        if place.size == 0:
-            return memoryview(bytearray())
-        segment = self.segment(place.segment)
-        if place.offset < 0 or place.size < 0 or place.offset + place.size > len(segment):
-            raise QueueError(f"{place} lies outside its segment, which has {len(segment)} bytes")
-        return segment[place.offset : place.offset + place.size]
-
-    def read(self, place: Place) -> memoryview:
-        """The bytes of a part's place, read-only; good until the unit is told that they were read.
-
-        Raises:
-            QueueError: there is no such place.
-        """
-        return self.memory(place).toreadonly()
 
     def segment(self, number: int) -> memoryview:
         """All bytes of a segment.

@@ -6,6 +6,9 @@
 A client that has promised signs of life and gives none counts as dead, and its pins are taken back. Its places are not:
 were it only stopped, it would go on writing into memory that is another's by then. What it read amiss counts for
 nothing: its leases have ended, too. Places go back when the server forgets the client.
+
+A client that has promised nothing is not watched: its pins, too, go back when the server forgets it, an hour after its
+last word to this unit (`Server`).
 """
 
 from collections.abc import Iterable, Sequence

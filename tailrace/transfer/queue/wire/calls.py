@@ -3,21 +3,27 @@
     operation ──Step: calls──▶ SyncClient.run, AsyncClient.run: retries, limits ──a reply or error for each──▶ operation
 
 An error comes as a value, beside the replies of the same step: who asks two units wants to know what became of each.
+
+Who waits on whom: an operation on a controller that was started anew, for as long as a unit that it does not know may
+still come back to it; the controller ends that by its own limit.
 """
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from tailrace.errors import PeerLost, TailraceError, WireError
 from tailrace.transfer.queue.wire.frames import Buffer, Reply
 from tailrace.transfer.queue.wire.messages import Answer, Look, Request, Unit, Welcome
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.wire.sockets import reachable
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Answer)
 
 Outcome: TypeAlias = Reply | TailraceError
+
+_RECOVERING_S = 0.2
+"""Between questions to a controller that does not know all units again yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +56,20 @@ Operation: TypeAlias = Generator[Step, list[Outcome], T]
 class Directory:
     """Where the servers of a queue are."""
 
-    def __init__(self, controller: str) -> None:
-        """`controller`: its endpoint."""
+    def __init__(self, controller: str, *, dropped: Callable[[Unit], None] = lambda unit: None) -> None:
+        """`controller`: its endpoint. `dropped`: a unit was forgotten, or is none (of this kind) any more."""
         self.controller = controller
+        self._dropped = dropped
         self._units: dict[int, Unit] = {}
 
     def look(self, *, otherwise: Sequence[Call] = ()) -> Operation[Welcome]:
         """Ask the controller for units, columns and tasks."""
         welcome = yield from ask(Call(self.controller, Look()), Welcome, otherwise=otherwise)
-        self._units = {unit.number: unit for unit in welcome.units}
+        listed = {unit.number: unit for unit in welcome.units}
+        for number, unit in list(self._units.items()):
+            if unit != listed.get(number) and not (welcome.recovering and number not in listed):
+                self.forget(number)
+        self._units |= listed
         return welcome
 
     def units(
@@ -66,31 +77,32 @@ class Directory:
     ) -> Operation[dict[int, Unit | TailraceError]]:
         """Units by their numbers, or why one cannot be asked. The controller is asked where one is not known."""
         numbers = list(numbers)
-        if not self._units.keys() >= set(numbers):
-            yield from self.look(otherwise=otherwise)
+        wanted = set(numbers)
+        if not wanted <= self._units.keys():
+            welcome = yield from self.look(otherwise=otherwise)
+            while welcome.recovering and not wanted <= self._units.keys():
+                yield Step([], otherwise, pause_s=_RECOVERING_S)
+                welcome = yield from self.look(otherwise=otherwise)
         return {number: self._find(number) for number in numbers}
 
     def forget(self, number: int) -> None:
         """A unit did not answer: ask the controller next time, it may be elsewhere by now."""
-        self._units.pop(number, None)
+        unit = self._units.pop(number, None)
+        if unit is not None:
+            self._dropped(unit)
 
     def _find(self, number: int) -> Unit | TailraceError:
         unit = self._units.get(number)
         if unit is None:
             return PeerLost(f"unit {number} is gone; the units of the queue are {sorted(self._units)}")
-        if not _reachable(unit):
+        if not reachable(unit.endpoints, unit.host):
             return WireError(f"unit {number} listens at {unit.endpoints} alone, which cannot be reached from this host")
         return unit
 
 
 def endpoint(unit: Unit) -> str:
-    """Where to reach a unit that a directory has found: by ipc on its own host."""
-    return min(_reachable(unit), key=lambda endpoint: not endpoint.startswith("ipc:"))
-
-
-def _reachable(unit: Unit) -> list[str]:
-    local = unit.host == host_id()
-    return [endpoint for endpoint in unit.endpoints if local or not endpoint.startswith("ipc:")]
+    """Where to reach a unit that a directory has found."""
+    return reachable(unit.endpoints, unit.host)[0]
 
 
 def ask(call: Call, kind: type[A], *, otherwise: Sequence[Call] = ()) -> Operation[A]:

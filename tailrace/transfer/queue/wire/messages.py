@@ -134,6 +134,8 @@ class Welcome(Message, frozen=True):
     units: list[Unit] = []
     columns: dict[str, ColumnKind] = {}
     tasks: list[TaskSpec] = []
+    recovering: bool = False
+    """Of a controller that was started anew: `units` are those that have come back, and others may."""
 
 
 class Beat(Message, frozen=True):

@@ -118,6 +118,21 @@ def host_id() -> str:
     return f"{boot.read_text().strip()}-{shared.st_dev}-{shared.st_ino}"
 
 
+def reachable(endpoints: Sequence[str], host: str) -> list[str]:
+    """Those of the endpoints of a server on `host` that this process may reach, the best one first.
+
+    That is ipc where its path is seen here: a container may share the machine's /dev/shm, and not the files of others.
+    """
+    local = host == host_id()
+    return sorted((endpoint for endpoint in endpoints if local or not endpoint.startswith("ipc:")), key=_detour)
+
+
+def _detour(endpoint: str) -> int:
+    if not endpoint.startswith("ipc:"):
+        return 1
+    return 0 if os.path.exists(endpoint.removeprefix("ipc://")) else 2
+
+
 def _tuned(socket: zmq.SyncSocket) -> zmq.SyncSocket:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)

@@ -1,0 +1,11 @@
+"""An arena as its clients see it."""
+
+from tailrace.transfer.queue.storage.arena import ArenaView
+from tailrace.transfer.queue.storage.base import Place
+
+
+def view_of(view: ArenaView, place: Place) -> memoryview:
+    """The bytes of a place."""
+    if not place.size:  # it lies in no segment
+        return memoryview(bytearray())
+    return view.segment(place.segment)[place.offset : place.offset + place.size]
