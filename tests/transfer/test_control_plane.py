@@ -279,7 +279,7 @@ def test_a_unit_that_missed_outputs_counts_no_more_and_one_has_to_have_them() ->
     [row] = stored_on(plane, 1, group(1), 2)
     lease = plane.claim("rollout", limit=None, now=0.0)
     assert lease is not None
-    with pytest.raises(QueueError, match="could be written to none of its units"):
+    with pytest.raises(StaleRowError, match="could be written to none of its units"):
         plane.ack(lease.id, {row: facts(response_ids=3)}, missed=[1, 2])
     plane.ack(lease.id, {row: facts(response_ids=3)}, missed=[1])
     assert plane.units(row) == (2,)

@@ -271,9 +271,9 @@ class ControlPlane:
         `missed`: units that the outputs could not be written to; they count no more as having the rows.
 
         Raises:
-            StaleRowError, LeaseError: a row is gone, or not under this lease; nothing was changed.
+            StaleRowError, LeaseError: a row is gone, or not under this lease, or no unit has its outputs; nothing was
+                changed.
             ColumnError: the columns are not exactly the task's outputs; nothing was changed.
-            QueueError: no unit has the outputs of a row; nothing was changed.
         """
         held = self._held(lease_id, facts)
         if not held:
@@ -283,7 +283,7 @@ class ControlPlane:
         for row, outputs in zip(held, facts.values(), strict=True):
             check_outputs(task.entry.spec, row.meta.id, outputs.lengths)
             if row.units and not set(row.units).difference(missed):
-                raise QueueError(f"the outputs of {row.meta.id} could be written to none of its units {row.units}")
+                raise StaleRowError(f"the outputs of {row.meta.id} could be written to none of its units {row.units}")
         for row in held if missed else ():
             row.units = tuple(unit for unit in row.units if unit not in missed)
         return [

@@ -80,7 +80,7 @@ class Claims:
         """Rows were worked on, and their outputs written.
 
         Raises:
-            LeaseError, StaleRowError, ColumnError, QueueError: see `ControlPlane.ack`.
+            LeaseError, StaleRowError, ColumnError: see `ControlPlane.ack`.
         """
         message: Ack = incoming.message
         desk = self._desk
