@@ -126,7 +126,7 @@ class Pipeline:
     async def resume_at(self, state: RunState) -> None:
         """Go on where a restored trainer and queue stand."""
         self.trained_steps = state.trained_steps
-        self._feeder.next_step = state.next_step
+        self._feeder.resume_at(state.next_step)
         self._actor.unacked.update(state.unacked)
         await self._update_weights()
 

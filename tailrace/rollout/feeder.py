@@ -5,9 +5,11 @@ put_again(groups)    groups whose rows were lost ──▶ queue: made anew from
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
+from tailrace.errors import GroupExists
 from tailrace.prompts.order import PromptOrder, sample_seed
 from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.types import Prompt, WeightVersion
@@ -31,6 +33,7 @@ class PromptFeeder:
     ) -> None:
         self.next_step = 0
         """First step whose prompts have not been put; the data position that a checkpoint keeps."""
+        self._resumed_at: int | None = None
         self._queue = queue
         self._prompts = prompts
         self._order = PromptOrder(count=len(prompts), seed=seed, shuffle=shuffle)
@@ -38,22 +41,37 @@ class PromptFeeder:
         self._group_size = group_size
         self._groups_per_step = groups_per_step
 
+    def resume_at(self, next_step: int) -> None:
+        """Go on from the data position of a checkpoint, with the queue as it was then.
+
+        A put that was cancelled may have happened: then the queue has the rows of `next_step` already, all of them.
+        """
+        self.next_step = self._resumed_at = next_step
+
     async def put(self, step: int) -> None:
         """Put the rows of `step`, unless a resumed run has them already.
 
         Waits until the queue has heard of weight version `step`, then while it is full.
+
+        Raises:
+            GroupExists: somebody else has put them.
         """
         if step < self.next_step:
             return
         first = step * self._groups_per_step
         positions = range(first, first + self._groups_per_step)
-        await self._queue.put([row for k in positions for row in self._group(k, not_before=step)])
+        try:
+            await self._queue.put([row for k in positions for row in self._group(k, not_before=step)])
+        except GroupExists:
+            if step != self._resumed_at:
+                raise
         self.next_step = step + 1
 
     async def put_again(self, group_ids: Sequence[int]) -> None:
         """Put groups whose rows were lost, each as soon as there is room; they were admitted before."""
         for group_id in group_ids:
-            await self._queue.put(self._group(group_id, not_before=0))
+            with suppress(GroupExists):  # the first step of a resumed run may have put it meanwhile
+                await self._queue.put(self._group(group_id, not_before=0))
 
     def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
         prompt = self._prompts[self._order[position]]

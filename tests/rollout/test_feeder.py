@@ -1,8 +1,10 @@
 """Prompts enter the queue once each, in the order that the seed fixes."""
 
 import numpy as np
+import pytest
 
 from tailrace.config.transfer import LocalQueueConfig
+from tailrace.errors import GroupExists
 from tailrace.prompts.order import PromptOrder
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.transfer.queue.local import LocalQueue
@@ -42,12 +44,40 @@ async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
 async def test_a_resumed_feeder_does_not_put_a_step_again() -> None:
     queue = make_queue()
     feeder = make(queue)
-    feeder.next_step = 2
+    feeder.resume_at(2)
     await queue.advance(2)
     await feeder.put(1)
     assert (await queue.stats()).rows == 0
     await feeder.put(2)
     assert [row.group_id for row in (await queue.claim("rollout")).rows] == [6, 6, 7, 7, 8, 8]
+
+
+async def test_a_step_whose_put_was_cancelled_after_it_happened_is_resumed_at() -> None:
+    first = make_queue()
+    await make(first).put(0)
+    second = make_queue()
+    await second.restore(await first.snapshot())
+    await second.advance(1)
+    feeder = make(second)
+    feeder.resume_at(0)
+    await feeder.put(0)
+    await feeder.put(1)
+    assert ((await second.stats()).rows, feeder.next_step) == (12, 2)
+
+
+async def test_a_step_that_somebody_else_has_put_is_an_error() -> None:
+    queue = make_queue()
+    await make(queue).put(0)
+    with pytest.raises(GroupExists):
+        await make(queue).put(0)
+
+
+async def test_a_lost_group_that_was_put_again_meanwhile_is_passed_over() -> None:
+    queue = make_queue()
+    feeder = make(queue)
+    await feeder.put(0)
+    await feeder.put_again([1])
+    assert (await queue.stats()).rows == 6
 
 
 async def test_a_lost_group_is_put_again_as_it_was_whatever_the_version() -> None:
