@@ -19,7 +19,7 @@ from tailrace.engine.base import Engine
 from tailrace.errors import QueueClosed
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
-from tailrace.transfer.queue.lease import VOID, ack_if_held, held
+from tailrace.transfer.queue.lease import VOID, ack_if_held, give_back, held
 from tailrace.types import Request, Sample, Value
 
 Decode = Callable[[list[int]], str]
@@ -58,8 +58,7 @@ class RolloutWorker:
                     generations.create_task(self._generate(claim, not_started))
         finally:
             # a task that is cancelled before its first step never gets to give its rows back
-            for claim in not_started.values():
-                await self._queue.nack(claim)
+            await give_back(self._queue, not_started.values())
 
     async def _claim(self) -> Claim | None:
         """The next claim; None when the queue is closed."""

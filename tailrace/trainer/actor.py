@@ -1,12 +1,12 @@
 """The actor task: rows with advantages become an update of the weights.
 
-    queue ──claim whole groups──▶ accumulate … accumulate ──▶ apply ──▶ ack
+    queue ──claim whole groups──▶ accumulate … accumulate ──▶ apply ──▶ commit ──▶ ack
 
 Who waits on whom: synchronous, the first claim waits for the whole batch; streaming, each claim is a micro-batch that
-has filled up while the rest still generates. Rows are acked together with the optimizer step that used them and not
-before, so an update that is interrupted leaves them in the queue, and no row is trained on twice or not at all.
-A row may be lost with a storage unit, or its lease end, while an update has it already: it is trained on all the same,
-and when it comes again (made anew, with its group) it is acked without.
+has filled up while the rest still generates. Rows are acked after the optimizer step that used them and not before, so
+an update that is interrupted leaves them in the queue, and no row is trained on twice or not at all.
+From that step until its ack a row is one that counts no more, should it come again: because the ack failed, because it
+was lost with a storage unit (it is made anew, with its group), or because its lease ended. It is acked then, no more.
 
 With several mini-batches a step, the ratio of the loss needs the log-probabilities of the weights at the start of the
 step: they are computed for each claim as it comes, and the optimizer steps follow when the whole batch is there.
@@ -16,7 +16,6 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -27,7 +26,7 @@ from tailrace.events import EventLog
 from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
 from tailrace.transfer.queue.dataloader import StreamingLoader
-from tailrace.transfer.queue.lease import ack_if_held, held
+from tailrace.transfer.queue.lease import ack_if_held, holding
 from tailrace.types import FloatArray
 
 T = TypeVar("T")
@@ -70,7 +69,7 @@ class Actor:
         mini_batch_size: int,
     ) -> None:
         self.unacked: set[int] = set()
-        """By `order`: rows that are in the weights, and that the queue will hand out again."""
+        """By `order`: rows that are in the weights, and that the queue may hand out again."""
         self._queue = queue
         self._trainer = trainer
         self._algorithm = algorithm
@@ -82,19 +81,20 @@ class Actor:
     async def update(self, step: int, *, on_commit: OnCommit) -> StepResult:
         """Train on the rows of one step.
 
-        `on_commit` is awaited with the result when the last optimizer step is done and the rows are acked; no
-        cancellation comes between these three.
+        `on_commit` is awaited with the result when the last optimizer step is done, then the rows are acked; no
+        cancellation comes between these three. Whatever fails after the first, the rows are in the weights and, as long
+        as they are not acked, in `unacked`.
         """
         batch = _Batch()
-        async with AsyncExitStack() as leases:
+        async with holding(self._queue) as hold:
             try:
                 if self._mini_batch_size == self._batch_size:
-                    async for rows in self._new_rows(batch, leases):
+                    async for rows in self._new_rows(batch, hold):
                         await self._accumulate(step, [train_sample(row) for row in rows])
                     return await uninterrupted(self._commit(step, batch, (), on_commit))
                 samples = [
                     sample
-                    async for rows in self._new_rows(batch, leases)
+                    async for rows in self._new_rows(batch, hold)
                     for sample in await self._with_old_log_probs(rows)
                 ]
                 return await uninterrupted(self._optimize(step, batch, samples, on_commit))
@@ -111,11 +111,12 @@ class Actor:
                 updates.append(await self._apply(step))
         return await self._commit(step, batch, updates, on_commit)
 
-    async def _new_rows(self, batch: _Batch, leases: AsyncExitStack) -> AsyncIterator[list[Row]]:
+    async def _new_rows(self, batch: _Batch, hold: Callable[[Claim], None]) -> AsyncIterator[list[Row]]:
         """Claim until `batch` is full; of each claim, the rows that neither it nor an earlier update has."""
         loader = StreamingLoader(self._queue, "actor", rows=self._batch_size)
         async for claim in loader:
-            batch.claims.append(await leases.enter_async_context(held(self._queue, claim)))
+            hold(claim)
+            batch.claims.append(claim)
             new = [row for row in claim.rows if row.order not in batch.rows and row.order not in self.unacked]
             batch.rows.update({row.order: row for row in new})
             loader.claim_more(len(claim.rows) - len(new))
@@ -142,20 +143,22 @@ class Actor:
         self, step: int, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit
     ) -> StepResult:
         result = await self._apply(step)
-        for claim in batch.claims:
-            await self._ack(claim)
+        self.unacked.update(batch.rows)
         rows = sorted(batch.rows.values(), key=lambda row: row.order)
         step_result = StepResult(rows=tuple(rows), updates=(*updates, result))
         await on_commit(step_result)
+        for claim in batch.claims:
+            await self._ack(claim)
         return step_result
 
     async def _ack(self, claim: Claim) -> None:
         """Ack rows that are in the weights now; those that are not under the claim any more come again."""
-        self.unacked.difference_update(row.order for row in claim.rows)
-        if not await ack_if_held(self._queue, claim, {row.id: {} for row in claim.rows}):
-            for row in claim.rows:
-                if not await ack_if_held(self._queue, claim, {row.id: {}}):
-                    self.unacked.add(row.order)
+        if await ack_if_held(self._queue, claim, {row.id: {} for row in claim.rows}):
+            self.unacked.difference_update(row.order for row in claim.rows)
+            return
+        for row in claim.rows:
+            if await ack_if_held(self._queue, claim, {row.id: {}}):
+                self.unacked.discard(row.order)
 
     async def _compute(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

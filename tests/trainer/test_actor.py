@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.transfer import LocalQueueConfig
+from tailrace.errors import PeerLost
 from tailrace.events import EventLog
 from tailrace.trainer.actor import Actor, StepResult, train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
@@ -37,6 +38,8 @@ class RecordingTrainer(Trainer):
         self.applying = threading.Event()
         self.let_go = threading.Event()
         self.let_go.set()
+        self.fails: Exception | None = None
+        """What `apply` raises."""
 
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
         return [np.full(len(sample.response_ids), len(self.applied), np.float32) for sample in samples]
@@ -48,6 +51,8 @@ class RecordingTrainer(Trainer):
     def apply(self) -> UpdateResult:
         self.applying.set()
         assert self.let_go.wait(timeout=10)
+        if self.fails is not None:
+            raise self.fails
         self.applied.append(self.pending)
         self.pending = []
         return UpdateResult(applied=True, loss=0.0, grad_norm=0.0, lr=0.0, metrics={})
@@ -92,10 +97,18 @@ def rows(group: int) -> list[NewRow]:
 class Bench:
     """An actor with a real queue and a recording trainer."""
 
-    def __init__(self, log: EventLog, executor: ThreadPoolExecutor, *, tokens: int | None, mini: int) -> None:
+    def __init__(
+        self,
+        log: EventLog,
+        executor: ThreadPoolExecutor,
+        *,
+        tokens: int | None,
+        mini: int,
+        queue: type[LocalQueue] = LocalQueue,
+    ) -> None:
         self.trainer = RecordingTrainer()
         self.now = 0.0
-        self.queue = LocalQueue(
+        self.queue = queue(
             [QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))],
             LocalQueueConfig(),
             clock=lambda: self.now,
@@ -229,6 +242,53 @@ async def test_rows_that_come_again_after_their_update_are_acked_without_another
     assert bench.trainer.applied == [list(range(SAMPLES)), list(range(SAMPLES, 2 * SAMPLES))]
     assert [row.order for row in result.rows] == list(range(SAMPLES, 2 * SAMPLES))
     assert ((await bench.queue.stats()).rows, bench.actor.unacked, bench.commits) == (0, set(), 2)
+
+
+class AcksFail(LocalQueue):
+    """Hears of the first ack alone."""
+
+    acks = 0
+
+    async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+        self.acks += 1
+        if self.acks == 1:
+            await super().ack(claim, outputs)
+            return
+        raise PeerLost("no answer")
+
+
+async def test_rows_whose_acks_fail_are_in_the_weights_and_their_step_counts(
+    log: EventLog, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(log, executor, tokens=5, mini=SAMPLES, queue=AcksFail)
+    await bench.queue.put(rows(0) + rows(1))
+    with pytest.raises(PeerLost):
+        await bench.update()
+    assert (bench.trainer.applied, bench.commits) == ([list(range(SAMPLES))], 1)
+    assert ((await bench.queue.stats()).tasks["actor"].ready, bench.actor.unacked) == (4, {4, 5, 6, 7})
+
+
+class NacksTogether(LocalQueue):
+    """Answers no nack before two are under way, and then it is lost."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.both = asyncio.Barrier(2)
+
+    async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
+        async with asyncio.timeout(5):
+            await self.both.wait()
+        raise PeerLost("no answer")
+
+
+async def test_claims_are_given_back_at_once_and_a_queue_that_is_lost_does_not_hide_the_error(
+    log: EventLog, executor: ThreadPoolExecutor
+) -> None:
+    bench = Bench(log, executor, tokens=5, mini=SAMPLES, queue=NacksTogether)
+    bench.trainer.fails = ZeroDivisionError()
+    await bench.queue.put(rows(0) + rows(1))
+    with pytest.raises(ZeroDivisionError):
+        await bench.update()
 
 
 async def test_rows_that_came_again_are_not_consumed_by_an_update_that_is_cancelled(

@@ -1,11 +1,14 @@
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from tailrace.errors import LeaseError
-from tailrace.transfer.queue.base import Claim, TransferQueue
+from tailrace.config.transfer import LocalQueueConfig
+from tailrace.errors import LeaseError, PeerLost
+from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
 from tailrace.transfer.queue.lease import held
+from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tests.transfer.tables import group, one_task, outputs, queue_of
 from tests.transfer.virtual_time import settle, virtual_time
@@ -51,6 +54,20 @@ async def test_rows_that_were_not_acked_go_back_at_once_however_the_work_ends() 
     async with held(queue, await queue.claim("only")):
         pass
     assert (await queue.stats()).tasks["only"].ready == 2
+
+
+class Lost(LocalQueue):
+    async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
+        raise PeerLost("no answer")
+
+
+@virtual_time
+async def test_a_queue_that_is_lost_at_the_end_does_not_hide_how_the_work_ended() -> None:
+    queue = Lost(one_task(FirstIn(2)), LocalQueueConfig())
+    await queue.put(group(0, 2))
+    with pytest.raises(ZeroDivisionError):
+        async with held(queue, await queue.claim("only")):
+            raise ZeroDivisionError
 
 
 @virtual_time

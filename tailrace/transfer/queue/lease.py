@@ -5,8 +5,8 @@ they are somebody else's. What was worked out for them then counts for nothing.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 
 from tailrace.errors import LeaseError, PeerLost, StaleRowError
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
@@ -18,17 +18,36 @@ VOID = {"void": True}
 
 @asynccontextmanager
 async def held(queue: TransferQueue, claim: Claim) -> AsyncIterator[Claim]:
-    """Renew the lease of `claim` while the block runs; at its end, however it ends, give back what was not acked.
+    """Renew the lease of `claim` while the block runs; at its end, however it ends, give back what was not acked."""
+    async with holding(queue) as hold:
+        hold(claim)
+        yield claim
+
+
+@asynccontextmanager
+async def holding(queue: TransferQueue) -> AsyncIterator[Callable[[Claim], None]]:
+    """`held` for any number of claims: those that the block calls what it gets with, each from then on.
 
     A third of the lease passes between renewals.
     """
-    heartbeat = asyncio.create_task(_renew(queue, claim, claim.lease_s / 3))
+    heartbeats: dict[asyncio.Task[None], Claim] = {}
+
+    def hold(claim: Claim) -> None:
+        heartbeats[asyncio.create_task(_renew(queue, claim, claim.lease_s / 3))] = claim
+
     try:
-        yield claim
+        yield hold
     finally:
-        heartbeat.cancel()
-        await queue.nack(claim)
-        await asyncio.wait([heartbeat])  # not awaited itself: to suppress its cancellation would suppress the caller's
+        for heartbeat in heartbeats:
+            heartbeat.cancel()
+        await give_back(queue, heartbeats.values())
+        if heartbeats:  # not awaited themselves: to suppress their cancellation would suppress the caller's
+            await asyncio.wait(heartbeats)
+
+
+async def give_back(queue: TransferQueue, claims: Iterable[Claim]) -> None:
+    """Make ready again what was not acked, of all claims at once: a queue that does not answer costs one limit."""
+    await asyncio.gather(*(_give_back(queue, claim) for claim in claims))
 
 
 async def ack_if_held(queue: TransferQueue, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> bool:
@@ -42,6 +61,11 @@ async def ack_if_held(queue: TransferQueue, claim: Claim, outputs: Mapping[RowId
     except (LeaseError, StaleRowError):
         return False
     return True
+
+
+async def _give_back(queue: TransferQueue, claim: Claim) -> None:
+    with suppress(PeerLost):  # the queue, if it comes back, ends the lease by itself
+        await queue.nack(claim)
 
 
 async def _renew(queue: TransferQueue, claim: Claim, every_s: float) -> None:

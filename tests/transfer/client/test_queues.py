@@ -320,6 +320,19 @@ def test_a_blocking_client_holds_its_claim_by_a_thread(tmp_path: Path) -> None:
         assert other.claim("rollout", timeout=LIMIT_S).rows[0].id == claim.rows[0].id, "it was given back"
 
 
+def test_a_queue_that_is_lost_does_not_hide_how_the_work_of_a_blocking_client_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(claim: Claim) -> None:
+        raise PeerLost("no answer")
+
+    with serving(tmp_path) as served, blocking(served) as queue:
+        queue.put(group(0))
+        monkeypatch.setattr(queue, "nack", lost)
+        with pytest.raises(ZeroDivisionError), queue.held(queue.claim("rollout")):
+            raise ZeroDivisionError
+
+
 async def test_a_client_that_is_cancelled_while_it_hangs_up_leaves_nothing_open(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         queue = RemoteQueue(served.address, name="tester")

@@ -6,7 +6,7 @@ dies: its rows go back when their leases expire. Hold a claim that takes long wi
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -135,7 +135,8 @@ class SyncQueue:
             yield claim
         finally:
             ended.set()
-            self.nack(claim)
+            with suppress(PeerLost):  # the queue, if it comes back, ends the lease by itself
+                self.nack(claim)
             thread.join(2 * self._limit_s)  # it may wait for an answer
 
     def _renew(self, claim: Claim, ended: threading.Event) -> None:
