@@ -14,6 +14,7 @@ from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventLog
 from tailrace.metrics import TaskTimes
 from tailrace.preparation import prepare_torch
+from tailrace.run_queue import open_queue, run_table
 from tailrace.trainer.checkpoint import CheckpointStore
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
@@ -37,11 +38,12 @@ async def run(config: RunConfig, directory: Path) -> None:
     inputs = load_inputs(config)
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)
+        queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory / "queue", stack)
         times = TaskTimes()
         log = EventLog(directory / "events.jsonl", sinks=(times, take_turns))
         stack.callback(log.close)
         store = CheckpointStore(directory / "checkpoints", keep=1)
-        pipeline = build_pipeline(config, inputs, parts, store, log, times)
+        pipeline = build_pipeline(config, inputs, parts, queue, store, log, times)
         gate.wait()
         await pipeline.run()
 

@@ -1,6 +1,6 @@
 """From a configuration to the parts of a run, and from the parts to the pipeline.
 
-Nothing here writes a file, but for a queue in processes of its own: it is opened last, in the directory of the run.
+Nothing here writes a file: the queue, which may have processes and files of its own, is opened apart, see `run_queue`.
 
 Colocated: engine and trainer share one single-threaded executor, and with it the device, in turns.
 """
@@ -32,8 +32,6 @@ from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.rollout.worker import RolloutWorker
-from tailrace.run_directory import RunDirectory
-from tailrace.run_queue import open_queue, run_table
 from tailrace.tasks.advantage import AdvantageTask
 from tailrace.tasks.reference import LogProbs, ReferenceTask
 from tailrace.tasks.reward import RewardTask
@@ -95,14 +93,13 @@ def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The long-lived objects of a run."""
+    """The long-lived objects of a run, but the queue."""
 
     executor: Executor
     algorithm: Algorithm
     pool: GraderPool
     engine: Engine
     trainer: Trainer
-    queue: TransferQueue
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Do `work` in the device's executor."""
@@ -110,7 +107,7 @@ class Parts:
 
 
 async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -> Parts:
-    """Start grading processes, engine, trainer and queue; `stack` closes them.
+    """Start grading processes, engine and trainer; `stack` closes them.
 
     Raises:
         UserError: a part cannot be made as configured.
@@ -128,10 +125,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
         max_new_tokens=config.sampling.max_new_tokens,
     )
     trainer = await loop.run_in_executor(executor, lambda: _trainer(config, inputs, algorithm))
-    queue = await open_queue(
-        config.queue, run_table(config, algorithm), RunDirectory(Path(config.output_dir)).queue, stack
-    )
-    return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer, queue=queue)
+    return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer)
 
 
 def _trainer(config: RunConfig, inputs: Inputs, algorithm: Algorithm) -> Trainer:
@@ -146,12 +140,18 @@ def _trainer(config: RunConfig, inputs: Inputs, algorithm: Algorithm) -> Trainer
 
 
 def build_pipeline(
-    config: RunConfig, inputs: Inputs, parts: Parts, store: CheckpointStore, log: EventLog, times: TaskTimes
+    config: RunConfig,
+    inputs: Inputs,
+    parts: Parts,
+    queue: TransferQueue,
+    store: CheckpointStore,
+    log: EventLog,
+    times: TaskTimes,
 ) -> Pipeline:
-    """Connect the parts into the main loop."""
+    """Connect the parts and the queue into the main loop."""
     parts.engine.log_to(log)
     feeder = PromptFeeder(
-        parts.queue,
+        queue,
         inputs.prompts.train,
         seed=config.seed,
         shuffle=config.prompts.shuffle,
@@ -161,10 +161,10 @@ def build_pipeline(
     return Pipeline(
         steps=config.trainer.steps,
         evaluate_every=config.evaluation.every,
-        queue=parts.queue,
-        services=_services(config, inputs, parts, log),
+        queue=queue,
+        services=_services(config, inputs, parts, queue, log),
         feeder=feeder,
-        actor=_actor(config, parts, log),
+        actor=_actor(config, parts, queue, log),
         trainer=parts.trainer,
         engine=parts.engine,
         evaluator=_evaluator(config, inputs, parts, log),
@@ -172,7 +172,7 @@ def build_pipeline(
             store,
             config.checkpoint,
             parts.trainer,
-            parts.queue,
+            queue,
             parts.executor,
             log,
             prompts=inputs.prompts.fingerprint,
@@ -182,9 +182,9 @@ def build_pipeline(
     )
 
 
-def _services(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -> list[Service]:
+def _services(config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, log: EventLog) -> list[Service]:
     """A worker for each task of the table but the actor, which the loop itself drives."""
-    queue, samples = parts.queue, config.trainer.train_batch_size
+    samples = config.trainer.train_batch_size
     makers: dict[str, Callable[[], Service]] = {
         "rollout": lambda: RolloutWorker(
             queue, parts.engine, config.sampling, inputs.decode, log, samples_per_step=samples
@@ -204,9 +204,9 @@ def _reference_log_probs(parts: Parts) -> LogProbs:
     return log_probs
 
 
-def _actor(config: RunConfig, parts: Parts, log: EventLog) -> Actor:
+def _actor(config: RunConfig, parts: Parts, queue: TransferQueue, log: EventLog) -> Actor:
     return Actor(
-        parts.queue,
+        queue,
         parts.trainer,
         parts.algorithm,
         parts.executor,

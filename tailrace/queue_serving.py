@@ -38,7 +38,7 @@ def serve(config: ServeConfig, directory: Path, *, metrics_port: int | None) -> 
     """
     processes = QueueProcesses(config.queue, config.table, directory, resume=True)
     with _stopped_by_signals(processes), processes, ExitStack() as stack:
-        print(f"Serving. A run uses this queue with: queue.type=remote queue.connection={processes.connection}")
+        print(f"Serving. One run can use this queue, with: queue.type=remote queue.connection={processes.connection}")
         print(f"Watch it with: tailrace queue top {processes.connection}", flush=True)
         if metrics_port is not None:
             port = stack.enter_context(serving_metrics(processes.address, metrics_port))

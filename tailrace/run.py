@@ -1,6 +1,6 @@
 """One training run: from a configuration to a directory with a trained model and a report.
 
-    inputs ──▶ parts ──▶ directory, log, display ──▶ pipeline ──▶ exported model, report, trace
+    inputs ──▶ parts ──▶ directory, queue, log, display ──▶ pipeline ──▶ exported model, report, trace
 
 Everything that can be wrong with the input is found before the directory is made. Ctrl-C (or SIGTERM) cancels the
 pipeline, saves a checkpoint and exits; a second one exits at once.
@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 import tailrace
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts
 from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore
 from tailrace.config.run import RunConfig
@@ -32,6 +33,7 @@ from tailrace.report.page import write_report
 from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
+from tailrace.run_queue import check_queue, open_queue, run_table
 from tailrace.trainer.checkpoint import CheckpointStore
 
 
@@ -49,7 +51,8 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
     `resume`: go on from `checkpoint`, by default the newest one of `config.output_dir`.
 
     Raises:
-        UserError: something about the input is wrong, and nothing was written; or a checkpoint cannot be written.
+        UserError: something about the input is wrong, and nothing was written; or a checkpoint, or the directory of a
+            queue in processes of its own, cannot be written.
         TailraceError: the run failed. Its last checkpoint is there.
     """
     directory = RunDirectory(Path(config.output_dir))
@@ -64,6 +67,7 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
             directory.check_new()
         check_sinks(config.observe)
         prepare_torch(config.device, config.threads)
+        check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
         inputs = load_inputs(config)
         try:
             return asyncio.run(_run(config, inputs, directory, store, start))
@@ -88,15 +92,16 @@ async def _run(
         if start is not None:
             check_prompts(start.state, inputs.prompts.fingerprint)
         parts = await open_parts(config, inputs, stack)
-        if start is not None:
-            await restore(start.checkpoint, parts.trainer, parts.queue, parts.executor)
-        else:
+        if start is None:
             stack.enter_context(directory.locked())
             directory.check_new()  # again: another process may have been faster
+        queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory.queue, stack)
+        if start is not None:
+            await restore(start.checkpoint, parts.trainer, queue, parts.executor)
         directory.begin(config)
         times = TaskTimes()
         log = _open_log(config, directory, start, times, stack)
-        pipeline = build_pipeline(config, inputs, parts, store, log, times)
+        pipeline = build_pipeline(config, inputs, parts, queue, store, log, times)
         if start is not None:
             await pipeline.resume_at(start.state)
         if not await _train(pipeline, parts, directory, interrupt):

@@ -20,9 +20,10 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.look import greet
+from tailrace.transfer.queue.look import greet, look
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.wire.messages import Welcome
 from tailrace.types import TaskSpec
 
 _GREETING_LIMIT_S = 10.0
@@ -51,11 +52,33 @@ def run_table(config: RunConfig, algorithm: Algorithm) -> TableConfig:
     )
 
 
-async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, stack: AsyncExitStack) -> TransferQueue:
-    """The queue of `config.type`; `stack` closes it. `directory`: for the files of one in processes of its own.
+def check_queue(config: QueueConfig, table: TableConfig) -> None:
+    """Whether a run may have the queue; what there is to ask of one that runs already.
 
     Raises:
-        UserError: the directory cannot be used; a queue that runs already is not there, or has another table.
+        UserError: it is not there, has another table, or has served a run.
+        PeerLost: it does not answer.
+    """
+    if not isinstance(config, RemoteQueueConfig):
+        return
+    address = QueueAddress.read(Path(config.connection))
+    _check_table(config.connection, greet(address, name="run", limit_s=_GREETING_LIMIT_S), table)
+    stats = look(address, name="run", limit_s=_GREETING_LIMIT_S)
+    if stats.used or stats.closed:
+        raise ConfigError(
+            f"the queue of {config.connection} {'was closed' if stats.closed else 'has held rows'}, and a queue is for "
+            f"one run (or one --resume); serve another with `tailrace queue serve` and a new --directory, and give its "
+            f"queue.connection"
+        )
+
+
+async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, stack: AsyncExitStack) -> TransferQueue:
+    """The queue of `config.type`, which was checked; `stack` closes it.
+
+    `directory`: for the files of one in processes of its own.
+
+    Raises:
+        UserError: the directory cannot be used.
         QueueError: a process of the queue cannot serve.
     """
     match config:
@@ -72,30 +95,28 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
             processes.on_given_up(lambda: loop.call_soon_threadsafe(remote.hang_up))
             return remote
         case RemoteQueueConfig():
-            return await _open_remote(config, table, stack)
+            address = QueueAddress.read(Path(config.connection))
+            return await stack.enter_async_context(
+                RemoteQueue(address, name="run", timeout_s=config.timeout_s, shared_memory=config.shared_memory)
+            )
 
 
-async def _open_remote(config: RemoteQueueConfig, table: TableConfig, stack: AsyncExitStack) -> TransferQueue:
-    address = QueueAddress.read(Path(config.connection))
-    welcome = await asyncio.to_thread(greet, address, name="run", limit_s=_GREETING_LIMIT_S)
+def _check_table(connection: str, welcome: Welcome, table: TableConfig) -> None:
     served = {task.name: task for task in welcome.tasks}
     needed = {task.spec.name: task.spec for task in make_tasks(table)}
     if served != needed:
         name = next(name for name in (*needed, *served) if served.get(name) != needed.get(name))
         raise ConfigError(
-            f"the queue of {config.connection} has another table than this run: its task {name!r} is "
+            f"the queue of {connection} has another table than this run: its task {name!r} is "
             f"{_described(served.get(name))}, the run's {_described(needed.get(name))}; "
             f"serve this run's recipe with `tailrace queue serve`"
         )
     if differing := sorted(name for name, kind in table.columns.items() if welcome.columns.get(name) != kind):
         raise ConfigError(
-            f"the queue of {config.connection} has another table than this run: its column {differing[0]!r} holds "
+            f"the queue of {connection} has another table than this run: its column {differing[0]!r} holds "
             f"{welcome.columns.get(differing[0], 'nothing')}, the run's {table.columns[differing[0]]}; "
             f"serve this run's recipe with `tailrace queue serve`"
         )
-    return await stack.enter_async_context(
-        RemoteQueue(address, name="run", timeout_s=config.timeout_s, shared_memory=config.shared_memory)
-    )
 
 
 def _described(spec: TaskSpec | None) -> str:

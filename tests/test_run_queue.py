@@ -17,15 +17,18 @@ from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError, QueueError, UserError
 from tailrace.run import train
-from tailrace.run_queue import open_queue, run_table
+from tailrace.run_directory import RunDirectory
+from tailrace.run_queue import check_queue, open_queue, run_table
 from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.table import check_table
 from tests.conftest import TinyModel
 from tests.runs import learned, small_run, steps_of, write_prompts
+from tests.transfer.tables import group, outputs, tokens
 from tests.transfer.test_processes import TABLE, queue
 
 OTHER_TASK = TableConfig(tasks=(*TABLE.tasks[:1], TaskConfig(name="sink", reads=("prompt_ids",))))
@@ -97,18 +100,61 @@ async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run
         (TableConfig(tasks=TABLE.tasks[:1]), "its task 'sink' is .*, the run's missing"),
     ],
 )
-async def test_a_remote_queue_with_another_table_is_refused(tmp_path: Path, table: TableConfig, message: str) -> None:
-    async with queue(tmp_path) as processes, AsyncExitStack() as stack:
+def test_a_remote_queue_with_another_table_is_refused(tmp_path: Path, table: TableConfig, message: str) -> None:
+    with queue(tmp_path) as processes, pytest.raises(ConfigError, match=message):
+        check_queue(RemoteQueueConfig(connection=str(processes.connection)), table)
+
+
+def test_a_remote_queue_without_its_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"connection\.json"):
+        check_queue(RemoteQueueConfig(connection=str(tmp_path / "connection.json")), TABLE)
+
+
+def test_a_remote_queue_that_was_used_or_closed_is_refused(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes, SyncQueue(processes.address, name="test") as other:
         config = RemoteQueueConfig(connection=str(processes.connection))
-        with pytest.raises(ConfigError, match=message):
-            await open_queue(config, table, tmp_path / "unused", stack)
+        check_queue(config, TABLE)
+        other.put(group(0))
+        with pytest.raises(ConfigError, match=r"has held rows, .* `tailrace queue serve` and a new --directory"):
+            check_queue(config, TABLE)
+        for task, cells in (("rollout", {"response_ids": tokens(1)}), ("sink", {})):
+            claim = other.claim(task)
+            other.ack(claim, outputs(claim, **cells))
+        with pytest.raises(ConfigError, match="has held rows"):
+            check_queue(config, TABLE)
+        other.close()
+        with pytest.raises(ConfigError, match="was closed"):
+            check_queue(config, TABLE)
 
 
-async def test_a_remote_queue_without_its_file_is_refused(tmp_path: Path) -> None:
-    config = RemoteQueueConfig(connection=str(tmp_path / "connection.json"))
-    async with AsyncExitStack() as stack:
-        with pytest.raises(UserError, match=r"connection\.json"):
-            await open_queue(config, TABLE, tmp_path / "unused", stack)
+def test_a_served_queue_is_for_one_run_and_to_resume_it_takes_another(tmp_path: Path, tiny_model: TinyModel) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+
+    def run(name: str, steps: int, served: QueueProcesses, *, resume: bool = False) -> int:
+        remote = {"type": "remote", "connection": str(served.connection)}
+        config = small_run(tmp_path / name, tiny_model("llama"), prompts, queue=remote, trainer__steps=steps)
+        return train(config, resume=resume)
+
+    table = run_table(small_run(tmp_path, tmp_path, prompts), make_algorithm(GrpoConfig()))
+    with queue(tmp_path / "first", table=table) as first, queue(tmp_path / "second", table=table) as second:
+        assert run("run", 1, first) == 0
+        for name, resume in (("other", False), ("run", True)):
+            with pytest.raises(ConfigError, match="is for one run"):
+                run(name, 2, first, resume=resume)
+        assert not (tmp_path / "other").exists()
+        assert run("run", 2, second, resume=True) == 0
+    assert [event.step for event in steps_of(tmp_path / "run")] == [0, 1]
+
+
+def test_a_directory_in_which_another_process_trains_gets_no_queue(tmp_path: Path, tiny_model: TinyModel) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, queue={"type": "service"})
+    with (
+        RunDirectory(tmp_path / "run").locked(),
+        pytest.raises(UserError, match="another process is training in"),
+    ):
+        train(config, resume=False)
+    assert not (tmp_path / "run" / "queue").exists()
 
 
 def test_a_run_learns_the_same_wherever_its_queue_is_and_goes_on_with_another(

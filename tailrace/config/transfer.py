@@ -101,7 +101,7 @@ class ServiceQueueConfig(_Bounds):
 
 
 class RemoteQueueConfig(Config):
-    """A transfer queue that runs already."""
+    """A transfer queue that runs already, and has held no rows yet: it is for one run, or for one that is resumed."""
 
     type: Literal["remote"] = "remote"
     connection: str

@@ -113,8 +113,15 @@ class QueueStats:
     """The newest weight version that the queue has heard of."""
     lost_groups: int = 0
     """Groups that have to be put again, see `TransferQueue.lost_groups`."""
+    closed: bool = False
+    """Whether it was closed, see `TransferQueue.close`."""
     tasks: Mapping[str, TaskStats]
     units: tuple[UnitStats, ...] = ()
+
+    @property
+    def used(self) -> bool:
+        """Whether rows are in the queue, or were."""
+        return bool(self.rows or self.lost_groups or any(task.consumed for task in self.tasks.values()))
 
 
 class TransferQueue(ABC):

@@ -155,6 +155,7 @@ class LocalQueue(TransferQueue):
             blocked_by=self._blocked_by(),
             put_wait_s=self._put_wait_s,
             version=self._control.version,
+            closed=self._closed,
             tasks={task: self._with_waits(task, counts) for task, counts in self._control.stats().items()},
         )
 

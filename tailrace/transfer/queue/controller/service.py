@@ -231,6 +231,7 @@ class Controller(Service):
             put_wait_s=self._puts.wait_s,
             version=desk.control.version,
             lost_groups=len(desk.control.lost_groups),
+            closed=desk.closed,
             tasks=self._claims.stats(),
             units=desk.units.stats(),
         )
