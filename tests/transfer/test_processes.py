@@ -119,7 +119,7 @@ def test_a_killed_unit_comes_back_under_its_name(tmp_path: Path) -> None:
         before = endpoints()
         kill(processes, "unit-0")
         until(lambda: endpoints() not in ([], before))
-        assert [unit.name for unit in stats(processes).units if unit.alive] == ["unit-0"]
+        until(lambda: [unit.name for unit in stats(processes).units if unit.alive] == ["unit-0"])
 
 
 def test_a_queue_whose_processes_die_again_and_again_is_given_up(
