@@ -97,7 +97,6 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
         case RemoteQueueConfig():
             address = QueueAddress.read(Path(config.connection))
             return await stack.enter_async_context(
-<<<<<<< HEAD
                 RemoteQueue(
                     address,
                     name="run",
@@ -105,9 +104,6 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
                     shared_memory=config.shared_memory,
                     limit_s=config.client_limit_s,
                 )
-=======
-                RemoteQueue(address, name="run", timeout_s=config.timeout_s, shared_memory=config.shared_memory)
->>>>>>> q-fix2
             )
 
 

@@ -12,10 +12,7 @@ from tailrace.generate import Line
 from tailrace.run_queue import run_table
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-<<<<<<< HEAD
-=======
 from tailrace.types import Value
->>>>>>> q-fix2
 from tests.conftest import TinyModel
 from tests.runs import small_run
 from tests.transfer.test_processes import queue
@@ -38,14 +35,6 @@ def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "transfer_queue.md").read_text(), re.DOTALL)
     table = run_table(small_run(tmp_path, tmp_path, tmp_path), make_algorithm(GrpoConfig()))
     with queue(tmp_path / "queue", table=table) as served, SyncQueue(served.address, name="run") as run:
-<<<<<<< HEAD
-        prompt = {"prompt_ids": np.arange(2), "prompt": "p", "answer": "a", "metadata": {}, "seed": 0}
-        run.put([NewRow(group_id=0, group_size=1, order=0, cells=prompt)])
-        claim = run.claim("rollout")
-        ids = np.arange(3)
-        response = {"response_ids": ids, "response_mask": ids, "weight_versions": ids, "response": "four"}
-        sampled = {"rollout_log_probs": np.zeros(3, np.float32), "finish_reason": "stop"}
-=======
         prompt: dict[str, Value] = {"prompt_ids": np.arange(2), "prompt": "p", "answer": "a", "metadata": {}, "seed": 0}
         run.put([NewRow(group_id=0, group_size=1, order=0, cells=prompt)])
         claim = run.claim("rollout")
@@ -57,7 +46,6 @@ def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path:
             "response": "four",
         }
         sampled: dict[str, Value] = {"rollout_log_probs": np.zeros(3, np.float32), "finish_reason": "stop"}
->>>>>>> q-fix2
         run.ack(claim, {row.id: {**response, **sampled} for row in claim.rows})
         exec(example, {"path": served.connection, "score": lambda response: float(len(response))})
         assert run.stats().tasks["reward"].consumed == 1
