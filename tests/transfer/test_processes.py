@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -249,6 +250,26 @@ def test_a_process_that_says_what_is_no_message_is_named(tmp_path: Path, monkeyp
         theirs.sendall(b"{")
         with pytest.raises(QueueError, match=r"unit-0 of the queue.*cannot be understood: timed out"):
             child.hear()
+
+
+def test_processes_that_have_not_ended_within_the_limit_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    end, may_end = QueueProcesses._end, threading.Event()
+
+    def end_late(processes: QueueProcesses) -> None:
+        assert may_end.wait(LIMIT_S)
+        end(processes)
+
+    monkeypatch.setattr(QueueProcesses, "_end", end_late)
+    with queue(tmp_path) as processes:
+        pid = processes.pids["unit-0"]
+        for limit in ("_LOOK_LIMIT_S", "START_LIMIT_S", "_END_LIMIT_S", "KILLED_LIMIT_S"):
+            monkeypatch.setattr(module, limit, 0.0)
+    assert f"have not ended within 0 s: {processes.pids}" in caplog.text
+    may_end.set()
+    processes.wait()
+    assert ends(pid)
 
 
 def test_a_stop_during_the_start_ends_what_was_started(tmp_path: Path) -> None:
