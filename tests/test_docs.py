@@ -32,7 +32,7 @@ def test_the_engine_is_used_from_python_as_its_page_shows(
 
 
 def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "transfer_queue.md").read_text(), re.DOTALL)
+    example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "transfer_queue.md").read_text(), re.DOTALL)
     table = run_table(small_run(tmp_path, tmp_path, tmp_path), make_algorithm(GrpoConfig()))
     with queue(tmp_path / "queue", table=table) as served, SyncQueue(served.address, name="run") as run:
         prompt: dict[str, Value] = {"prompt_ids": np.arange(2), "prompt": "p", "answer": "a", "metadata": {}, "seed": 0}

@@ -1,6 +1,7 @@
 """Ranks of a real group, each a process, get what one of them claims."""
 
 import multiprocessing
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -155,3 +156,22 @@ def test_only_the_rank_that_asks_has_a_queue(tmp_path: Path) -> None:
         return []
 
     run(tmp_path, 1, work)
+
+
+def test_ranks_train_on_the_same_claims_as_the_page_shows(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "transfer_queue.md").read_text()
+    [example] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "GroupLoader" in code]
+    with serving(tmp_path / "queue", TABLE) as served:
+        served.queue.put([NewRow(group_id=i, group_size=1, order=i, cells={"prompt_ids": tokens(1)}) for i in range(4)])
+
+        def work(rank: int) -> list[Any]:
+            orders: list[int] = []
+            known = {
+                "path": tmp_path / "queue" / "connection.json",
+                "train": lambda rows: orders.extend(row.order for row in rows),
+            }
+            exec(example.replace("rows=512", "rows=4"), known)
+            return orders
+
+        assert run(tmp_path, 2, work) == [[0, 1, 2, 3]] * 2
+        assert served.queue.stats().rows == 0
