@@ -1,6 +1,4 @@
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,18 +15,10 @@ from tailrace.errors import (
     TailraceError,
     WireError,
 )
-from tailrace.planning.balance import lpt
-from tailrace.transfer.queue.base import NewRow, QueueStats, RowId
-from tailrace.transfer.queue.policies.balanced import BalancedByLength
-from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.policies.token_budget import TokenBudget
+from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.table import QueueTask
 from tailrace.transfer.queue.wire.messages import (
-    NO_UNIT,
-    Accepted,
     Ack,
-    Admit,
     Admitted,
     Advance,
     Beat,
@@ -37,14 +27,9 @@ from tailrace.transfer.queue.wire.messages import (
     Claimed,
     Close,
     Export,
-    Exported,
-    Groups,
     Lost,
     Nack,
-    Release,
     Renew,
-    Restore,
-    Stats,
     Withdraw,
     Withdrawn,
     Written,
@@ -52,67 +37,9 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
-from tests.transfer.controller.fakes import FakeUnit, Site
+from tests.transfer.controller.talk import LIMIT_S, ack, alive, claim, replaced, site, small, stats, store, work, write
 from tests.transfer.controller.test_controller_machine import admit, ints, one_run
-from tests.transfer.tables import group, one_task, table
-
-LIMIT_S = 10.0
-
-
-def site(directory: Path, units: int = 1, *, lasting: bool = False, **config: Any) -> Site:
-    made = [FakeUnit("abc"[number], lasting=lasting) for number in range(units)]
-    return Site(lambda: table(FirstIn(9)), directory, units=made, unit_limit_s=LIMIT_S, **config)
-
-
-def alive(site: Site, seconds: float, *units: FakeUnit) -> None:
-    """Time passes, and these units give signs of life."""
-    for _ in range(int(seconds)):
-        for unit in units:
-            site.join(unit)
-        site.tick(1.0)
-
-
-def store(site: Site, rows: list[NewRow]) -> list[RowId]:
-    """Put and write rows."""
-    admitted: Admitted = site.ask(admit(rows))
-    write(site, admitted)
-    return row_ids(admitted.rows)
-
-
-def write(site: Site, admitted: Admitted) -> None:
-    for number in admitted.units:
-        site.unit(number).parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
-        site.ask(Written(number, admitted.rows))
-
-
-def claim(site: Site, task: str, *, limit: int | None = None, client: str = "client") -> tuple[int, list[RowId]]:
-    claimed: Claimed = site.ask(Claim(task, limit, None, 0.0), client)
-    return claimed.lease_id, [RowId(slot, generation) for slot, generation, _, _ in unpack(claimed.rows, 4).tolist()]
-
-
-def ack(site: Site, lease: int, rows: list[RowId], **lengths: int) -> None:
-    ack_missing(site, lease, rows, lengths, [])
-
-
-def ack_missing(site: Site, lease: int, rows: list[RowId], lengths: Mapping[str, int], missed: list[int]) -> None:
-    """All units that have the rows get the outputs but those in `missed`."""
-    for row in rows:
-        for unit in site.units:
-            if lengths and PartId(*row, 0) in unit.parts and unit.number not in missed:
-                unit.parts.add(PartId(*row, lease))
-    versions = ints([[-1]] * len(rows))
-    assert site.ask(Ack(lease, pack(rows), versions, one_run(lengths, len(rows)), missed)) == Accepted()
-
-
-def work(site: Site, task: str, **lengths: int) -> list[RowId]:
-    lease, rows = claim(site, task)
-    ack(site, lease, rows, **lengths)
-    return rows
-
-
-def stats(site: Site) -> QueueStats:
-    counts: QueueStats = site.ask(Stats()).stats
-    return counts
+from tests.transfer.tables import group
 
 
 def test_rows_are_claimed_when_every_unit_has_them_and_not_before(tmp_path: Path) -> None:
@@ -149,11 +76,6 @@ def test_an_admission_that_is_not_written_is_withdrawn_and_its_group_may_come_ag
     queue.tick(1.0)
     assert not unit.parts, "the late write is settled"
     assert store(queue, group(1, 2)) != row_ids(admitted.rows)
-
-
-def small(rows: list[NewRow], **changes: Any) -> Admit:
-    """A put whose cells come along."""
-    return replaced(admit(rows), cells=b"".join(bytes(8 * len(row.cells["prompt_ids"])) for row in rows), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("units", [1, 2])
@@ -233,152 +155,6 @@ def test_withdrawing_what_was_never_written_says_so_although_it_is_withdrawn_alr
     assert stats(queue).lost_groups == 0, "it was never in"
 
 
-def test_rows_of_a_unit_that_falls_silent_are_lost_and_put_again(tmp_path: Path) -> None:
-    queue = site(tmp_path, 2)
-    first, second = queue.units
-    waiting = queue.send(Lost(1000.0))
-    rows = store(queue, group(1, 2))
-    lost, other = (first, second) if first.parts else (second, first)
-    lease, held = claim(queue, "rollout")
-    alive(queue, LIMIT_S + 1, other)
-    answer: Groups = queue.answer(waiting)
-    assert unpack(answer.ids, 1).tolist() == [[1]]
-    assert stats(queue).lost_groups == 1
-    assert [unit.number for unit in stats(queue).units] == [other.number]
-    with pytest.raises(StaleRowError):
-        ack(queue, lease, held, response_ids=3)
-    assert set(rows).isdisjoint(store(queue, group(1, 2)))
-    assert stats(queue).lost_groups == 0
-    assert len(other.parts) == 2
-    assert not lost.parts or lost.number != other.number
-
-
-def test_a_lost_group_goes_before_those_who_wait_for_room(tmp_path: Path) -> None:
-    queue = site(tmp_path, max_rows=2)
-    [unit] = queue.units
-    store(queue, group(1, 2))
-    blocked = queue.send(replaced(admit(group(2, 2)), wait_s=100.0))
-    assert "2 of 2 rows" in str(stats(queue).blocked_by)
-    unit.die()
-    queue.join(unit)
-    assert stats(queue).lost_groups == 1
-    assert queue.answer(blocked) is not None, "the loss made room"
-    store(queue, group(1, 2))
-    assert stats(queue).rows == 4, "the room that a lost group takes was its own before"
-
-
-def replaced(message: Admit, **changes: Any) -> Admit:
-    return Admit(**{**{field: getattr(message, field) for field in message.__struct_fields__}, **changes})
-
-
-def test_with_replicas_a_dead_unit_loses_nothing(tmp_path: Path) -> None:
-    queue = site(tmp_path, 2, replicas=2)
-    rows = store(queue, group(1, 2))
-    work(queue, "rollout", response_ids=3)
-    alive(queue, LIMIT_S + 1, queue.units[0])
-    assert (stats(queue).rows, stats(queue).lost_groups) == (2, 0)
-    claimed: Claimed = queue.ask(Claim("reward", None, None, 0.0))
-    assert unpack(claimed.units, 1).tolist() == [[queue.units[0].number]] * 2
-    assert row_ids(pack(unpack(claimed.rows, 4)[:, :2])) == rows
-
-
-def test_a_unit_that_missed_outputs_is_not_read_from_again(tmp_path: Path) -> None:
-    queue = site(tmp_path, 2, replicas=2)
-    store(queue, group(1, 1))
-    lease, rows = claim(queue, "rollout")
-    ack_missing(queue, lease, rows, {"response_ids": 3}, [1])
-    claimed: Claimed = queue.ask(Claim("reward", None, None, 0.0))
-    assert unpack(claimed.units, claimed.width).tolist() == [[0]]
-    assert NO_UNIT not in unpack(claimed.units, claimed.width)
-
-
-def test_a_unit_of_lasting_storage_keeps_its_rows_through_a_restart_and_learns_their_columns(tmp_path: Path) -> None:
-    queue = site(tmp_path, lasting=True)
-    [unit] = queue.units
-    rows = store(queue, group(1, 2))
-    lease, _ = claim(queue, "rollout")
-    ack(queue, lease, rows, response_ids=3)
-    unit.parts.add(PartId(7, 7, 0))
-    unit.die()
-    queue.join(unit)
-    queue.tick(1.0)
-    assert stats(queue).lost_groups == 0
-    assert PartId(7, 7, 0) not in unit.parts, "of a row that is not there"
-    assert unit.described == {
-        **{PartId(*row, 0): ["prompt_ids"] for row in rows},
-        **{PartId(*row, lease): ["response_ids"] for row in rows},
-    }
-
-
-def test_a_row_whose_outputs_a_unit_lacks_is_lost_with_its_group(tmp_path: Path) -> None:
-    queue = site(tmp_path, lasting=True)
-    [unit] = queue.units
-    store(queue, group(1, 2))
-    store(queue, group(2, 1))
-    lease, rows = claim(queue, "rollout")
-    ack(queue, lease, rows, response_ids=3)
-    unit.parts.discard(PartId(*rows[0], lease))
-    unit.die()
-    queue.join(unit)
-    assert (stats(queue).rows, stats(queue).lost_groups) == (1, 1)
-
-
-def test_a_controller_that_is_started_anew_waits_for_its_units_up_to_their_limit(tmp_path: Path) -> None:
-    queue = site(tmp_path, 2)
-    first, second = queue.units
-    store(queue, group(1, 2))
-    store(queue, group(2, 2))
-    queue.units = [first]
-    queue.start()
-    waiting = queue.send(Claim("rollout", None, None, 100.0))
-    assert queue.answer(waiting) is None, "the second unit may come back"
-    assert queue.controller.welcome().recovering
-    alive(queue, LIMIT_S, first)
-    claimed: Claimed = queue.answer(waiting)
-    assert len(unpack(claimed.rows, 4)) == 2
-    assert stats(queue).lost_groups == 1
-    assert second.parts
-    assert not queue.controller.welcome().recovering
-
-
-def test_a_unit_that_joins_and_never_says_what_it_has_stops_nobody_for_long(tmp_path: Path) -> None:
-    queue = site(tmp_path, 2)
-    good, mute = queue.units
-    store(queue, group(1, 1))
-    store(queue, group(2, 1))
-    mute.mute = True
-    mute.die()
-    queue.join(mute)
-    assert len(claim(queue, "rollout", limit=1)[1]) == 1, "others are served at once"
-    store(queue, group(3, 1))
-    good.mute = True
-    queue.start()
-    waiting = queue.send(Claim("rollout", 1, None, 100.0))
-    alive(queue, LIMIT_S - 1, good, mute)
-    assert queue.answer(waiting) is None, "its rows may be there"
-    alive(queue, 2, good, mute)
-    assert stats(queue).rows == 0
-    assert stats(queue).lost_groups == 3
-
-
-def test_clients_are_told_of_a_unit_from_its_join_to_its_death(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    [unit] = queue.units
-    unit.mute = True
-    queue.start()
-    assert [listed.number for listed in queue.controller.welcome().units] == [unit.number], "it answers, not ready yet"
-    queue.tick(LIMIT_S)
-    assert queue.controller.welcome().units == []
-
-
-def test_a_controller_started_anew_learns_from_units_what_was_written_meanwhile(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    admitted: Admitted = queue.ask(admit(group(1, 2)))
-    queue.units[0].parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
-    queue.start()
-    assert len(claim(queue, "rollout")[1]) == 2
-
-
 def test_a_client_that_promised_signs_of_life_loses_its_leases_when_it_gives_none(tmp_path: Path) -> None:
     queue = site(tmp_path, lease_s=1000.0)
     store(queue, group(1, 2))
@@ -397,17 +173,6 @@ def test_a_client_that_promised_signs_of_life_loses_its_leases_when_it_gives_non
         queue.ask(Renew(lease), "silent")
     queue.ask(Renew(kept), "other")
     assert claim(queue, "rollout")[1] == rows
-
-
-def test_a_watch_outlasts_the_controller(tmp_path: Path) -> None:
-    queue = site(tmp_path, lease_s=1000.0)
-    store(queue, group(1, 1))
-    queue.ask(Beat(5.0), "silent")
-    claim(queue, "rollout", client="silent")
-    queue.start()
-    assert stats(queue).tasks["rollout"].leased == 1
-    alive(queue, 6, *queue.units)
-    assert stats(queue).tasks["rollout"].ready == 1
 
 
 def test_a_sign_of_life_may_be_given_for_another_client(tmp_path: Path) -> None:
@@ -481,55 +246,6 @@ def test_outputs_of_a_lease_that_ended_are_settled(tmp_path: Path) -> None:
         assert {part.tag for part in unit.parts} == {0}
 
 
-def test_a_snapshot_is_of_one_moment_and_its_parts_stay_until_it_was_read(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    [unit] = queue.units
-    store(queue, group(1, 1))
-    work(queue, "rollout", response_ids=3)
-    work(queue, "reward", reward=1)
-    exported: Exported = queue.ask(Export())
-    lease, rows = claim(queue, "actor", limit=1)
-    ack(queue, lease, rows)
-    queue.tick(1.0)
-    assert stats(queue).rows == 0
-    assert len(unit.parts) == 3
-    queue.ask(Release(exported.hold))
-    queue.tick(1.0)
-    assert not unit.parts
-    assert [record.consumed.keys() for record in exported.state.rows] == [{0, 1}]
-
-
-def test_a_reader_of_a_snapshot_that_dies_lets_go_of_it(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    store(queue, group(1, 1))
-    queue.ask(Export(), "reader")
-    work(queue, "rollout", response_ids=1)
-    work(queue, "reward", reward=1)
-    lease, rows = claim(queue, "actor", limit=1)
-    ack(queue, lease, rows)
-    queue.controller.gone("reader")
-    queue.tick(1.0)
-    assert not queue.units[0].parts
-
-
-def test_puts_wait_while_a_snapshot_is_restored_and_a_second_one_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    old = site(tmp_path / "old")
-    store(old, group(1, 2))
-    state = old.ask(Export()).state
-    queue = site(tmp_path)
-    admitted: Admitted = queue.ask(Restore(state))
-    waiting = queue.send(replaced(admit(group(2, 1)), wait_s=100.0))
-    assert "being restored" in str(stats(queue).blocked_by)
-    with pytest.raises(QueueError, match="another snapshot"):
-        queue.ask(Restore(state))
-    write(queue, admitted)
-    assert queue.answer(waiting) is not None
-    assert stats(queue).tasks["rollout"].ready == 2
-    with pytest.raises(QueueError, match="has held rows"):
-        queue.ask(Restore(state))
-
-
 def test_a_closed_queue_sends_everybody_away_and_stays_closed(tmp_path: Path) -> None:
     queue = site(tmp_path)
     store(queue, group(1, 1))
@@ -580,13 +296,6 @@ def test_bad_requests_are_refused_and_change_nothing(
     assert stats(queue) == before
 
 
-def test_a_table_of_another_journal_is_refused(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    store(queue, group(1, 1))
-    with pytest.raises(QueueError, match="another table"):
-        Site(lambda: table()[:2], tmp_path)
-
-
 def test_versions_of_rows_that_are_written_are_known_to_policies(tmp_path: Path) -> None:
     queue = site(tmp_path)
     rows = group(1, 1)
@@ -594,130 +303,3 @@ def test_versions_of_rows_that_are_written_are_known_to_policies(tmp_path: Path)
     write(queue, queue.ask(message))
     [record] = queue.ask(Export()).state.rows
     assert record.facts.version == 4
-
-
-def test_a_lasting_unit_that_was_dead_is_another_one_when_it_comes_back_also_after_a_restart(tmp_path: Path) -> None:
-    queue = site(tmp_path, lasting=True)
-    [unit] = queue.units
-    store(queue, group(1, 1))
-    queue.tick(LIMIT_S + 1)
-    queue.join(unit)
-    queue.tick(1.0)
-    assert not unit.parts, "its rows were lost"
-    rows = store(queue, group(1, 1))
-    queue.start()
-    queue.tick(1.0)
-    assert unit.parts == {PartId(*row, 0) for row in rows}
-    assert claim(queue, "rollout")[1] == rows
-
-
-def test_no_unit_gets_the_number_of_one_that_has_died(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    [unit] = queue.units
-    numbers = [unit.number]
-    for restart in (False, True, True):
-        unit.die()
-        queue.join(unit)
-        if restart:
-            queue.start()
-        numbers.append(unit.number)
-    assert numbers == [0, 1, 2, 3]
-
-
-def test_groups_that_are_leased_bar_nobody_after_a_restart(tmp_path: Path) -> None:
-    queue = Site(lambda: table(FirstIn(9), actor=TokenBudget(1, in_order=True)), tmp_path, unit_limit_s=LIMIT_S)
-    for number in (1, 2):
-        store(queue, group(number, 2))
-    work(queue, "rollout", response_ids=1)
-    for _ in range(2):
-        work(queue, "reward", reward=1)
-    lease, first = claim(queue, "actor", limit=2)
-    queue.start()
-    _, second = claim(queue, "actor", limit=2)
-    assert len(second) == 2
-    ack(queue, lease, first)
-    assert stats(queue).rows == 2
-
-
-def test_a_batch_that_was_split_is_split_anew_after_a_restart(tmp_path: Path) -> None:
-    """No rank keeps its part while the other waits for its own for ever."""
-
-    def tasks() -> tuple[QueueTask, ...]:
-        return one_task(BalancedByLength(2, 4, partition=lpt, cost_columns=("prompt_ids",)))
-
-    queue = Site(tasks, tmp_path, unit_limit_s=LIMIT_S)
-    store(queue, group(1, 4))
-    first: Claimed = queue.ask(Claim("only", None, 0, 0.0))
-    queue.start()
-    with pytest.raises(LeaseError):
-        queue.ask(Renew(first.lease_id))
-    parts = [len(unpack(queue.ask(Claim("only", None, rank, 0.0)).rows, 4)) for rank in (1, 0)]
-    assert parts == [2, 2]
-
-
-def test_a_snapshot_whose_restoring_broke_off_is_restored_by_another_try(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    old = site(tmp_path / "old")
-    store(old, group(1, 2))
-    state = old.ask(Export()).state
-    queue = site(tmp_path)
-    [unit] = queue.units
-    admitted: Admitted = queue.ask(Restore(state), "dies")
-    unit.parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
-    queue.controller.gone("dies")
-    queue.tick(1.0)
-    assert (unit.parts, unit.left) == (set(), set())
-    queue.ask(Restore(state), "dies with the controller")
-    unit.parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
-    queue.start()
-    queue.tick(1.0)
-    assert (unit.parts, unit.left) == (set(), set()), "told that they have left, it would take them never again"
-    write(queue, queue.ask(Restore(state)))
-    assert stats(queue).tasks["rollout"].ready == 2
-
-
-def test_a_snapshot_takes_no_weight_version_back(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    state = queue.ask(Export()).state
-    queue.ask(Advance(5))
-    queue.ask(Restore(state))
-    assert stats(queue).version == 5
-
-
-def test_leases_of_lost_rows_are_forgotten(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    store(queue, group(1, 2))
-    claim(queue, "rollout")
-    queue.units[0].die()
-    queue.join(queue.units[0])
-    assert queue.controller._claims.leases() == []
-    assert not queue.controller._claims._holders
-
-
-def test_a_snapshot_that_nobody_lets_go_of_is_held_for_as_long_as_a_lease(tmp_path: Path) -> None:
-    queue = site(tmp_path, lease_s=5.0)
-    store(queue, group(1, 1))
-    queue.ask(Export())
-    work(queue, "rollout", response_ids=1)
-    work(queue, "reward", reward=1)
-    lease, rows = claim(queue, "actor", limit=1)
-    ack(queue, lease, rows)
-    alive(queue, 4, *queue.units)
-    assert queue.units[0].parts
-    alive(queue, 2, *queue.units)
-    assert not queue.units[0].parts
-
-
-def test_a_unit_that_fails_to_forget_parts_is_asked_what_it_has(tmp_path: Path) -> None:
-    queue = site(tmp_path)
-    [unit] = queue.units
-    store(queue, group(1, 1))
-    for task, lengths in (("rollout", {"response_ids": 1}), ("reward", {"reward": 1})):
-        work(queue, task, **lengths)
-    unit.failures = [PeerLost("silent")]
-    lease, rows = claim(queue, "actor", limit=1)
-    ack(queue, lease, rows)
-    queue.tick(1.0)
-    assert unit.parts
-    alive(queue, 2, unit)
-    assert not unit.parts

@@ -9,8 +9,7 @@ from tailrace.transfer.queue.controller import journal
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.messages import Admitted, Claim, Claimed, Written, row_ids
 from tests.transfer.controller.fakes import Site
-from tests.transfer.controller.test_controller_machine import admit
-from tests.transfer.controller.test_service import (
+from tests.transfer.controller.talk import (
     LIMIT_S,
     ack,
     ack_missing,
@@ -23,6 +22,7 @@ from tests.transfer.controller.test_service import (
     work,
     write,
 )
+from tests.transfer.controller.test_controller_machine import admit
 from tests.transfer.tables import group
 
 
