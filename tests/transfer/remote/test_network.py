@@ -108,7 +108,7 @@ async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(
             await asyncio.gather(produce(clients[2], range(groups)), produce(clients[3], range(groups, 2 * groups)))
             while claimed.total() < 4 * groups:
                 await asyncio.sleep(0)
-                stats = await clients[2].run(operations.stats(Session(lossy.controller, shared_memory=False)))
+            stats = await clients[2].run(operations.stats(Session(lossy.controller, shared_memory=False)))
             for consumer in consumers:
                 consumer.cancel()
             await asyncio.wait(consumers)
