@@ -14,7 +14,6 @@ rates.
 
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +22,7 @@ from typing import Annotated, Any
 
 import typer
 from gate import Contestant
+from peers import peer_python
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench-queue"
@@ -52,7 +52,7 @@ def main(
     stored: Annotated[int, typer.Option(min=4096, help="Rows that are stored while few are claimed.")] = 2**20,
 ) -> None:
     """Run the four comparisons."""
-    python = their_python()
+    python = peer_python(BUILD, PACKAGES)
     for name, compared in COMPARED.items():
         print(f"{name:>16}  {compared}")
     with ExitStack() as stack:
@@ -187,19 +187,6 @@ def start(stack: ExitStack, name: str, python: str | Path, program: str, *argume
     contestant = Contestant(command, BUILD / f"{name}.log", {})
     stack.callback(contestant.stop)
     return contestant
-
-
-def their_python() -> Path:
-    """The interpreter of TransferQueue's environment, made on first use."""
-    environment = BUILD / "venv"
-    python = environment / "bin" / "python"
-    ready = environment / ".ready"
-    if not ready.exists():
-        print(f"setting up {', '.join(PACKAGES)} in {environment}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-        ready.touch()
-    return python
 
 
 if __name__ == "__main__":

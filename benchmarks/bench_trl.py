@@ -6,13 +6,13 @@ line is JSON: samples per second of both, from the median step, and their ratio.
 
 import json
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from gate import Contestant
+from peers import peer_python
 
 from tailrace.config.model import ModelConfig
 from tailrace.models.resolve import resolve_model
@@ -32,7 +32,9 @@ def main(
     """Run both, in turns, and compare."""
     directory = str(resolve_model(ModelConfig(path=model)))
     arguments = [directory, str(steps + 1)]
-    theirs = Contestant([str(trl_python()), str(HERE / "trl_theirs.py"), *arguments], BUILD / "trl.log", ALLOCATOR)
+    theirs = Contestant(
+        [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), *arguments], BUILD / "trl.log", ALLOCATOR
+    )
     ours = Contestant([sys.executable, str(HERE / "trl_ours.py"), *arguments], BUILD / "tailrace.log", ALLOCATOR)
     try:
         measured = take_turns({"tailrace": ours, "trl": theirs}, steps)
@@ -70,19 +72,6 @@ def _describe(figures: dict[str, Any]) -> str:
         f"{figures['seconds']:6.2f} s  reward {figures['reward']:.3f}  "
         f"{figures['response_tokens']:.1f} tokens a response  {times}"
     )
-
-
-def trl_python() -> Path:
-    """The interpreter of TRL's environment, made on first use."""
-    environment = BUILD / "venv"
-    python = environment / "bin" / "python"
-    ready = environment / ".ready"
-    if not ready.exists():
-        print(f"setting up {', '.join(PACKAGES)} in {environment}", flush=True)
-        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-        ready.touch()
-    return python
 
 
 if __name__ == "__main__":

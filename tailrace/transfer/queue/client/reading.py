@@ -88,12 +88,9 @@ def said(cells: Inline, wanted: Wanted) -> Found:
     Raises:
         WireError: they are not what was asked for.
     """
-    shape = (len(wanted.rows), len(wanted.columns))
-    lengths, starts = unpack(cells.lengths, 1), unpack(cells.starts, 1)
-    if not len(lengths) == len(starts) == shape[0] * shape[1]:
-        raise WireError(f"got {len(lengths)} cells in {len(starts)} places, asked for {shape[0]} x {shape[1]}")
-    places = np.column_stack([np.zeros_like(starts), starts]).reshape(*shape, 2)
-    return Found(np.arange(shape[0]), lengths.reshape(shape), places, [frame_memory(cells.data)])
+    starts = unpack(cells.starts, 1)
+    places = np.column_stack([np.zeros_like(starts), starts])  # all of them in the one piece of memory
+    return _found(wanted, np.arange(len(wanted.rows)), cells.lengths, places, [frame_memory(cells.data)])
 
 
 def _read_call(session: Session, wanted: Wanted, index: IntArray, unit: Unit) -> Call:
@@ -104,8 +101,16 @@ def _read_call(session: Session, wanted: Wanted, index: IntArray, unit: Unit) ->
 def _open(session: Session, wanted: Wanted, index: IntArray, unit: Unit, reply: Reply) -> Found:
     cells = expect(reply, Cells)
     memories = session.memory.open(unit, cells, reply.frames)
-    shape = (len(index), len(wanted.columns))
-    lengths, places = unpack(cells.lengths, 1), unpack(cells.places, 2)
+    return _found(wanted, index, cells.lengths, unpack(cells.places, 2), memories)
+
+
+def _found(wanted: Wanted, index: IntArray, packed: bytes, places: IntArray, memories: list[memoryview]) -> Found:
+    """`packed`: the lengths [k, c]; `places` [k * c, 2].
+
+    Raises:
+        WireError: they are not of that shape.
+    """
+    shape, lengths = (len(index), len(wanted.columns)), unpack(packed, 1)
     if not len(lengths) == len(places) == shape[0] * shape[1]:
         raise WireError(f"got {len(lengths)} cells in {len(places)} places, asked for {shape[0]} x {shape[1]}")
     return Found(index, lengths.reshape(shape), places.reshape(*shape, 2), memories)

@@ -54,11 +54,8 @@ class Offer:
     facts: list[CellFacts]
     sizes: list[int]
     """Bytes of each row."""
-
-    @property
-    def nbytes(self) -> int:
-        """Of all rows."""
-        return sum(self.sizes)
+    nbytes: int
+    """Of all rows."""
 
 
 class Admissions:
@@ -72,7 +69,7 @@ class Admissions:
         return row in self._by_row
 
     def add(self, admission: Admission) -> None:
-        """Rows are on their way; those without any row are there at once."""
+        """Rows are on their way."""
         self._by_row.update(dict.fromkeys(admission.ids, admission))
 
     def written(self, unit: int, rows: Sequence[RowId], heard: Heard) -> list[RowId]:

@@ -30,7 +30,6 @@ from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import cell_facts, new_rows, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
-from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.schema import check_capacity
 from tailrace.transfer.queue.state import Newcomer
 from tailrace.transfer.queue.storage.base import PartId
@@ -165,12 +164,11 @@ class Puts:
             if not len(line):
                 del self._lines[version]
 
-    def restore(self, pending: Pending, sizes: Sequence[int]) -> None:
+    def restore(self, pending: Pending, sizes: list[int]) -> None:
         """Rows were admitted before the controller was started anew."""
         record = pending.record
         self._desk.control.reserve(pending.rows, pending.ids)
-        offer = Offer(pending.rows, record.request.not_before, self._facts(record.request, pending.rows), list(sizes))
-        self._expect(record, offer, pending.ids)
+        self._expect(record, self._offered(record.request, pending.rows, sizes), pending.ids)
 
     def expect(
         self,
@@ -241,16 +239,17 @@ class Puts:
         if not rows:
             raise QueueError("got a put of no rows, expected one or more")
         sizes = part_bytes(self._desk.codec, message.runs)
-        if message.cells is not None and len(message.cells) != sum(sizes):
-            raise WireError(f"cells of {sum(sizes)} bytes were announced, and {len(message.cells)} came")
-        offer = Offer(rows, message.not_before, self._facts(message, rows), sizes)
+        offer = self._offered(message, rows, sizes)
+        if message.cells is not None and len(message.cells) != offer.nbytes:
+            raise WireError(f"cells of {offer.nbytes} bytes were announced, and {len(message.cells)} came")
         check_capacity(len(rows), offer.nbytes, self._desk.config)
         if self._desk.control.being_put(rows) is None:
             self._desk.control.check_groups(rows)
         return offer
 
-    def _facts(self, message: Admit, rows: Sequence[Newcomer]) -> list[CellFacts]:
-        return cell_facts(message.runs, message.versions, len(rows))
+    def _offered(self, message: Admit, rows: list[Newcomer], sizes: list[int]) -> Offer:
+        facts = cell_facts(message.runs, message.versions, len(rows))
+        return Offer(rows, message.not_before, facts, sizes, sum(sizes))
 
     def _obstacle(self, offer: Offer) -> str:
         """What bars rows from coming in, in words; nothing where nothing does."""
@@ -290,7 +289,7 @@ class Puts:
         self._write(Small(ticket, message.cells), record, offer, ids)
         return Wait.OVER
 
-    def _write(self, small: "Small", record: log.Reserved, offer: Offer, ids: list[RowId]) -> None:
+    def _write(self, small: Small, record: log.Reserved, offer: Offer, ids: list[RowId]) -> None:
         """Write cells that came along, and answer when that has come about."""
         desk = self._desk
         self._expect(record, offer, ids, small)
@@ -308,7 +307,7 @@ class Puts:
         for number in record.units:
             desk.units.write(number, write, frames, partial(then, number))
 
-    def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId], small: "Small | None" = None) -> None:
+    def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId], small: Small | None = None) -> None:
         desk = self._desk
         desk.stock.add(ids, offer.sizes, record.units)
 

@@ -4,9 +4,9 @@
     consumers ──Claim──▶ Claims: lines, one for each task and rank ◀──ready rows─────────────┘
               ──Ack────▶ control plane ──rows that left──▶ Stock: Settle to their units; room for the first producer
 
-It sees no cells: units have them, and clients write to and read from units. Every decision is in the journal before
-anybody hears of it, so a controller that is started anew goes on where this one stood, leases included; it first waits
-for its units, since only they know what they have.
+It sees no cells but small ones (`small`): units have them, and clients write to and read from units. Every decision is
+in the journal before anybody hears of it, so a controller that is started anew goes on where this one stood, leases
+included; it first waits for its units, since only they know what they have.
 
 Who waits on whom: claims on ready rows, puts on room, a weight version or a unit, `lost_groups` on a loss: each in a
 line, up to its own limit. Nobody else. A client that promised signs of life and gives none loses leases and admissions.

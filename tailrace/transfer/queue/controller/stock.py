@@ -51,10 +51,7 @@ class Stock:
         for row, units in rows.items():
             by_units.setdefault(tuple(units), []).append(row)
         for together, leaving in by_units.items():
-            total = sum(self._sizes.pop(row) for row in leaving)
-            self.nbytes -= total
-            for number in together:
-                self._count(number, -len(leaving), -total)
+            self._discount(leaving, together)
             if self._holds:
                 self._held_back.append((together, leaving))
             else:
@@ -62,10 +59,7 @@ class Stock:
 
     def withdraw(self, rows: Sequence[RowId], units: Collection[int]) -> None:
         """Rows of a snapshot that was not restored after all; it may be tried again, with the same ids."""
-        total = sum(self._sizes.pop(row) for row in rows)
-        self.nbytes -= total
-        for number in units:
-            self._count(number, -len(rows), -total)
+        self._discount(rows, units)
         self._units.settle(units, parts=[PartId(*row, 0) for row in rows])
 
     def size(self, row: RowId) -> int:
@@ -90,6 +84,12 @@ class Stock:
         """A client that was reading a snapshot is gone."""
         for hold in [hold for hold, holder in self._holds.items() if holder == client]:
             self.release(hold)
+
+    def _discount(self, rows: Sequence[RowId], units: Collection[int]) -> None:
+        total = sum(self._sizes.pop(row) for row in rows)
+        self.nbytes -= total
+        for number in units:
+            self._count(number, -len(rows), -total)
 
     def _count(self, number: int, rows: int, nbytes: int) -> None:
         unit = self._units.get(number)

@@ -1,0 +1,19 @@
+"""Environments of the peers: their packages beside ours would not install."""
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def peer_python(build: Path, packages: Sequence[str]) -> Path:
+    """The interpreter of an environment in `build` that has `packages`, made on first use."""
+    environment = build / "venv"
+    python = environment / "bin" / "python"
+    ready = environment / ".ready"
+    if not ready.exists():
+        print(f"setting up {', '.join(packages)} in {environment}", flush=True)
+        subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        ready.touch()
+    return python
