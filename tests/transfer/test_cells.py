@@ -63,16 +63,28 @@ def test_cells_come_back_as_they_were(cells: dict[str, Value]) -> None:
 @given(st.lists(CELLS, max_size=4))
 def test_rows_written_together_are_the_rows_written_one_by_one(rows: list[dict[str, Value]]) -> None:
     parts = CODEC.measure_rows(rows)
-    memory = memoryview(bytearray(b"\xff" * sum(part.nbytes for part in parts)))
+    memory = memoryview(bytearray(b"\xff" * sum(alike.nbytes for alike in parts)))
     write_rows(parts, memory)
-    assert memory == b"".join(to_bytes(part) for part in parts) == b"".join(written(cells) for cells in rows)
+    assert memory == b"".join(to_bytes(CODEC.measure(cells)) for cells in rows) == b"".join(map(written, rows))
+
+
+@settings(deadline=None)
+@given(st.lists(CELLS, max_size=4))
+def test_rows_measured_together_are_the_rows_measured_one_by_one(rows: list[dict[str, Value]]) -> None:
+    together = [
+        (dict(zip(alike.columns, lengths, strict=True)), size)
+        for alike in CODEC.measure_rows(rows)
+        for lengths, size in zip(alike.lengths.tolist(), alike.sizes.tolist(), strict=True)
+    ]
+    assert together == [(part.lengths, part.nbytes) for part in map(CODEC.measure, rows)]
+    assert [list(lengths) for lengths, _ in together] == [list(cells) for cells in rows]
 
 
 @settings(deadline=None)
 @given(st.lists(CELLS, max_size=4), st.sets(st.sampled_from(sorted(KINDS))))
 def test_rows_read_together_are_the_rows_read_one_by_one(rows: list[dict[str, Value]], columns: set[str]) -> None:
     rows = [cells for cells in rows if columns <= cells.keys()]
-    parts = CODEC.measure_rows(rows)
+    parts = list(map(CODEC.measure, rows))
     memory = memoryview(b"".join(map(to_bytes, parts)))
     together = CODEC.read_rows(memory, [part.lengths for part in parts], columns)
     for got, part in zip(together, parts, strict=True):
@@ -99,7 +111,7 @@ def test_a_layout_is_aligned_without_gaps_and_as_long_as_what_was_measured(cells
 @given(CELLS, CELLS)
 def test_parts_of_one_row_joined_are_a_part(first: dict[str, Value], second: dict[str, Value]) -> None:
     second = {column: value for column, value in second.items() if column not in first}
-    parts = CODEC.measure_rows([first, second])
+    parts = [CODEC.measure(first), CODEC.measure(second)]
     joined = CODEC.measure({**first, **second})
     assert b"".join(map(to_bytes, parts)) == to_bytes(joined)
     assert {**parts[0].lengths, **parts[1].lengths} == joined.lengths
@@ -152,7 +164,7 @@ def test_measuring_copies_no_array() -> None:
 
 def test_memory_of_another_size_is_not_written() -> None:
     part = CODEC.measure({"int": 1})
-    with pytest.raises(AssertionError, match="1 parts need 8 bytes, the memory has 16"):
+    with pytest.raises(AssertionError, match="the parts need 8 bytes, the memory has 16"):
         write(part, memoryview(bytearray(16)))
 
 

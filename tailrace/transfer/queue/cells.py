@@ -1,6 +1,7 @@
 """How the cells of a row lie in memory: one encoding for the queue's processes, shared memory and snapshots.
 
     cells ──measure──▶ Part: lengths, bytes ──write──▶ memory ──read, with the lengths──▶ cells
+    rows ──measure_rows──▶ Parts, of rows in the same columns ──write_rows──▶ memory
 
 A part is what one write brought for one row: its cells one after the other, in the order of their columns. Each cell
 is padded with zeros to a multiple of 8 bytes, so all of them are aligned where the first one is, parts follow each
@@ -19,7 +20,9 @@ both. Arrays are copied once, into the memory, and read in place.
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, groupby
 from typing import NoReturn
 
 import msgspec
@@ -40,6 +43,33 @@ class Part(msgspec.Struct, frozen=True, eq=False):
     nbytes: int
     """Bytes of memory that `write` fills, padding included."""
     chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """The parts of consecutive rows with cells in the same columns: what `Part` is for one."""
+
+    columns: tuple[str, ...]
+    lengths: IntArray
+    """[rows, columns]"""
+    sizes: IntArray
+    """[rows]: bytes of memory, padding included."""
+    chunks: Sequence[tuple[Chunk, ...]]
+    """By row."""
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that all of them fill."""
+        return int(self.sizes.sum())
+
+    def take(self, places: Sequence[int]) -> "Parts":
+        """The rows at these places."""
+        index = np.array(places, np.int64)
+        return Parts(self.columns, self.lengths[index], self.sizes[index], [self.chunks[place] for place in places])
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -68,16 +98,31 @@ class PartCodec:
         nbytes = 0
         for column, value in cells.items():
             form = self._formats.get(column) or self._unknown(column)
-            chunk = form.encode(column, value)
+            [chunk] = form.encode(column, [value])
             length = 1 if form.number else len(chunk)
             lengths[column] = length
             chunks.append(chunk)
             nbytes += (length * form.unit + 7) & -8
         return Part(lengths, nbytes, tuple(chunks))
 
-    def measure_rows(self, rows: Iterable[Mapping[str, Value]]) -> list[Part]:
-        """`measure` each of `rows`."""
-        return [self.measure(cells) for cells in rows]
+    def measure_rows(self, rows: Iterable[Mapping[str, Value]]) -> list[Parts]:
+        """`measure` each of `rows`, together those that follow each other and have cells in the same columns.
+
+        Raises:
+            ColumnError: as for `measure`.
+        """
+        return [self._measure_alike(columns, list(alike)) for columns, alike in groupby(rows, key=tuple)]
+
+    def _measure_alike(self, columns: tuple[str, ...], rows: Sequence[Mapping[str, Value]]) -> Parts:
+        lengths = np.ones((len(rows), len(columns)), np.int64)
+        chunks: list[Sequence[Chunk]] = []
+        for place, column in enumerate(columns):
+            form = self._formats.get(column) or self._unknown(column)
+            chunks.append(form.encode(column, [cells[column] for cells in rows]))
+            if not form.number:
+                lengths[:, place] = list(map(len, chunks[place]))
+        by_row = list(zip(*chunks, strict=True)) if columns else [()] * len(rows)
+        return Parts(columns, lengths, self.sizes(columns, lengths), by_row)
 
     def layout(self, lengths: Mapping[str, int]) -> Layout:
         """The layout of a part with these lengths.
@@ -212,17 +257,20 @@ class PartCodec:
 
 def write(part: Part, memory: memoryview) -> None:
     """Write `part` to `memory`: `part.nbytes` writable bytes."""
-    write_rows([part], memory)
+    _write([part.chunks], part.nbytes, memory)
 
 
-def write_rows(parts: Sequence[Part], memory: memoryview) -> None:
+def write_rows(parts: Sequence[Parts], memory: memoryview) -> None:
     """Write `parts` one after the other to `memory`: exactly as many writable bytes as they need."""
-    needed = sum(part.nbytes for part in parts)
-    assert needed == len(memory), f"{len(parts)} parts need {needed} bytes, the memory has {len(memory)}"
+    _write(chain.from_iterable(alike.chunks for alike in parts), sum(alike.nbytes for alike in parts), memory)
+
+
+def _write(rows: Iterable[Sequence[Chunk]], needed: int, memory: memoryview) -> None:
+    assert needed == len(memory), f"the parts need {needed} bytes, the memory has {len(memory)}"
     arrays = {dtype.itemsize: np.frombuffer(memory, dtype) for dtype in (_INT64, _FLOAT32)}
     end = 0
-    for part in parts:
-        for chunk in part.chunks:
+    for chunks in rows:
+        for chunk in chunks:
             start = end
             if isinstance(chunk, bytes):
                 end = start + len(chunk)
@@ -252,8 +300,8 @@ class _Format(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes for each unit of length."""
     number: bool = False
     """Whether the length is always 1."""
-    encode: Callable[[str, Value], Chunk]
-    """Of a column's value; raises ColumnError."""
+    encode: Callable[[str, Sequence[Value]], Sequence[Chunk]]
+    """Of values of a column; raises ColumnError."""
     decode: Callable[[memoryview], Value]
     """Raises ValueError, TypeError, RecursionError or MsgspecError."""
 
@@ -263,17 +311,24 @@ def _wrong(column: str, value: Value, expected: str) -> ColumnError:
 
 
 def _array(dtype: np.dtype[np.int64] | np.dtype[np.float32]) -> _Format:
-    def encode(column: str, value: Value) -> Chunk:
-        if not isinstance(value, np.ndarray):
-            raise _wrong(column, value, f"a 1-D {dtype.name} array")
-        if value.dtype != dtype or value.ndim != 1:
-            raise ColumnError(
-                f"column {column!r}: got a {value.dtype} array of shape {value.shape}, "
-                f"expected a 1-D {dtype.name} array; convert it with np.asarray(..., dtype=np.{dtype.name})"
-            )
-        return value
+    def encode(column: str, values: Sequence[Value]) -> Sequence[Chunk]:
+        arrays: list[Chunk] = []
+        for value in values:
+            if not isinstance(value, np.ndarray):
+                raise _wrong(column, value, f"a 1-D {dtype.name} array")
+            if value.dtype != dtype or value.ndim != 1:
+                raise ColumnError(
+                    f"column {column!r}: got a {value.dtype} array of shape {value.shape}, "
+                    f"expected a 1-D {dtype.name} array; convert it with np.asarray(..., dtype=np.{dtype.name})"
+                )
+            arrays.append(value)
+        return arrays
 
     return _Format(unit=dtype.itemsize, encode=encode, decode=partial(np.frombuffer, dtype=dtype))
+
+
+def _each(encode: Callable[[str, Value], bytes]) -> Callable[[str, Sequence[Value]], Sequence[Chunk]]:
+    return lambda column, values: [encode(column, value) for value in values]
 
 
 def _encode_int(column: str, value: Value) -> bytes:
@@ -320,10 +375,12 @@ _INT, _FLOAT = struct.Struct("<q"), struct.Struct("<d")
 _FORMATS: Mapping[ColumnKind, _Format] = {
     ColumnKind.INTS: _array(_INT64),
     ColumnKind.FLOATS: _array(_FLOAT32),
-    ColumnKind.INT: _Format(unit=8, number=True, encode=_encode_int, decode=lambda memory: _INT.unpack(memory)[0]),
-    ColumnKind.FLOAT: _Format(
-        unit=8, number=True, encode=_encode_float, decode=lambda memory: _FLOAT.unpack(memory)[0]
+    ColumnKind.INT: _Format(
+        unit=8, number=True, encode=_each(_encode_int), decode=lambda memory: _INT.unpack(memory)[0]
     ),
-    ColumnKind.TEXT: _Format(unit=1, encode=_encode_text, decode=lambda memory: str(memory, "utf-8")),
-    ColumnKind.JSON: _Format(unit=1, encode=_encode_json, decode=_decode_json),
+    ColumnKind.FLOAT: _Format(
+        unit=8, number=True, encode=_each(_encode_float), decode=lambda memory: _FLOAT.unpack(memory)[0]
+    ),
+    ColumnKind.TEXT: _Format(unit=1, encode=_each(_encode_text), decode=lambda memory: str(memory, "utf-8")),
+    ColumnKind.JSON: _Format(unit=1, encode=_each(_encode_json), decode=_decode_json),
 }

@@ -167,7 +167,10 @@ class StreamingDataset(IterableDataset[TensorBatch]):
                 stack.enter_context(desk)
             else:  # hung up when the worker ends: what it has fetched ahead is still on its way
                 stack.callback(self._keep, desk)
-            desk.connect(self._socket)
+            try:
+                desk.connect(self._socket)
+            except (FileNotFoundError, ConnectionRefusedError):
+                return  # the data set was closed before this worker had started: there are no more claims
             queue = stack.enter_context(self._connect())
             yield from self._batches(desk, stack.enter_context(desk.makefile("rb")), queue)
 

@@ -68,7 +68,8 @@ class LocalQueue(TransferQueue):
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `TransferQueue.put`. Each row brings every column that some task reads and none writes."""
         self._control.check_groups(rows)
-        cells = [self._freeze_new(row) for row in rows]
+        self._schema.check_new(rows)
+        cells = [self._data.freeze(row.cells) for row in rows]
         check_capacity(len(cells), sum(cell.nbytes for cell in cells), self._config)
         not_before = max((row.not_before for row in rows), default=0)
         limit = self._limit(timeout)
@@ -190,10 +191,6 @@ class LocalQueue(TransferQueue):
 
     def _limit(self, timeout: float | None) -> float:
         return self._config.timeout_s if timeout is None else timeout
-
-    def _freeze_new(self, row: NewRow) -> Cells:
-        self._schema.check_new(row)
-        return self._data.freeze(row.cells)
 
     def _try_put(self, rows: Sequence[NewRow], cells: Sequence[Cells]) -> list[RowId] | None:
         total = self._data.nbytes + sum(cell.nbytes for cell in cells)

@@ -33,26 +33,33 @@ class Schema:
             raise QueueError(f"no task {name!r} in the table; its tasks are {sorted(self._by_name)}")
         return self._by_name[name]
 
-    def check_new(self, row: NewRow) -> None:
-        """Whether `row` brings what some task reads and none writes, and nothing that a task writes.
+    def check_new(self, rows: Iterable[NewRow]) -> None:
+        """Whether each of `rows` brings what some task reads and none writes, and nothing that a task writes.
 
         Raises:
-            ColumnError: it does not.
+            ColumnError: one does not.
             QueueError: its numbers are not of 64 bits.
         """
-        if not all(-(2**63) <= number < 2**63 for number in (row.group_id, row.group_size, row.order)):
-            raise QueueError(
-                f"{_place(row)} of group_size {row.group_size}: expected integers of 64 bits, signed, for all three"
-            )
+        for row in rows:
+            if not (_is_int64(row.group_id) and _is_int64(row.group_size) and _is_int64(row.order)):
+                raise QueueError(
+                    f"{_place(row)} of group_size {row.group_size}: expected integers of 64 bits, signed, for all three"
+                )
+            if tuple(row.cells) not in self._sound:
+                self._check_columns(row)
+
+    def _check_columns(self, row: NewRow) -> None:
         columns = tuple(row.cells)
-        if columns in self._sound:
-            return
         if missing := sorted(self._put.difference(columns)):
             raise ColumnError(f"{_place(row)} lacks column {missing[0]!r}, which tasks read and none writes")
         if written := sorted(self._written.intersection(columns)):
             raise ColumnError(f"{_place(row)} brings column {written[0]!r}, which a task writes; leave it out")
         if len(self._sound) < _MAX_SOUND:
             self._sound.add(columns)
+
+
+def _is_int64(number: int) -> bool:
+    return -(2**63) <= number < 2**63
 
 
 def _place(row: NewRow) -> str:

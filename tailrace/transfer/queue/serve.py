@@ -96,11 +96,11 @@ def main() -> None:
 
 
 def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tuple[Server, Service]:
+    # hundreds of thousands of rows live as long as they must: to look through them often finds nothing
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     match settings:
         case ControllerSettings():
-            # hundreds of thousands of rows live as long as they must: to look through them often finds nothing
-            gc.freeze()
-            gc.set_threshold(100_000, 50, 100)
             table = TableConfig.model_validate_json(settings.table)
             config = ServiceQueueConfig.model_validate_json(settings.config)
             tasks = make_tasks(table)

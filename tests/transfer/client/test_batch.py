@@ -13,7 +13,7 @@ ROWS: list[dict[str, Value]] = [
     {"text": "ef", "ids": tokens(1)},
 ]
 PARTS = CODEC.measure_rows(ROWS)
-BYTES = [to_bytes(part) for part in PARTS]
+BYTES = [to_bytes(CODEC.measure(cells)) for cells in ROWS]
 
 
 def test_consecutive_rows_with_cells_in_the_same_columns_are_a_run() -> None:
@@ -31,9 +31,11 @@ def test_the_parts_of_a_run_are_its_frame_and_those_of_all_fill_one_memory() -> 
 
 
 def test_a_run_is_cut_where_its_frame_would_be_too_long() -> None:
-    batch = Batch([PARTS[0]] * 5, frame_bytes=2 * PARTS[0].nbytes)
+    alike = CODEC.measure_rows([ROWS[0]] * 5)
+    batch = Batch(alike, frame_bytes=2 * len(BYTES[0]) + 1)
     assert [run.rows for run in batch.runs] == [2, 2, 1]
-    assert [run.rows for run in Batch([PARTS[0]] * 2, frame_bytes=1).runs] == [1, 1]
+    assert [bytes(frame) for frame in batch.frames] == [2 * BYTES[0], 2 * BYTES[0], BYTES[0]]
+    assert [run.rows for run in Batch(alike, frame_bytes=1).runs] == [1, 1, 1, 1, 1]
 
 
 def test_some_rows_of_a_batch_are_a_batch_and_all_of_them_are_itself() -> None:
@@ -44,5 +46,6 @@ def test_some_rows_of_a_batch_are_a_batch_and_all_of_them_are_itself() -> None:
 
 def test_rows_without_columns_are_a_run_of_nothing() -> None:
     batch = Batch(CODEC.measure_rows([{}, {}]))
+    assert len(batch) == 2
     assert [(run.rows, run.columns, run.lengths) for run in batch.runs] == [(2, [], b"")]
     assert [bytes(frame) for frame in batch.frames] == [b""]

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -53,6 +54,21 @@ def test_rows_are_claimed_when_every_unit_has_them_and_not_before(tmp_path: Path
     claimed: Claimed = queue.answer(waiting)
     assert claimed.width == 2
     assert sorted(unpack(claimed.units, 2)[0].tolist()) == [0, 1]
+
+
+def test_rows_go_where_their_producer_has_room_for_them_unless_that_unit_has_much_more_than_others(
+    tmp_path: Path,
+) -> None:
+    queue = site(tmp_path, 2)
+
+    def put(number: int, *preferred: int) -> int:
+        admitted: Admitted = queue.ask(msgspec.structs.replace(admit(group(number, 2)), preferred=list(preferred)))
+        write(queue, admitted)
+        [unit] = admitted.units
+        return unit
+
+    assert [put(1, 1), put(2, 1), put(3, 1)] == [1, 1, 0], "never more than the rows of one put ahead"
+    assert [put(4), put(5, 7)] == [0, 0], "nobody prefers, or one that is not there"
 
 
 @pytest.mark.parametrize(

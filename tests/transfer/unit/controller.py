@@ -150,16 +150,9 @@ def read(rows: Sequence[RowId], columns: Sequence[str], tags: Any = 0, *, shared
 def described(rows: Rows) -> tuple[list[Run], bytearray]:
     """The runs of `rows`, and their parts one after the other."""
     parts = CODEC.measure_rows(rows.values())
-    memory = bytearray(sum(part.nbytes for part in parts))
+    memory = bytearray(sum(alike.nbytes for alike in parts))
     write_rows(parts, memoryview(memory))
-    runs: list[Run] = []
-    for part in parts:
-        columns, lengths = list(part.lengths), packed(list(part.lengths.values()))
-        if runs and runs[-1].columns == columns:
-            runs[-1] = Run(runs[-1].rows + 1, columns, runs[-1].lengths + lengths)
-        else:
-            runs.append(Run(1, columns, lengths))
-    return runs, memory
+    return [Run(len(alike), list(alike.columns), pack(alike.lengths)) for alike in parts], memory
 
 
 def cells_in(cells: Cells, columns: Sequence[str], memories: Sequence[Buffer]) -> list[dict[str, Value]]:

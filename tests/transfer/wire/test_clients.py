@@ -155,6 +155,23 @@ def test_calls_of_one_step_are_made_at_once_and_each_has_its_own_outcome(desk: P
         assert "send fewer rows" in str(refused)
 
 
+def test_an_outcome_is_heard_while_others_of_its_step_are_waited_for(desk: Process, face: Face) -> None:
+    here, there = desk.endpoints
+    heard: list[tuple[int, Outcome]] = []
+
+    def waiting() -> Operation[None]:
+        calls = [Call(here, Claim("actor", None, None, LIMIT_S), wait_s=LIMIT_S), Call(there, Beat(1.0))]
+        yield Step(calls, heard=lambda place, outcome: heard.append((place, outcome)))
+
+    with using(face) as client:
+        with pytest.raises(PeerLost, match="have not done it"):
+            client.run(waiting(), within_s=0.5)
+        [(place, outcome)] = heard
+        assert (place, type(outcome)) == (1, Reply)
+        while client.run(talk.stats(here)).blocked_puts:
+            pass  # the cancelling is on its way
+
+
 def test_an_operation_that_is_too_late_is_given_up_and_told_so(desk: Process, face: Face) -> None:
     to = desk.endpoints[0]
 

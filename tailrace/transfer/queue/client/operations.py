@@ -1,6 +1,7 @@
 """The calls of the queue's contract as operations, see `calls`: both faces of the client carry out these.
 
-    put    [Admit to the controller] ─▶ [Write to the units that it names] ─▶ else [Withdraw], and again
+    put    [Admit to the controller │ Reserve: cells are written where they are likely to go] ─▶
+           [Write to the units that it names] ─▶ else [Withdraw], and again
     claim  [Claim to the controller] ─▶ [Read from the rows' units] ─▶ else [Nack], and again
     ack    [Write to the rows' units] ─▶ [Ack to the controller]
 
@@ -10,17 +11,19 @@ and names another unit, or rows have left. Bad input is refused before anything 
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
 import numpy as np
 
-from tailrace.errors import PeerLost, StaleRowError, StorageFull, TailraceError, WireError
+from tailrace.errors import PeerLost, QueueTimeout, StaleRowError, StorageFull, TailraceError, WireError
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import NewRow, QueueStats, Row, RowId
 from tailrace.transfer.queue.client.batch import Batch
+from tailrace.transfer.queue.client.places import Places
 from tailrace.transfer.queue.client.reading import Found, Wanted, read, said
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.writing import Writing, write
 from tailrace.transfer.queue.schema import check_limit, check_outputs, oldest_version
-from tailrace.transfer.queue.wire.calls import Call, Operation, Step, ask
+from tailrace.transfer.queue.wire.calls import Call, Operation, Step, ask, expect
 from tailrace.transfer.queue.wire.messages import (
     NO_VERSION,
     Accepted,
@@ -57,8 +60,7 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
     if not rows:
         return []
     yield from session.prepare()
-    for row in rows:
-        session.schema.check_new(row)
+    session.schema.check_new(rows)
     batch = Batch(session.codec.measure_rows(row.cells for row in rows))
     numbers = pack(np.array([(row.group_id, row.group_size, row.order) for row in rows], np.int64))
     groups = pack(np.array([row.group_id for row in rows], np.int64))
@@ -68,26 +70,55 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
     cells = b"".join(batch.frames) if batch.nbytes <= SMALL_BYTES else None
     while True:
         admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s, cells)
+        places = Places(session)
         try:
-            admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
+            admitted = yield from _admit(session, admit, batch, places)
         except (StaleRowError, StorageFull) as unwritten:
             yield from tries.again(unwritten)  # the controller could not write the cells, and has withdrawn the rows
             continue
         if cells is not None and not admitted.units:
             return row_ids(admitted.rows)
         withdraw = Call(session.controller, Withdraw(admitted.rows, groups))
-        error = yield from _write_new(session, admitted, batch, withdraw)
+        error = yield from _write_new(session, admitted, batch, withdraw, places)
         if error is None:
             return row_ids(admitted.rows)
         yield from tries.again(error)
 
 
-def _write_new(session: Session, admitted: Admitted, batch: Batch, withdraw: Call) -> Operation[TailraceError | None]:
+def _admit(session: Session, admit: Admit, batch: Batch, places: Places) -> Operation[Admitted]:
+    """Have rows admitted, and their cells written meanwhile where they are likely to go: to `places`.
+
+    They take up room there, so nobody waits with them for more.
+    """
+    near = [unit for unit in session.directory.reached() if session.memory.is_worthwhile(unit, batch.nbytes)]
+    likely = {unit.number: unit for unit in session.outlook.units(near)}
+    if likely:
+        asked = places.ask(likely, dict.fromkeys(likely, batch))
+        at_once = msgspec.structs.replace(admit, wait_s=0.0, preferred=[*likely])
+        *_, outcome = yield Step([*asked, Call(session.controller, at_once)], heard=places.heard)
+        try:
+            admitted = expect(outcome, Admitted)
+        except TailraceError as error:
+            places.give_back(*places.numbers)
+            if not isinstance(error, QueueTimeout) or not admit.wait_s:
+                raise
+        else:
+            session.outlook.learn(0.0, len(admitted.units))
+            return admitted
+    started = session.now
+    admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
+    session.outlook.learn(session.now - started, len(admitted.units))
+    return admitted
+
+
+def _write_new(
+    session: Session, admitted: Admitted, batch: Batch, withdraw: Call, places: Places
+) -> Operation[TailraceError | None]:
     """Write admitted rows. Returns the error after which they are not in the queue, but may be admitted anew."""
     if not admitted.units:
         raise WireError("the controller has named no unit for new rows")
     writings = {unit: Writing(admitted.rows, batch) for unit in admitted.units}
-    failed = yield from write(session, 0, writings, otherwise=[withdraw])
+    failed = yield from write(session, 0, writings, otherwise=[withdraw], places=places)
     # one that is lost to this client may be there for the controller, which would wait for what never comes
     if not failed or not (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
         return None
@@ -166,9 +197,8 @@ def ack(
     task = session.schema.task(claimed.task)
     for row, cells in outputs.items():
         check_outputs(task, row, cells)
-    batch = Batch(
-        [session.codec.measure({column: cells[column] for column in task.writes}) for cells in outputs.values()]
-    )
+    ordered = ({column: cells[column] for column in task.writes} for cells in outputs.values())
+    batch = Batch(session.codec.measure_rows(ordered))
     missed: list[int] = []
     if task.writes:
         missed = yield from _write_outputs(session, claimed, list(outputs), batch, timeout)

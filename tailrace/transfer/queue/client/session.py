@@ -1,17 +1,19 @@
 """What the operations of one client share: the table, where units are, their memory, and the time."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.client.memory import Memory
 from tailrace.transfer.queue.schema import Schema
 from tailrace.transfer.queue.wire.calls import Call, Directory, Operation, Step
-from tailrace.transfer.queue.wire.messages import Beat
+from tailrace.transfer.queue.wire.messages import Beat, Unit
 from tailrace.types import ColumnKind
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_AT_ONCE_S = 0.01
+"""Who is admitted within so many seconds has not had to wait."""
 
 
 class Session:
@@ -30,11 +32,17 @@ class Session:
         self.later: list[Call] = []
         """To be sent with the next operation or sign of life; nobody waits for the answers."""
         self._prepared = False
+        self.outlook = Outlook()
 
     @property
     def controller(self) -> str:
         """Its endpoint."""
         return self.directory.controller
+
+    @property
+    def now(self) -> float:
+        """Seconds, by its clock."""
+        return self._clock()
 
     def prepare(self) -> Operation[None]:
         """Learn the table of the queue, once."""
@@ -59,6 +67,27 @@ class Session:
     def tries(self, timeout: float) -> "Tries":
         """Of something that may take `timeout` seconds."""
         return Tries(self._clock, timeout)
+
+
+class Outlook:
+    """What the next put may expect by those before it."""
+
+    def __init__(self) -> None:
+        self._is_clear = True
+        self._replicas = 1
+        self._turn = 0
+
+    def units(self, known: Sequence[Unit]) -> list[Unit]:
+        """Those of `known` that new rows are likely to go to: each in its turn, none where puts have had to wait."""
+        if not known or not self._is_clear:
+            return []
+        self._turn += 1
+        return [known[(self._turn + place) % len(known)] for place in range(min(self._replicas, len(known)))]
+
+    def learn(self, waited_s: float, replicas: int) -> None:
+        """Rows were admitted after so many seconds, to so many units."""
+        self._is_clear = waited_s < _AT_ONCE_S
+        self._replicas = max(1, replicas)
 
 
 class Tries:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.cells import Part
+from tailrace.transfer.queue.cells import Parts
 from tailrace.transfer.queue.client.batch import Batch
 from tailrace.transfer.queue.client.reading import Found, Wanted, read
 from tailrace.transfer.queue.client.session import Session
@@ -95,7 +95,7 @@ def _write_all(
     units = list(admitted.units)
     lost: PeerLost | None = None
     for piece in _pieces(session, state.rows):
-        batch = Batch([Part(row.facts.lengths, len(parts[row.id]), (parts[row.id],)) for row in piece])
+        batch = Batch([_stored(piece, [parts[row.id] for row in piece])])
         rows = pack(row.id for row in piece)
         failed = yield from write(session, 0, {unit: Writing(rows, batch) for unit in units}, otherwise=[withdraw])
         units = [unit for unit in units if unit not in failed]
@@ -104,6 +104,13 @@ def _write_all(
                 raise error
             lost = error
     return lost
+
+
+def _stored(rows: Sequence[RowRecord], parts: Sequence[bytes]) -> Parts:
+    """The parts of rows with cells in the same columns, each in one piece."""
+    lengths = np.array([list(row.facts.lengths.values()) for row in rows], np.int64)
+    sizes = np.array([len(part) for part in parts], np.int64)
+    return Parts(tuple(rows[0].facts.lengths), lengths, sizes, [(part,) for part in parts])
 
 
 def _pieces(session: Session, rows: Sequence[RowRecord]) -> Iterator[list[RowRecord]]:

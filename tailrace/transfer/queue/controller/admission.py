@@ -16,6 +16,7 @@ from tailrace.transfer.queue.controller.journal import Reserved
 from tailrace.transfer.queue.controller.timers import Timer
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.state import Newcomer
+from tailrace.transfer.queue.wire.messages import ROW_ID_BYTES, row_ids
 from tailrace.types import WeightVersion
 
 Heard: TypeAlias = Callable[[], None]
@@ -33,6 +34,8 @@ class Admission:
 
     client: str
     ids: list[RowId]
+    packed: bytes
+    """The ids, [n, 2]."""
     missing: dict[int, set[RowId]]
     """By unit: rows that it has not got yet."""
     done: Done
@@ -71,6 +74,16 @@ class Admissions:
     def add(self, admission: Admission) -> None:
         """Rows are on their way."""
         self._by_row.update(dict.fromkeys(admission.ids, admission))
+
+    def written_whole(self, unit: int, packed: bytes, heard: Heard) -> bool:
+        """A unit has these rows, packed as [n, 2]; whether they were just what it is to have of one admission."""
+        first = row_ids(packed[:ROW_ID_BYTES])
+        admission = self._by_row.get(first[0]) if first else None
+        if admission is None or admission.packed != packed or unit not in admission.missing:
+            return False
+        admission.missing[unit].clear()
+        self._finish_if_whole(admission, heard)
+        return True
 
     def written(self, unit: int, rows: Sequence[RowId], heard: Heard) -> list[RowId]:
         """A unit has these rows. Returns those that are not on their way to it."""

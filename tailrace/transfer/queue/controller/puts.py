@@ -122,9 +122,13 @@ class Puts:
         """
         message: Written = incoming.message
         accepted = Reply(Accepted())
-        rows = row_ids(message.rows)
-        strange = self.found(message.unit, rows, lambda: self._desk.server.reply(incoming.ticket, accepted.answer))
-        if strange:
+
+        def heard() -> None:
+            self._desk.server.reply(incoming.ticket, accepted.answer)
+
+        if self._admissions.written_whole(message.unit, message.rows, heard):
+            return accepted
+        if strange := self.found(message.unit, row_ids(message.rows), heard):
             raise StaleRowError(f"{strange[0]} was written too late: its admission was withdrawn, or it has left")
         return accepted
 
@@ -183,7 +187,9 @@ class Puts:
         """A client is going to write these rows to all of these units."""
         desk = self._desk
         timer = desk.timers.at(desk.server.now + desk.config.lease_s, lambda: self._admissions.expire(admission))
-        admission = Admission(client, list(ids), {unit: set(ids) for unit in units}, done, undone, timer, record)
+        packed = pack(ids) if record is None else record.rows
+        missing = {unit: set(ids) for unit in units}
+        admission = Admission(client, list(ids), packed, missing, done, undone, timer, record)
         self._admissions.add(admission)
 
     def lose_unit(self, unit: int) -> None:
@@ -279,7 +285,8 @@ class Puts:
         if self._obstacle(offer):
             return Wait.HERE
         ids = desk.control.reserve(offer.rows)
-        units = [unit.number for unit in desk.units.choose(offer.nbytes, desk.config.replicas)]
+        chosen = desk.units.choose(offer.nbytes, desk.config.replicas, message.preferred)
+        units = [unit.number for unit in chosen]
         request = message if message.cells is None else msgspec.structs.replace(message, cells=None)
         record = log.Reserved(ticket.client, ticket.number, request, pack(ids), units)
         desk.note(record)

@@ -134,9 +134,17 @@ class Units:
             self._connect(unit, message)
         return unit
 
-    def choose(self, nbytes: int, replicas: int) -> list[KnownUnit]:
-        """Units for rows of `nbytes`: those with the least; none where no unit has room."""
-        fit = sorted((unit for unit in self.ready if unit.room >= nbytes), key=lambda unit: unit.bytes)
+    def choose(self, nbytes: int, replicas: int, preferred: Collection[int] = ()) -> list[KnownUnit]:
+        """Units for rows of `nbytes`: those with the least; none where no unit has room.
+
+        `preferred` ones are chosen also where they have up to `nbytes` more than others.
+        """
+
+        def taken(unit: KnownUnit) -> tuple[int, bool]:
+            is_preferred = unit.number in preferred
+            return unit.bytes - nbytes * is_preferred, not is_preferred
+
+        fit = sorted((unit for unit in self.ready if unit.room >= nbytes), key=taken)
         wanted = min(replicas, len(self.ready))
         return fit[:wanted] if len(fit) >= wanted else []
 

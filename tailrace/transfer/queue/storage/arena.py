@@ -15,7 +15,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,8 @@ from tailrace.transfer.queue.storage.base import (
     PartId,
     Place,
     Storage,
+    check_filled,
+    check_once,
     check_room,
     cut,
     first_number,
@@ -91,18 +93,30 @@ class ArenaStorage(Storage):
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """See `Storage.commit`. Nothing is copied."""
-        fresh = {part for part, _ in fresh_parts(self, cut(self._reserved.memory(place), parts))}
+        repeated = self._repeated(place, parts)
         self._reserved.remove(place)
         address = _address(place)
-        repeated = []
         for part, size in parts:
-            if part in fresh:
+            if part in repeated:
+                self._runs.free(address, size)
+            else:
                 self._parts[part] = _Part(address, size)
                 self._stored += size
-            else:
-                repeated.append((address, size))
             address += size
-        self._runs.free_all(run for run in repeated if run[1])
+
+    def _repeated(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> Set[PartId]:
+        """Those of `parts`, which lie in `place`, that are there already, with the same bytes.
+
+        Raises:
+            QueueError: see `commit`.
+        """
+        memory = self._reserved.memory(place)
+        named = dict(parts)
+        if self._parts.keys().isdisjoint(named):
+            check_filled(place.size, parts)
+            check_once(parts)
+            return frozenset()
+        return named.keys() - dict(fresh_parts(self, cut(memory, parts))).keys()
 
     def abandon(self, place: Place) -> None:
         """See `Storage.abandon`."""

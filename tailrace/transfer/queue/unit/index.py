@@ -14,7 +14,7 @@ import numpy as np
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.storage.base import PartId, stale
+from tailrace.transfer.queue.storage.base import PartId, part_ids, stale
 from tailrace.types import IntArray
 
 _SPAN = 40
@@ -106,7 +106,7 @@ class PartIndex:
         parts: list[PartId] = []
         part, offsets, lengths, sizes = (np.empty((len(rows), len(columns)), np.int64) for _ in range(4))
         for together in _equal_columns(tags):
-            wanted = list(map(PartId._make, np.column_stack([rows, tags[:, together[0]]]).tolist()))
+            wanted = part_ids(rows, tags[:, together[0]])
             part[:, together] = np.arange(len(parts), len(parts) + len(rows))[:, None]
             parts += wanted
             codes = self._codes_of(wanted)

@@ -24,7 +24,7 @@ import numpy as np
 from tailrace.errors import ColumnError, StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.storage.base import PartId, Storage, cut, stale
+from tailrace.transfer.queue.storage.base import PartId, Storage, cut, part_ids, stale
 from tailrace.transfer.queue.unit.holds import Holds
 from tailrace.transfer.queue.unit.index import Located, PartIndex
 from tailrace.transfer.queue.unit.link import ControllerLink
@@ -166,9 +166,9 @@ class StorageUnit(Service):
     def _write(self, codec: PartCodec, incoming: Incoming) -> Reply | None:
         """Store parts. A put is answered when the controller knows of it: from then on a loss is noticed."""
         message: Write = incoming.message
-        rows = row_ids(message.rows)
+        rows = unpack(message.rows, 2)
         self._check_current(rows)
-        batches = _batches(codec, unpack(message.rows, 2), np.full(len(rows), message.tag), message.runs)
+        batches = _batches(codec, part_ids(rows, np.full(len(rows), message.tag)), message.runs)
         if message.place is None:
             self._store(batches, incoming.frames)
         else:
@@ -176,7 +176,7 @@ class StorageUnit(Service):
             place = self._holds.place(client, message.place)
             self._storage.commit(place, [part for batch in batches for part in batch.sized])
             self._holds.written(client, message.place)
-        is_put = message.tag == 0 and bool(rows) and not message.told
+        is_put = message.tag == 0 and len(rows) > 0 and not message.told
         if is_put:
             self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))
         self._add(batches)
@@ -192,9 +192,10 @@ class StorageUnit(Service):
         for batch in batches:
             self._index.add(batch.parts, batch.columns, batch.lengths)
 
-    def _check_current(self, rows: Sequence[RowId]) -> None:
-        for row in rows:
-            if row.generation <= self._left.get(row.slot, -1):
+    def _check_current(self, rows: IntArray) -> None:
+        for slot, generation in rows.tolist():
+            if generation <= self._left.get(slot, -1):
+                row = RowId(slot, generation)
                 raise StaleRowError(f"{row} cannot be written: it has left the queue, or was never let in")
 
     def _read(self, codec: PartCodec, incoming: Incoming) -> Reply:
@@ -256,7 +257,8 @@ class StorageUnit(Service):
 
     def _settle(self, incoming: Incoming) -> Reply:
         rows = row_ids(incoming.message.rows)
-        parts = list(map(PartId._make, unpack(incoming.message.parts, 3).tolist()))
+        lost = unpack(incoming.message.parts, 3)
+        parts = part_ids(lost[:, :2], lost[:, 2])
         for row in rows:
             self._left[row.slot] = max(self._left.get(row.slot, -1), row.generation)
             parts += self._index.of_row(row)
@@ -274,7 +276,9 @@ class StorageUnit(Service):
         rows, tags = unpack(message.rows, 2), unpack(message.tags, 1)[:, 0]
         if len(tags) != len(rows):
             raise WireError(f"{len(rows)} rows were described with the tags of {len(tags)}")
-        batches = _batches(codec, rows, tags, message.runs)
+        if (tags < 0).any():
+            raise WireError(f"{tags.min()} is no tag: 0 for new rows, else the id of a lease, which is 1 or more")
+        batches = _batches(codec, part_ids(rows, tags), message.runs)
         for part, size in [part for batch in batches for part in batch.sized]:
             if part not in self._storage:
                 raise stale(part)
@@ -301,22 +305,20 @@ class _Batch:
     """The parts, each with its bytes."""
 
 
-def _batches(codec: PartCodec, rows: IntArray, tags: IntArray, runs: Sequence[Run]) -> list[_Batch]:
-    """The parts of `rows` [n, 2] under `tags` [n], which `runs` describe.
+def _batches(codec: PartCodec, parts: Sequence[PartId], runs: Sequence[Run]) -> list[_Batch]:
+    """The parts that `runs` describe.
 
     Raises:
         ColumnError: the lengths are not of such columns.
-        WireError: the runs are of other rows, or a tag is none.
+        WireError: the runs are of other rows.
     """
-    if (total := sum(run.rows for run in runs)) != len(rows):
-        raise WireError(f"{len(rows)} rows came with runs of {total}")
-    if (tags < 0).any():
-        raise WireError(f"{tags.min()} is no tag: 0 for new rows, else the id of a lease, which is 1 or more")
-    parts = map(PartId._make, np.column_stack([rows, tags]).tolist())
+    if (total := sum(run.rows for run in runs)) != len(parts):
+        raise WireError(f"{len(parts)} rows came with runs of {total}")
+    left = iter(parts)
     batches = []
     for run in runs:
         lengths = run.table()
         sizes = codec.sizes(run.columns, lengths).tolist()
-        of_run = list(islice(parts, run.rows))
+        of_run = list(islice(left, run.rows))
         batches.append(_Batch(of_run, run.columns, lengths, list(zip(of_run, sizes, strict=True))))
     return batches

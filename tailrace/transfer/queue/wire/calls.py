@@ -39,6 +39,14 @@ class Call:
     """How long the server may wait for what was asked, beyond the time that any answer may take."""
 
 
+Heard: TypeAlias = Callable[[int, Outcome], None]
+"""Gets the place of a call in its step, and its outcome. Raises nothing."""
+
+
+def _unheard(place: int, outcome: Outcome) -> None:
+    """The operation hears of it soon enough: when all calls of the step have an outcome."""
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """Calls made at once."""
@@ -48,6 +56,8 @@ class Step:
     """Sent where the operation is broken off in this step (cancelled, Ctrl-C, too late); nobody waits for answers."""
     pause_s: float = 0.0
     """Seconds that pass before the calls."""
+    heard: Heard = _unheard
+    """Called with each outcome as soon as it is there, while others are waited for."""
 
 
 Operation: TypeAlias = Generator[Step, list[Outcome], T]
@@ -84,6 +94,10 @@ class Directory:
                 yield Step([], otherwise, pause_s=_RECOVERING_S)
                 welcome = yield from self.look(otherwise=otherwise)
         return {number: self._find(number) for number in numbers}
+
+    def reached(self) -> list[Unit]:
+        """The units that are known and can be reached."""
+        return [unit for unit in self._units.values() if reachable(unit.endpoints, unit.host)]
 
     def forget(self, number: int) -> None:
         """A unit did not answer: ask the controller next time, it may be elsewhere by now."""

@@ -24,7 +24,7 @@ from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.state import ControlState
 from tailrace.types import ColumnKind, IntArray, TaskSpec
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised with every change of a message; only equal ones talk to each other."""
 NONCE_BYTES = DIGEST_BYTES = 32
 NO_VERSION = -1
@@ -39,6 +39,8 @@ Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)
 Name = Annotated[str, Meta(min_length=1, max_length=200)]
 
 _PACKED = np.dtype("<i8")
+ROW_ID_BYTES = 2 * _PACKED.itemsize
+"""Of each row's id, packed."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
@@ -204,6 +206,8 @@ class Admit(Message, frozen=True):
     wait_s: Seconds
     cells: bytes | None = None
     """The parts of all rows, one after the other, where they are so small that the controller is to write them."""
+    preferred: list[Count] = []
+    """Units at which the sender has room for the rows already."""
 
 
 class Admitted(Message, frozen=True):
