@@ -285,7 +285,7 @@ class Puts:
         if self._obstacle(offer):
             return Wait.HERE
         ids = desk.control.reserve(offer.rows)
-        chosen = desk.units.choose(offer.nbytes, desk.config.replicas, message.preferred)
+        chosen = desk.units.choose(offer.nbytes, desk.config.replicas, preferred=message.preferred, full=message.full)
         units = [unit.number for unit in chosen]
         request = message if message.cells is None else msgspec.structs.replace(message, cells=None)
         record = log.Reserved(ticket.client, ticket.number, request, pack(ids), units)

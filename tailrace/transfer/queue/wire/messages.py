@@ -208,6 +208,8 @@ class Admit(Message, frozen=True):
     """The parts of all rows, one after the other, where they are so small that the controller is to write them."""
     preferred: list[Count] = []
     """Units at which the sender has room for the rows already."""
+    full: list[Count] = []
+    """Units that had none when they were tried: any other one is better."""
 
 
 class Admitted(Message, frozen=True):
