@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace.errors import ColumnError, PeerLost, QueueError, StaleRowError, StorageFull, WireError
+from tailrace.errors import ColumnError, LeaseError, PeerLost, QueueError, StaleRowError, StorageFull, WireError
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import NewRow, Row, RowId
 from tailrace.transfer.queue.client import operations
@@ -337,10 +337,16 @@ def test_wrong_outputs_are_refused_before_anything_is_sent(session: Session) -> 
             Play(operations.ack(session, held((0,), (0,)), {ROWS[0]: output}, timeout=5.0))
 
 
-def test_outputs_of_a_row_that_is_not_of_the_claim_are_refused_before_anything_is_sent(session: Session) -> None:
-    outputs = {RowId(8, 8): {"response_ids": tokens(1)}}
-    with pytest.raises(StaleRowError, match=r"RowId\(slot=8, generation=8\) is none of the 2 rows of lease 9"):
-        Play(operations.ack(session, held((0,), (0,)), outputs, timeout=5.0))
+def test_outputs_of_a_row_that_is_not_of_the_claim_are_not_written_and_the_controller_says_why(
+    session: Session,
+) -> None:
+    outputs = {row: {"response_ids": tokens(1)} for row in (ROWS[0], RowId(8, 8))}
+    play = Play(operations.ack(session, held((0,), (0,)), outputs, timeout=5.0))
+    [ack] = play.step.calls
+    assert isinstance(ack.message, Ack)
+    assert row_ids(ack.message.unwritten) == [RowId(8, 8)]
+    with pytest.raises(LeaseError, match="not under this lease"):
+        play.answer(LeaseError("not under this lease"))
 
 
 def test_an_ack_of_nothing_says_nothing(session: Session) -> None:

@@ -9,7 +9,7 @@ What fails because a unit is lost, or full, is tried again until the call's time
 and names another unit, or rows have left. Bad input is refused before anything is sent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
 import msgspec
@@ -233,9 +233,13 @@ def ack(
     ordered = ({column: cells[column] for column in task.writes} for cells in outputs.values())
     batch = Batch(session.codec.measure_rows(ordered))
     missed: list[int] = []
+    unwritten: Collection[RowId] = ()
     if task.writes:
+        unwritten = outputs.keys() - {row.id for row in claimed.rows}
+    if task.writes and not unwritten:
         missed = yield from _write_outputs(session, claimed, list(outputs), batch, timeout)
-    message = Ack(claimed.lease_id, pack(outputs), _versions(outputs.values()), batch.runs, missed)
+    versions = _versions(outputs.values())
+    message = Ack(claimed.lease_id, pack(outputs), versions, batch.runs, missed, pack(unwritten))
     yield from ask(Call(session.controller, message), Accepted)
 
 
@@ -245,14 +249,9 @@ def _write_outputs(
     """Write outputs to all units of their rows; the units that are lost, where each row has another one.
 
     Raises:
-        StaleRowError: a row has no other one, or is none of the claim's, so that nobody knows its units.
+        StaleRowError: a row has no other one.
     """
     units_of = {row.id: row.units for row in claimed.rows}
-    for row in rows:
-        if row not in units_of:
-            raise StaleRowError(
-                f"{row} is none of the {len(units_of)} rows of lease {claimed.lease_id}"
-            )
     units = [units_of[row] for row in rows]
     pending = {unit: [place for place, own in enumerate(units) if unit in own] for unit in set().union(*units)}
     missed: dict[int, TailraceError] = {}
