@@ -76,21 +76,21 @@ def serving(
         journal = Journal(directory / "journal")
         stack.enter_context(_running(server, Controller(server, tasks or table(), settings, journal=journal)))
         storages, stops, where_units = [], [], []
-        for number in range(units):
-            storage = make(directory)
-            stack.callback(storage.close)
-            unit = listen(f"unit-{number}", TOKEN, endpoints=endpoints)
-            where = server.endpoints[0]
-            service = StorageUnit(
-                unit, storage, name=f"unit-{number}", controller=where, max_bytes=MAX_BYTES, join_every_s=0.05
-            )
-            storages.append(storage)
-            where_units.append(unit.endpoints[-1])
-            stops.append(stack.enter_context(_running(unit, service)))
         address = QueueAddress(endpoints=server.endpoints, host=host_id(), token=TOKEN)
         with SyncQueue(address, name="waiting") as queue:
-            while sum(unit.alive for unit in queue.stats().units) < units:
-                pass
+            for number in range(units):
+                storage = make(directory)
+                stack.callback(storage.close)
+                unit = listen(f"unit-{number}", TOKEN, endpoints=endpoints)
+                where = server.endpoints[0]
+                service = StorageUnit(
+                    unit, storage, name=f"unit-{number}", controller=where, max_bytes=MAX_BYTES, join_every_s=0.05
+                )
+                storages.append(storage)
+                where_units.append(unit.endpoints[-1])
+                stops.append(stack.enter_context(_running(unit, service)))
+                while sum(unit.alive for unit in queue.stats().units) <= number:
+                    pass  # one after the other, so that their numbers are their places here
         yield Served(address, storages, stops, where_units)
 
 

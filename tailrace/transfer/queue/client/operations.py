@@ -106,7 +106,7 @@ class _Draft:
         """For one who does not wait."""
         numbers = np.array([(row.group_id, row.group_size, row.order) for row in self._rows], np.int64)
         versions = _versions(row.cells for row in self._rows)
-        not_before = max(row.not_before for row in self._rows)
+        not_before = max(0, *(row.not_before for row in self._rows))
         cells = b"".join(self.batch.frames) if self.is_small else None
         return Admit(pack(numbers), versions, self.batch.runs, not_before, 0.0, cells)
 

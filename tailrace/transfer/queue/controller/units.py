@@ -3,12 +3,13 @@
     Join ──▶ new: link to it, ask for its Inventory ──Parts──▶ ready ──silent for a while──▶ dead
     Join of one that is known: a sign of life
 
-Who waits on whom: nobody on a unit. What it need not store any more is collected and sent a moment later; what it does
-not hear of because it is gone, the inventory puts right when it comes back.
+Who waits on whom: nobody on a unit. What it need not store any more is collected while messages are at hand, and sent
+then; what it does not hear of because it is gone, the inventory puts right when it comes back.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -24,8 +25,6 @@ from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Reques
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import reachable
 
-_SETTLE_S = 0.002
-"""How long what a unit need not store any more is collected."""
 _SETTLE_AT_ONCE = 4096
 """Rows and parts that are not collected for longer."""
 
@@ -181,7 +180,7 @@ class Units:
             if len(unit.lost_parts) + len(unit.left_rows) >= _SETTLE_AT_ONCE:
                 self._settle(unit)
             elif unit.settle is None:
-                unit.settle = self._timers.at(self._server.now + _SETTLE_S, lambda unit=unit: self._settle(unit))  # type: ignore[misc]
+                unit.settle = self._timers.at(self._server.now, partial(self._settle, unit))
 
     def listing(self) -> list[Unit]:
         """The units for clients: all that have joined and are not dead, even before they have said what they have."""
