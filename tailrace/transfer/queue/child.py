@@ -125,7 +125,7 @@ class Child:
         return f": {self._reason}" if self._reason else ""
 
     def _last_words(self) -> str:
-        """The last line that it has printed if any."""
+        """The last line that it has printed, if any."""
         with self.log.open("rb") as log:
             log.seek(max(self._log_start, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = log.read().decode(errors="replace").splitlines()
