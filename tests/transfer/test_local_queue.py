@@ -542,11 +542,11 @@ async def test_a_part_that_was_leased_at_a_snapshot_is_split_anew() -> None:
 @virtual_time
 async def test_claims_with_a_wrong_rank_or_none_are_refused_at_once() -> None:
     queue = split_queue(2, 2)
-    with pytest.raises(QueueError, match="splits batches among 2 ranks, and a claim is for one: pass rank"):
+    with pytest.raises(QueueError, match="names no rank, but policy 'balanced' splits batches among ranks 0 to 1"):
         await queue.claim("only")
-    with pytest.raises(QueueError, match="has ranks 0 to 1, and a claim is for rank 2"):
+    with pytest.raises(QueueError, match="names rank 2, but policy 'balanced' splits batches among ranks 0 to 1"):
         await queue.claim("only", rank=2)
-    with pytest.raises(QueueError, match="FirstIn splits nothing among ranks, and a claim is for rank 0"):
+    with pytest.raises(QueueError, match="names rank 0, but policy 'first_in' splits nothing among ranks"):
         await queue_of(table()).claim("rollout", rank=0)
 
 

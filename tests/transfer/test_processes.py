@@ -1,6 +1,8 @@
 """The processes of a queue are there together, come back when they are killed, and end with whoever started them."""
 
 import os
+import re
+import resource
 import select
 import shutil
 import signal
@@ -8,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -93,6 +96,17 @@ def test_the_queue_serves_its_table(tmp_path: Path) -> None:
 async def test_it_can_be_entered_in_an_event_loop(tmp_path: Path) -> None:
     async with queue(tmp_path) as processes:
         assert stats(processes).rows == 0
+
+
+def test_its_processes_may_have_as_many_descriptors_as_the_machine_lets_them(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, hard - 1), hard))
+    try:
+        with queue(tmp_path) as processes:
+            for pid in processes.pids.values():
+                assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (hard, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_its_address_is_in_a_file_that_others_cannot_read_and_on_no_command_line(tmp_path: Path) -> None:
@@ -222,12 +236,77 @@ def test_one_that_could_not_serve_is_started_again_after_a_pause_and_others_at_o
         until(lambda: "again in 30 s" in caplog.text)
         kill(processes, "controller")
         assert list(stats(processes).tasks) == ["rollout", "sink"]
-    assert caplog.text.count("again in 0 s") == 2
+    assert caplog.text.count("again now") == 2
+
+
+def log_of(directory: Path, name: str) -> list[str]:
+    """Its lines without the time, which has two words."""
+    return [line.split(maxsplit=2)[2] for line in (directory / f"{name}.log").read_text().splitlines()]
+
+
+def test_each_log_says_when_its_process_was_started_and_why_it_ended(tmp_path: Path) -> None:
+    with queue(tmp_path) as processes:
+        kill(processes, "unit-0")
+        until(lambda: [unit.number for unit in stats(processes).units if unit.alive] == [1])
+        killed = processes.pids["controller"]
+        os.kill(killed, signal.SIGTERM)
+        until(lambda: processes.pids["controller"] != killed)
+        assert list(stats(processes).tasks) == ["rollout", "sink"]
+    hung_up = "ends: its parent has hung up, or is gone"
+    assert log_of(tmp_path, "unit-0") == [
+        "unit-0 is started",
+        "unit-0 ended (SIGKILL)",
+        "unit-0 is started",
+        f"unit-0 {hung_up}",
+    ]
+    assert log_of(tmp_path, "controller") == [
+        "controller is started",
+        "controller ends: SIGTERM",
+        "controller is started",
+        f"controller {hung_up}",
+    ]
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda journal: journal.write_bytes(b"")])
+def test_a_controller_is_not_started_again_without_its_journal(tmp_path: Path, harm: Callable[[Path], object]) -> None:
+    starting = queue(tmp_path)
+    with pytest.raises(QueueError, match=r"SIGKILL.*journal .*/journal was removed or emptied meanwhile.*given up"):
+        _kill_after(starting, lambda: harm(tmp_path / "journal"))
+
+
+def _kill_after(starting: QueueProcesses, harm: Callable[[], object]) -> None:
+    with starting as processes:
+        harm()
+        os.kill(processes.pids["controller"], signal.SIGKILL)
+        processes.wait()
+
+
+def test_a_queue_whose_directory_was_removed_is_given_up_with_a_word(tmp_path: Path) -> None:
+    starting = queue(tmp_path / "queue")
+    with pytest.raises(QueueError, match=r"its journal .* was removed or emptied"):
+        _kill_after(starting, lambda: shutil.rmtree(tmp_path / "queue"))
+
+
+def test_why_the_journal_cannot_be_written_is_said_by_the_parent_and_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_DEATHS", 1)
+    reason = r"the journal .*/journal cannot be written: File too large"
+    with pytest.raises(QueueError, match=rf"controller of the queue ended \(exit code 1.*: {reason}.*given up"):
+        _fill_journal(queue(tmp_path))
+    assert re.fullmatch(rf"controller ended \(exit code 1\): {reason}", log_of(tmp_path, "controller")[-1])
+
+
+def _fill_journal(starting: QueueProcesses) -> None:
+    with starting as processes:
+        resource.prlimit(processes.pids["controller"], resource.RLIMIT_FSIZE, (1, 1))
+        os.kill(processes.pids["unit-0"], signal.SIGKILL)  # its successor is news to the journal
+        processes.wait()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_start_that_fails_as_nobody_foresaw_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: QueueProcesses) -> None:
+    def fail(*_: object) -> None:
         raise ZeroDivisionError("a fault")
 
     monkeypatch.setattr(QueueProcesses, "_plan", fail)
@@ -278,3 +357,16 @@ def test_a_stop_during_the_start_ends_what_was_started(tmp_path: Path) -> None:
     with pytest.raises(QueueError, match="stopped while it started"), processes:
         pass
     assert [pid for pid in processes.pids.values() if not ends(pid)] == []
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(module, "_END_LIMIT_S", 0.0)
+    with queue(tmp_path / "queue", storage={"type": "arena", "directory": str(memory)}) as processes:
+        assert len(list(memory.iterdir())) == 1
+        os.kill(processes.pids["unit-0"], signal.SIGSTOP)
+    assert not list(memory.iterdir())
+    assert log_of(tmp_path / "queue", "unit-0")[-1].startswith("unit-0 ended (SIGKILL): killed, since it had not ended")
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("tailrace-")] == []

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
@@ -12,7 +13,7 @@ from subprocess import DEVNULL, STDOUT
 import msgspec
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
+from tailrace.transfer.queue.serve import LOG_TIME, ControllerSettings, Failed, Listening, UnitSettings
 
 _EXIT_LIMIT_S = 1.0
 """A process closes its socket a moment before it exits; the exit code is worth the wait."""
@@ -24,7 +25,10 @@ _SEND_LIMIT_S = 10.0
 
 
 class Child:
-    """A process that serves what its settings say. What it prints is appended to `log`."""
+    """A process that serves what its settings say.
+
+    What it prints is appended to `log`, where a line says when it is started, and another why it has ended.
+    """
 
     def __init__(self, name: str, settings: ControllerSettings | UnitSettings, log: Path) -> None:
         """Start it; it says later whether it listens, see `hear`.
@@ -36,10 +40,13 @@ class Child:
         self.log = log
         self._heard = b""
         self._reason = ""
+        """Why it has ended, as far as anybody has said."""
         try:
             self._channel = self._start()
         except OSError as error:
-            raise QueueError(f"no process can be started for {name} of the queue: {error.strerror}") from None
+            raise QueueError(
+                f"no process can be started for {name} of the queue, with the log {log}: {error.strerror}"
+            ) from None
         self._channel.settimeout(_SEND_LIMIT_S)
         try:
             self._channel.sendall(msgspec.json.encode(settings) + b"\n")
@@ -56,7 +63,9 @@ class Child:
         command = (sys.executable, *module, str(os.getpid()), str(theirs.fileno()))
         with theirs:
             try:
-                with self.log.open("ab") as log:
+                with self.log.open("ab", buffering=0) as log:
+                    with suppress(OSError):  # a full disk: the process itself says whether it can do without
+                        log.write(f"{time.strftime(LOG_TIME)} {self.name} is started\n".encode())
                     self._log_start = log.tell()
                     # A session of its own: Ctrl-C is the parent's, who may have rows to save before the queue ends.
                     self._process = subprocess.Popen(
@@ -87,11 +96,11 @@ class Child:
             QueueError: it says half a line, or what is no message.
         """
         try:
-            while (heard := self._channel.recv(4096)) and not (self._heard + heard).endswith(b"\n"):
+            while b"\n" not in self._heard:
+                if not (heard := self._channel.recv(4096)):
+                    return None
                 self._heard += heard
-            if not heard:
-                return None
-            line, self._heard = self._heard + heard, b""
+            line, _, self._heard = self._heard.partition(b"\n")
             message = msgspec.json.decode(line, type=Listening | Failed)
         except ConnectionError:
             return None
@@ -104,10 +113,16 @@ class Child:
     def obituary(self) -> str:
         """How one that has hung up died."""
         self.end(_EXIT_LIMIT_S)
+        return f"{self.name} of the queue ended ({self._how}, see {self.log}){self._because}"
+
+    @property
+    def _how(self) -> str:
         code = self._process.returncode
-        how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-        last = self._reason or self._last_words()
-        return f"{self.name} of the queue ended ({how}, see {self.log})" + (f": {last}" if last else "")
+        return signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
+
+    @property
+    def _because(self) -> str:
+        return f": {self._reason}" if self._reason else ""
 
     def _last_words(self) -> str:
         """The last line that it has printed, if any."""
@@ -116,6 +131,13 @@ class Child:
             lines = log.read().decode(errors="replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
+    def _note_end(self) -> None:
+        """Take from the log why it has ended, and add there what it could not."""
+        self._reason = self._reason or self._last_words()
+        if self._process.returncode != 0:
+            with self.log.open("a") as log:
+                log.write(f"{time.strftime(LOG_TIME)} {self.name} ended ({self._how}){self._because}\n")
+
     def hang_up(self) -> None:
         """Tell it to end. Telling it twice is harmless."""
         with suppress(OSError):  # it has hung up before, or this has
@@ -123,11 +145,16 @@ class Child:
         self._channel.close()
 
     def end(self, limit_s: float) -> None:
-        """Tell it to end, and kill it when it has not done so within `limit_s`."""
+        """Tell it to end, and kill it when it has not done so within `limit_s`. Twice is harmless."""
         self.hang_up()
+        if self._process.returncode is not None:
+            return
         try:
             self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
+            self._reason = f"killed, since it had not ended within {limit_s:.1f} s"
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(KILLED_LIMIT_S)
+        with suppress(OSError):  # the log was removed, or its disk is full: whoever asks how it died hears of it still
+            self._note_end()

@@ -5,8 +5,8 @@
               *.log           ◀── what each of them prints
 
 A controller that is started again has the endpoints and the journal of the one before, a unit its name: clients and
-units find them again. One that died before it could serve is started again after a pause. When too many have died, all
-are ended.
+units find them again. One that died before it could serve is started again after a pause. When too many have died, or
+the journal is gone, all are ended.
 
 Who waits on whom: a thread of its own starts all of them and then waits until one hangs up, or for `stop`. Whoever
 enters waits until the controller has heard from all units, and nobody for longer than a limit. Processes whose parent
@@ -17,11 +17,8 @@ import asyncio
 import fcntl
 import hashlib
 import logging
-import os
 import secrets
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections import deque
@@ -33,18 +30,20 @@ from types import TracebackType
 from typing import Self
 
 from tailrace.config.queue_table import TableConfig
-from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.config.transfer import ArenaStorageConfig, ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueError, TailraceError, UserError, one_line
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.look import look
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
+from tailrace.transfer.queue.socket_directory import socket_directory
+from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.queue.table import check_table
 from tailrace.transfer.queue.wire.sockets import host_id
 
 MAX_DEATHS, DEATHS_WITHIN_S = 5, 60.0
-"""Processes that may die within this time; one more and the queue is given up."""
+"""Processes that may die within this time, all together; one more and the queue is given up."""
 _RESTART_PAUSE_S = 2.0
 """Before a process is started again that could not serve: its port may be free by then."""
 START_LIMIT_S = 60.0
@@ -74,9 +73,12 @@ class QueueProcesses:
         self._config = config
         self._table = table
         self._directory = directory
+        self._journal = directory / "journal"
         self._resume = resume
         self._children: dict[str, Child] = {}
         self._listening: set[str] = set()
+        self._has_served = False
+        """Whether there has been a controller that could serve, and so a journal."""
         self._deaths: deque[float] = deque()
         self._due: dict[str, float] = {}
         """When those are started again that wait for it."""
@@ -180,9 +182,11 @@ class QueueProcesses:
                 check_table(make_tasks(self._table), self._table.columns)
                 stack.enter_context(_locked(self._directory))
                 if not self._resume:
-                    (self._directory / "journal").unlink(missing_ok=True)
-                self._address, self._sockets = self._plan()
-                stack.callback(shutil.rmtree, self._sockets, ignore_errors=True)  # ZeroMQ removes its own, now or later
+                    self._journal.unlink(missing_ok=True)
+                before = QueueAddress.read(self.connection) if self._resume and self.connection.exists() else None
+                again = None if before is None else _sockets_of(before)
+                self._sockets = stack.enter_context(socket_directory(again))
+                self._address = self._plan(before)
                 stack.callback(self._end)
                 self._start(CONTROLLER)
                 deadline = time.monotonic() + START_LIMIT_S
@@ -207,18 +211,13 @@ class QueueProcesses:
                 self._on_given_up()
         self._ready.set()
 
-    def _plan(self) -> tuple[QueueAddress, Path]:
-        """Where the controller shall listen, and the directory of the sockets on this host."""
+    def _plan(self, before: QueueAddress | None) -> QueueAddress:
+        """Where the controller shall listen: where that of an earlier start did, if there was one."""
         port = f"tcp://{self._config.listen}:"
-        if self._resume and self.connection.exists():
-            before = QueueAddress.read(self.connection)
-            ipc, *others = sorted(before.endpoints)
-            tcp = next((endpoint for endpoint in others if endpoint.startswith(port)), f"{port}*")
-            sockets = _private(Path(ipc.removeprefix("ipc://")).parent)
-            return QueueAddress(endpoints=[ipc, tcp], host=host_id(), token=before.token), sockets
-        sockets = Path(tempfile.mkdtemp(prefix="tailrace-"))
-        endpoints = [f"ipc://{sockets}/{CONTROLLER}", f"{port}*"]
-        return QueueAddress(endpoints=endpoints, host=host_id(), token=secrets.token_bytes(32)), sockets
+        others = [] if before is None else before.endpoints
+        tcp = next((endpoint for endpoint in others if endpoint.startswith(port)), f"{port}*")
+        token = secrets.token_bytes(32) if before is None else before.token
+        return QueueAddress(endpoints=[f"ipc://{self._sockets}/{CONTROLLER}", tcp], host=host_id(), token=token)
 
     def _turn(self, deadline: float) -> bool:
         """Wait for something to do and do it; False when it was to stop."""
@@ -243,6 +242,7 @@ class QueueProcesses:
         match child.hear():
             case Listening(endpoints):
                 self._listening.add(child.name)
+                self._has_served |= child.name == CONTROLLER
                 if child.name == CONTROLLER and len(self._children) == 1:
                     self._address = QueueAddress(endpoints=endpoints, host=host_id(), token=self.address.token)
                     self._address.write(self.connection)
@@ -257,9 +257,14 @@ class QueueProcesses:
         """Start a process anew that has died, one that never came to listen after a pause.
 
         Raises:
-            QueueError: too many have, or one has while the queue starts that never came to listen.
+            QueueError: too many have, or one while the queue starts that never came to listen, or the journal is gone.
         """
         now, obituary = time.monotonic(), child.obituary()
+        if child.name == CONTROLLER and self._has_served and not _has_bytes(self._journal):
+            raise QueueError(
+                f"{obituary}; its journal {self._journal} was removed or emptied meanwhile, so nobody knows which rows "
+                f"were consumed: given up; serve another directory, and go on from a checkpoint"
+            )
         if not self._ready.is_set() and child.name not in self._listening:
             raise QueueError(obituary)
         while self._deaths and self._deaths[0] < now - DEATHS_WITHIN_S:
@@ -270,7 +275,7 @@ class QueueProcesses:
                 f"{obituary}; with it, {len(self._deaths)} of its processes have within {DEATHS_WITHIN_S:g} s: given up"
             )
         pause_s = 0.0 if child.name in self._listening else _RESTART_PAUSE_S
-        _log.warning("%s; it is started again in %g s", obituary, pause_s)
+        _log.warning("%s; it is started again %s", obituary, f"in {pause_s:g} s" if pause_s else "now")
         self._due[child.name] = now + pause_s
 
     def _start(self, name: str) -> None:
@@ -285,7 +290,7 @@ class QueueProcesses:
             endpoints=self.address.endpoints,
             table=self._table.model_dump_json(),
             config=self._config.model_dump_json(),
-            journal=str(self._directory / "journal"),
+            journal=str(self._journal),
         )
 
     def _unit_settings(self, name: str) -> UnitSettings:
@@ -326,6 +331,8 @@ class QueueProcesses:
         deadline = time.monotonic() + _END_LIMIT_S
         for child in self._children.values():
             child.end(max(0.0, deadline - time.monotonic()))
+        if isinstance(self._config.storage, ArenaStorageConfig):
+            remove_orphans(Path(self._config.storage.directory))  # what units had that were killed
 
 
 @contextmanager
@@ -345,14 +352,11 @@ def _locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def _private(directory: Path) -> Path:
-    """Make a directory that only this user may enter.
+def _sockets_of(address: QueueAddress) -> Path:
+    """The directory of the sockets of a queue."""
+    ipc = min(address.endpoints)
+    return Path(ipc.removeprefix("ipc://")).parent
 
-    Raises:
-        QueueError: it is there, and others may enter it.
-    """
-    directory.mkdir(mode=0o700, exist_ok=True)
-    known = directory.stat()
-    if known.st_uid != os.getuid() or known.st_mode & 0o077:
-        raise QueueError(f"{directory}, where the queue listened before, is not this user's alone; remove it")
-    return directory
+
+def _has_bytes(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0

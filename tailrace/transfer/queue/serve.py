@@ -1,14 +1,17 @@
 """One process of a queue: `python -m tailrace.transfer.queue.serve PARENT DESCRIPTOR`, started by `QueueProcesses`.
 
-    parent ──settings──▶ process ──Listening, or Failed──▶ parent
+    parent ──settings──▶ process ──Listening──▶ parent
+                                 ──Failed─────▶           instead, or later: why it ends
 
-They speak over the socket DESCRIPTOR, a JSON line each, so the token stands on no command line. After that the socket
-is silent and tells either side that the other has ended. A parent that ends, however it does, leaves no process behind:
+They speak over the socket DESCRIPTOR, a JSON line each, so the token stands on no command line. The socket also tells
+either side that the other has ended. A parent that ends, however it does, leaves no process behind:
 a thread waits for the other end to close, or for the parent to be gone while a process that it forked holds that end.
 """
 
 import gc
+import logging
 import os
+import resource
 import select
 import socket
 import sys
@@ -23,16 +26,19 @@ from pydantic import TypeAdapter
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
 from tailrace.errors import TailraceError
-from tailrace.transfer.queue.controller.journal import Journal
+from tailrace.transfer.queue.controller.journal import Journal, JournalError
 from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.storage.factory import make_storage
 from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.queue.wire.server import Server, Service, stopped_by_signals
 
+LOG_FORMAT, LOG_TIME = "%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"
 _WATCH_MS = 1000
 _STOP_LIMIT_S = 5.0
 """For the message in hand, once the parent is gone."""
+
+_log = logging.getLogger(__name__)
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, tag="controller"):
@@ -73,7 +79,7 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """It cannot."""
+    """It cannot, or not any more."""
 
     reason: str
 
@@ -81,18 +87,28 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 def main() -> None:
     """Serve until a signal, or until the parent hangs up."""
     parent, descriptor = map(int, sys.argv[1:])
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=LOG_TIME)  # to stderr, which is the log
+    _raise_descriptor_limit()
     with socket.socket(fileno=descriptor) as channel, ExitStack() as stack:
         with channel.makefile("rb") as lines:
             settings = msgspec.json.decode(lines.readline(), type=ControllerSettings | UnitSettings)
         try:
             server, service = _make(settings, stack)
-        except TailraceError as error:
-            channel.sendall(msgspec.json.encode(Failed(str(error))) + b"\n")
-            sys.exit(1)
-        threading.Thread(target=_stop_with, args=(parent, descriptor, server), daemon=True).start()
-        with stopped_by_signals(server):
-            channel.sendall(msgspec.json.encode(Listening(server.endpoints)) + b"\n")
-            server.run(service)
+            threading.Thread(target=_stop_with, args=(parent, descriptor, server), daemon=True).start()
+            with stopped_by_signals(server):
+                channel.sendall(msgspec.json.encode(Listening(server.endpoints)) + b"\n")
+                server.run(service)
+        except (TailraceError, JournalError) as error:
+            with suppress(ConnectionError):  # the parent is gone
+                channel.sendall(msgspec.json.encode(Failed(str(error))) + b"\n")
+            sys.exit(1)  # the parent writes the reason into the log
+    _log.info("%s ends: %s", server.name, server.stopped_by)
+
+
+def _raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may: each client takes some, and ZeroMQ ends without one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tuple[Server, Service]:
@@ -129,11 +145,13 @@ def _stop_with(parent: int, descriptor: int, server: Server) -> None:
     poll.register(descriptor, 0)  # reports a hang-up and nothing else
     while os.getppid() == parent and not poll.poll(_WATCH_MS):
         pass
-    server.stop()
+    server.stop("its parent has hung up, or is gone")
     time.sleep(_STOP_LIMIT_S)
     os._exit(1)  # the message in hand does not end; the parent is gone, and nobody else would stop this process
 
 
 if __name__ == "__main__":
-    with suppress(ConnectionError):
+    try:
         main()
+    except ConnectionError:
+        _log.info("ends before it has served: its parent has hung up, or is gone")

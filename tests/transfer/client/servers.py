@@ -1,7 +1,6 @@
 """A queue across processes whose controller and units run in threads of the test, each with sockets of its own."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -65,7 +64,7 @@ def serving(
     units: int = 1,
     tasks: Sequence[QueueTask] | None = None,
     endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] | None = None,
     listen: Callable[..., Server] = Server,
     **config: float,
 ) -> Iterator[Served]:

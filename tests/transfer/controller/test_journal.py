@@ -1,10 +1,14 @@
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tailrace.errors import QueueError
+from tailrace.errors import QueueError, TailraceError
 from tailrace.transfer.queue.control_plane import ControlPlane
-from tailrace.transfer.queue.controller.journal import Advanced, Base, Change, Closed, Journal
+from tailrace.transfer.queue.controller.journal import Advanced, Base, Change, Closed, Journal, JournalError
 from tests.transfer.tables import table
 
 
@@ -39,14 +43,20 @@ def test_a_journal_holds_what_was_written(tmp_path: Path) -> None:
     assert read(path) == records
 
 
-@pytest.mark.parametrize("cut", range(1, 14))
-def test_what_was_not_written_whole_is_cut_off_and_written_anew(tmp_path: Path, cut: int) -> None:
+LAST_BYTES = 12 + len(msgspec.msgpack.encode(Advanced(2)))
+
+
+@pytest.mark.parametrize("cut", range(1, LAST_BYTES))
+def test_what_was_not_written_whole_is_cut_off_and_written_anew(
+    tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "journal"
     records = written(path, Advanced(1), Advanced(2))
     data = path.read_bytes()
     path.write_bytes(data[:-cut])
     journal = Journal(path)
     assert list(journal.records()) == records[:-1]
+    assert f"its last {LAST_BYTES - cut} of {len(data) - cut} bytes are cut off" in caplog.text
     journal.append(Advanced(3))
     journal.close()
     assert read(path) == [*records[:-1], Advanced(3)]
@@ -60,15 +70,93 @@ def test_zeros_at_the_end_are_nothing(tmp_path: Path, zeros: int) -> None:
     assert read(path) == records
 
 
-def test_a_record_that_is_corrupt_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_bit_that_was_flipped_is_an_error_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     written(path, Advanced(1), Advanced(2))
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(QueueError, match=r"corrupt at byte \d+ of .*; serve another directory"):
+    data = path.read_bytes()
+    for byte in range(len(data)):
+        for bit in (0, 7):
+            flipped = bytearray(data)
+            flipped[byte] ^= 1 << bit
+            path.write_bytes(flipped)
+            with pytest.raises(QueueError, match=r"corrupt at byte \d+ of .*; serve another directory"):
+                read(path)
+            assert path.read_bytes() == flipped, "nothing is cut off"
+
+
+@pytest.mark.parametrize("content", [b"j", b"junk\n", b"what somebody wrote " * 20, bytes(4096)])
+def test_a_file_that_is_no_journal_is_refused_and_stays(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(content)
+    with pytest.raises(QueueError, match=f"corrupt at byte 0 of {len(content)}, or is no journal of this version"):
         read(path)
-    assert path.read_bytes() == data, "nothing is cut off"
+    assert path.read_bytes() == content
+
+
+def test_a_journal_whose_first_record_is_not_whole_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path)
+    data = path.read_bytes()
+    for end in range(1, len(data)):
+        path.write_bytes(data[:end])
+        with pytest.raises(QueueError, match="corrupt at byte 0"):
+            read(path)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have the disk take so many more bytes."""
+    write = os.write
+
+    def fill(left: int) -> None:
+        def write_some(file: int, data: bytes) -> int:
+            nonlocal left
+            if left == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            done = write(file, data[:left])
+            left -= done
+            return done
+
+        monkeypatch.setattr(os, "write", write_some)
+
+    return fill
+
+
+MAKE_ROOM = "journal cannot be written: No space left on device; make room there"
+
+
+def test_a_full_disk_ends_the_controller_with_the_fix_and_the_file_stays_whole(
+    tmp_path: Path, full: Callable[[int], None]
+) -> None:
+    path = tmp_path / "journal"
+    records = written(path, Advanced(1))
+    journal = Journal(path)
+    assert list(journal.records()) == records
+    full(5)
+    with pytest.raises(JournalError, match=MAKE_ROOM) as caught:
+        journal.append(Advanced(2))
+    assert not isinstance(caught.value, TailraceError), "which would be the answer to a request"
+    journal.close()
+    assert path.read_bytes()
+    assert read(path) == records
+
+
+def test_a_journal_that_cannot_be_replaced_stays_alone(tmp_path: Path, full: Callable[[int], None]) -> None:
+    path = tmp_path / "journal"
+    records = written(path, Advanced(1))
+    journal = Journal(path)
+    list(journal.records())
+    full(5)
+    with pytest.raises(JournalError, match=MAKE_ROOM):
+        journal.replace(base(), [])
+    journal.close()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["journal"]
+    assert read(path) == records
+
+
+def test_a_journal_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"nowhere/journal cannot be opened: No such file or directory$"):
+        Journal(tmp_path / "nowhere" / "journal")
 
 
 def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:

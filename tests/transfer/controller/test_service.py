@@ -231,6 +231,19 @@ def test_a_put_waits_for_room_in_bytes_and_is_told_so_when_its_time_is_over(tmp_
     assert stats(queue).put_wait_s == 3.0
 
 
+def test_a_claim_whose_time_is_over_is_told_in_words_what_its_rows_lack(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    store(queue, group(1, 3))
+    claim(queue, "rollout", limit=1)
+    waiting = queue.send(Claim("reward", None, None, 2.99987))  # what is left of 3 s when the message leaves
+    queue.tick(3.0)
+    with pytest.raises(
+        QueueTimeout,
+        match=r"^claim of task 'reward' waited 3 s: of its rows 3 lack inputs, 0 are ready and 0 leased; .* raise",
+    ):
+        queue.answer(waiting)
+
+
 def test_no_unit_is_a_reason_to_wait(tmp_path: Path) -> None:
     queue = site(tmp_path)
     [unit] = queue.units
@@ -286,7 +299,7 @@ def test_a_closed_queue_sends_everybody_away_and_stays_closed(tmp_path: Path) ->
     [
         (Claim("nobody", None, None, 0.0), QueueError, "no task 'nobody'"),
         (Claim("rollout", 0, None, 0.0), QueueError, "at least 1, got 0"),
-        (Claim("rollout", None, 3, 0.0), QueueError, "leave rank out"),
+        (Claim("rollout", None, 3, 0.0), QueueError, "policy 'first_in' splits nothing"),
         (Renew(99), LeaseError, "99"),
         (Nack(99, pack([RowId(0, 0)])), LeaseError, "not under lease 99"),
         (Ack(99, pack([RowId(5, 5)]), ints([[-1]]), [], []), StaleRowError, "gone"),

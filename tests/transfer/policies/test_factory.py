@@ -39,6 +39,7 @@ def table(*policies: dict[str, Any]) -> TableConfig:
 def test_every_policy_can_be_configured(config: dict[str, Any], kind: type[Policy]) -> None:
     [task] = make_tasks(table(config))
     assert type(task.policy) is kind
+    assert task.policy.name == config["type"]
     assert task.spec == TaskSpec(name="t0", reads=("prompt_ids", "response_ids", "weight_versions"))
     check_table([task], COLUMNS)
 

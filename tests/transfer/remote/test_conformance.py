@@ -133,7 +133,7 @@ def test_bad_claims_are_refused(queue: Face) -> None:
         with pytest.raises(QueueError, match=f"a claim's limit must be at least 1, got {limit}"):
             queue.claim("rollout", limit=limit)
     for rank in (0, 3, -1):
-        with pytest.raises(QueueError, match=f"a claim is for rank {rank}; leave rank out") as raised:
+        with pytest.raises(QueueError, match=f"names rank {rank}, but policy 'first_in' splits nothing") as raised:
             queue.claim("rollout", rank=rank)
         assert type(raised.value) is QueueError
     queue.put(group(1, 2))

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import PeerLost, WireError
+from tailrace.transfer.queue.wire import server as module
 from tailrace.transfer.queue.wire.calls import Call
 from tailrace.transfer.queue.wire.connection import Patience
 from tailrace.transfer.queue.wire.frames import Reply, decode_answer, decode_header, encode
@@ -312,6 +313,15 @@ def test_a_link_to_a_server_that_is_not_there_ends_as_lost(tmp_path: Path) -> No
     link.start(Call("", Beat(1.0)), on_result)
     linked.run(Desk(linked))
     assert isinstance(results[0], PeerLost)
+
+
+def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_HANDSHAKE_MS", 10)
+    with serving(Server("desk", TOKEN)) as quick:
+        host, port = quick.endpoints[1].removeprefix("tcp://").split(":")
+        with socket.create_connection((host, int(port)), timeout=LIMIT_S) as mute:
+            while mute.recv(4096):
+                pass  # what ZeroMQ says first
 
 
 def test_a_port_that_is_taken_is_refused(server: Server) -> None:

@@ -67,10 +67,7 @@ class Claims:
             incoming.ticket,
             message.wait_s,
             lambda: self._try(incoming.ticket, message),
-            late=lambda limit: QueueTimeout(
-                f"claim of {whose} waited {limit:g} s: {self.stats()[task]}; "
-                f"if the work before it takes that long, raise queue.timeout_s"
-            ),
+            late=lambda limit: self._too_late(whose, task, limit),
             reason=lambda: "no rows are ready that its policy hands out",
             waited=lambda seconds: self._count_wait(task, seconds),
         )
@@ -196,6 +193,13 @@ class Claims:
             waiting = sum(map(len, lines.values()))
             counts[name] = replace(counts[name], claims=waiting, wait_s=self._wait_s[name])
         return counts
+
+    def _too_late(self, whose: str, task: str, limit: float) -> QueueTimeout:
+        counts = self._desk.control.stats()[task]
+        return QueueTimeout(
+            f"claim of {whose} waited {limit:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are ready "
+            f"and {counts.leased} leased; if the work before it takes that long, raise queue.timeout_s"
+        )
 
     def _count_wait(self, task: str, seconds: float) -> None:
         self._wait_s[task] += seconds

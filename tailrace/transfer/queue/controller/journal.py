@@ -1,16 +1,20 @@
 """What survives a controller: a file to which every decision is added before anybody hears of it.
 
-    [ length, checksum, msgpack of a record ] …      the first record is a Base, each other one a change
+    [ length, checksum, checksum of these two │ msgpack of a record ] …
 
-A process that is killed loses nothing that it wrote; what it was writing is cut off when the file is opened again. The
-operating system writes to the disk in its own time: a machine that loses power may lose the last seconds. When changes
-outweigh the state by far, the file is replaced by one that begins with the state of the moment.
+The first record is a Base, each other one a change. A process that is killed loses nothing that it wrote; what it was
+writing is cut off when the file is opened again. Anything else that is not whole is an error. The operating system
+writes to the disk in its own time: a machine that loses power may lose the last seconds. When changes outweigh the
+state by far, the file is replaced by one that begins with the state of the moment.
 """
 
+import errno
+import logging
 import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
@@ -21,10 +25,19 @@ from tailrace.transfer.queue.state import ControlState
 from tailrace.transfer.queue.wire.messages import Ack, Admit, Answer
 from tailrace.types import TaskSpec
 
-_FRAME = struct.Struct("<II")
+_RECORD = struct.Struct("<II")
 """Bytes of the record, and their CRC-32."""
+_CHECK = struct.Struct("<I")
+"""CRC-32 of the two numbers before it: a wrong length must not pass for a record that ends behind the file."""
+_HEADER_BYTES = _RECORD.size + _CHECK.size
 _LEAST_BYTES = 64 * 2**20
 """A journal shorter than this is not replaced."""
+
+_log = logging.getLogger(__name__)
+
+
+class JournalError(OSError):
+    """The file cannot be read or written. No answer to a request, unlike a TailraceError: the controller must end."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -165,28 +178,23 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class Journal:
-    """A journal that is being written."""
+    """A journal that is being written. All that it does to its file may end in a JournalError."""
 
     def __init__(self, path: Path) -> None:
-        """Open or make the file; `records` are to be read first, then `replace` or `append` may follow.
-
-        Raises:
-            QueueError: it cannot be opened.
-        """
+        """Open or make the file; `records` are to be read first, then `replace` or `append` may follow."""
         self._path = path
-        try:
+        with _explained(path, "opened"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise QueueError(f"the journal {path} cannot be opened: {error.strerror}") from None
         self._bytes = self._base_bytes = 0
 
     def records(self) -> Iterator[Base | Change]:
         """What was written before. A record that was not written whole ends it, and is cut off.
 
         Raises:
-            QueueError: it is corrupt, or of another version.
+            QueueError: it is corrupt, no journal, or of another version.
         """
-        data = memoryview(self._path.read_bytes())
+        with _explained(self._path, "read"):
+            data = memoryview(self._path.read_bytes())
         end = 0
         while (record := self._record_at(data, end)) is not None:
             try:
@@ -196,10 +204,18 @@ class Journal:
                     f"the journal {self._path} is not one of this version ({one_line(error)} at byte {end}); "
                     f"serve another directory"
                 ) from None
-            end += _FRAME.size + len(record)
+            end += _HEADER_BYTES + len(record)
             self._base_bytes = self._base_bytes or end
-        os.ftruncate(self._file, end)
-        os.lseek(self._file, end, os.SEEK_SET)
+        if end < len(data):
+            _log.warning(
+                "the journal %s ends in a record that was not written whole: its last %d of %d bytes are cut off",
+                self._path,
+                len(data) - end,
+                len(data),
+            )
+        with _explained(self._path, "cut off"):
+            os.ftruncate(self._file, end)
+            os.lseek(self._file, end, os.SEEK_SET)
         self._bytes = end
 
     @property
@@ -211,25 +227,28 @@ class Journal:
         """Add a change.
 
         Raises:
-            OSError: it cannot be written, such as to a full disk. The file is as it was before, but the controller is
-                ahead of it: it must end, and be started anew from what is written.
+            JournalError: it cannot be written, such as to a full disk. The file is as it was before, but the controller
+                is ahead of it: it must end, and be started anew from what is written.
         """
-        self._bytes += self._write(self._file, [change])
+        with _explained(self._path, "written"):
+            self._bytes += _write(self._file, [change])
 
     def replace(self, base: Base, changes: Sequence[Change]) -> None:
         """Begin anew with these; the old file stays until the new one is whole.
 
         Raises:
-            OSError: it cannot be written; the old one is still there.
+            JournalError: it cannot be written; the old one is still there.
         """
         new = self._path.with_suffix(".new")
-        file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            written = self._write(file, [base, *changes])
-        except OSError:
-            os.close(file)
-            raise
-        os.replace(new, self._path)
+        with _explained(self._path, "written"):
+            file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            try:
+                written = _write(file, [base, *changes])
+                os.replace(new, self._path)
+            except OSError:
+                os.close(file)
+                new.unlink(missing_ok=True)
+                raise
         os.close(self._file)
         self._file, self._bytes, self._base_bytes = file, written, written
 
@@ -238,34 +257,55 @@ class Journal:
         os.close(self._file)
 
     def _record_at(self, data: memoryview, start: int) -> memoryview | None:
-        """The record that begins there; None where it was not written whole, or there is none."""
-        if start + _FRAME.size > len(data) or not any(data[start:]):
-            return None  # what a machine that lost power had not written yet may be zeros
-        length, checksum = _FRAME.unpack_from(data, start)
-        end = start + _FRAME.size + length
-        record = data[start + _FRAME.size : end]
-        if end <= len(data) and zlib.crc32(record) == checksum and length:
-            return record
-        if end < len(data):
-            raise QueueError(
-                f"the journal {self._path} is corrupt at byte {start} of {len(data)}; "
-                f"serve another directory, and go on from a checkpoint"
-            )
-        return None
+        """The record that begins there; None where it was not written whole, or there is none.
 
-    def _write(self, file: int, records: Sequence[Base | Change]) -> int:
-        frames: list[bytes] = []
-        for record in records:
-            data = _ENCODER.encode(record)
-            frames += (_FRAME.pack(len(data), zlib.crc32(data)), data)
-        data = b"".join(frames)
-        start = os.lseek(file, 0, os.SEEK_CUR)
-        try:
-            written = os.write(file, data)
-            while written < len(data):
-                written += os.write(file, data[written:])
-        except OSError:
-            os.ftruncate(file, start)
-            os.lseek(file, start, os.SEEK_SET)
-            raise
-        return written
+        Raises:
+            QueueError: what is there is something else.
+        """
+        left = len(data) - start
+        if left == 0 or (start > 0 and (left < _HEADER_BYTES or not any(data[start:]))):
+            return None  # what a machine that lost power had not written yet may be zeros
+        if left >= _HEADER_BYTES:
+            length, checksum = _RECORD.unpack_from(data, start)
+            [header_checksum] = _CHECK.unpack_from(data, start + _RECORD.size)
+            if zlib.crc32(data[start : start + _RECORD.size]) == header_checksum:
+                record = data[start + _HEADER_BYTES :][:length]
+                if len(record) < length and start > 0:
+                    return None
+                if len(record) == length and zlib.crc32(record) == checksum:
+                    return record
+        raise QueueError(
+            f"the journal {self._path} is corrupt at byte {start} of {len(data)}"
+            f"{'' if start else ', or is no journal of this version'}; "
+            f"serve another directory, and go on from a checkpoint"
+        )
+
+
+def _write(file: int, records: Sequence[Base | Change]) -> int:
+    """Add records at the end, all or none; returns their bytes."""
+    frames: list[bytes] = []
+    for record in records:
+        data = _ENCODER.encode(record)
+        numbers = _RECORD.pack(len(data), zlib.crc32(data))
+        frames += (numbers, _CHECK.pack(zlib.crc32(numbers)), data)
+    data = b"".join(frames)
+    start = os.lseek(file, 0, os.SEEK_CUR)
+    try:
+        written = os.write(file, data)
+        while written < len(data):
+            written += os.write(file, data[written:])
+    except OSError:
+        os.ftruncate(file, start)
+        os.lseek(file, start, os.SEEK_SET)
+        raise
+    return written
+
+
+@contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Errors of the file are those of the journal, and say what helps."""
+    try:
+        yield
+    except OSError as error:
+        fix = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        raise JournalError(f"the journal {path} cannot be {what}: {error.strerror}{fix}") from None

@@ -71,7 +71,8 @@ class Line:
         `late` makes the error that ends it when the time is over.
         """
         now = self._server.now
-        timer = self._timers.at(now + wait_s, lambda: self._give_up(waiter, late(wait_s)))
+        asked = float(f"{wait_s:.3g}")  # a client names what is left of its limit when the message leaves
+        timer = self._timers.at(now + wait_s, lambda: self._give_up(waiter, late(asked)))
         waiter = Waiter(ticket, now, attempt, reason, waited, timer)
         self._waiters.append(waiter)
 

@@ -35,6 +35,8 @@ class BalancedByLength(GroupPolicy):
     not acked join the next one.
     """
 
+    name = "balanced"
+
     def __init__(
         self,
         ranks: int,
@@ -50,11 +52,11 @@ class BalancedByLength(GroupPolicy):
         """
         super().__init__(GroupLine(in_order=False, cost=len))
         self._parts: list[list[tuple[int, int, RowId, RowMeta]]] = [
-            [] for _ in range(at_least_one("BalancedByLength.ranks", ranks))
+            [] for _ in range(at_least_one("balanced.ranks", ranks))
         ]
         """By rank: a heap of what it has not taken, by batch and order."""
         if rows < ranks:
-            raise QueueError(f"BalancedByLength.rows is {rows}; it must be at least the number of ranks, {ranks}")
+            raise QueueError(f"balanced.rows is {rows}; it must be at least the number of ranks, {ranks}")
         self._rows = rows
         self._partition = partition
         self._cost_columns = tuple(cost_columns)
@@ -117,7 +119,7 @@ class BalancedByLength(GroupPolicy):
         if not batch:
             assert group is not None, "there are whole groups"
             raise QueueError(
-                f"group {group.id} has {len(group.ready)} rows, but BalancedByLength.rows is {self._rows}; "
+                f"group {group.id} has {len(group.ready)} rows, but balanced.rows is {self._rows}; "
                 f"a batch must have room for a whole group"
             )
         return batch

@@ -10,6 +10,7 @@ there, so that two consumers can never hold halves of what each other needs.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -48,6 +49,9 @@ class RowMeta(msgspec.Struct, kw_only=True, eq=False):
 class Policy(ABC):
     """Chooses among the ready rows of one task. Only `take` and `check_rank` may raise."""
 
+    name: ClassVar[str]
+    """As tables call it: the `type` of its configuration."""
+
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns that the policy looks at; its task must read them, so that they are written when a row is ready."""
@@ -66,12 +70,14 @@ class Policy(ABC):
         """
         if rank in self.ranks:
             return
-        name = type(self).__name__
-        if rank is None:
-            raise QueueError(f"{name} splits batches among {len(self.ranks)} ranks, and a claim is for one: pass rank")
         if None in self.ranks:
-            raise QueueError(f"{name} splits nothing among ranks, and a claim is for rank {rank}; leave rank out")
-        raise QueueError(f"{name} has ranks 0 to {len(self.ranks) - 1}, and a claim is for rank {rank}")
+            raise QueueError(
+                f"a claim names rank {rank}, but policy {self.name!r} splits nothing among ranks; leave it out"
+            )
+        known = f"policy {self.name!r} splits batches among ranks 0 to {len(self.ranks) - 1}"
+        if rank is None:
+            raise QueueError(f"a claim names no rank, but {known}; pass the one that claims: rank=0")
+        raise QueueError(f"a claim names rank {rank}, but {known}; pass one of them")
 
     @abstractmethod
     def added(self, rows: Sequence[RowMeta], *, leased: bool = False) -> None:

@@ -11,7 +11,7 @@ class RowPolicy(Policy):
     """Hands out up to `max_rows` ready rows, smallest `key` first, as soon as there is one."""
 
     def __init__(self, max_rows: int, *, key: Callable[[RowMeta], tuple[int, ...]]) -> None:
-        self._max_rows = at_least_one(f"{type(self).__name__}.max_rows", max_rows)
+        self._max_rows = at_least_one(f"{self.name}.max_rows", max_rows)
         self._key = key
         self._heap: list[tuple[tuple[int, ...], RowId, RowMeta]] = []
 
@@ -40,6 +40,8 @@ class RowPolicy(Policy):
 
 class FirstIn(RowPolicy):
     """Up to `max_rows` ready rows, smallest `order` first, as soon as there is one."""
+
+    name = "first_in"
 
     def __init__(self, max_rows: int) -> None:
         super().__init__(max_rows, key=lambda row: (row.order,))

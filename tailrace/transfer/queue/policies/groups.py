@@ -143,9 +143,11 @@ class GroupPolicy(Policy):
 class WholeGroups(GroupPolicy):
     """Up to `max_groups` groups all of whose rows are ready, in the order in which they became so."""
 
+    name = "whole_groups"
+
     def __init__(self, max_groups: int) -> None:
         super().__init__(GroupLine(in_order=False, cost=len))
-        self._max_groups = at_least_one("WholeGroups.max_groups", max_groups)
+        self._max_groups = at_least_one("whole_groups.max_groups", max_groups)
 
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
         """See `Policy.take`."""

@@ -17,6 +17,8 @@ class OldestVersionFirst(RowPolicy):
     taken for the oldest and never starves.
     """
 
+    name = "oldest_version"
+
     def __init__(self, max_rows: int) -> None:
         super().__init__(max_rows, key=_age)
 

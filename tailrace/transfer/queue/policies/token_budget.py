@@ -20,6 +20,8 @@ class TokenBudget(GroupPolicy):
     rows whatever their size: with `in_order`, the next mini-batch of a synchronous run.
     """
 
+    name = "token_budget"
+
     def __init__(
         self,
         tokens: int | None,
@@ -29,7 +31,7 @@ class TokenBudget(GroupPolicy):
         response_column: str = "response_ids",
     ) -> None:
         super().__init__(GroupLine(in_order=in_order, cost=len if tokens is None else self._cost))
-        self._tokens = None if tokens is None else at_least_one("TokenBudget.tokens", tokens)
+        self._tokens = None if tokens is None else at_least_one("token_budget.tokens", tokens)
         self._prompt_column = prompt_column
         self._response_column = response_column
 

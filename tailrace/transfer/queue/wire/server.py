@@ -7,12 +7,13 @@
 Who waits on whom: nobody on a handler, which returns at once; one whose answer needs something else to happen returns
 None and keeps the ticket. The loop waits for messages, for the service's next deadline and for `stop`. A handler's
 TailraceError is the answer to that request alone. Bytes that are no message are dropped: there is nobody to answer.
+
+Time in which the loop did not turn, since its process was stopped or busy, is nobody's silence: see `RunningClock`.
 """
 
 import math
 import signal
 import socket
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ import zmq
 
 from tailrace.errors import TailraceError, WireError
 from tailrace.transfer.queue.wire.answers import Answers
+from tailrace.transfer.queue.wire.clock import LONGEST_STEP_S, RunningClock
 from tailrace.transfer.queue.wire.connection import Connection, Patience
 from tailrace.transfer.queue.wire.frames import (
     Buffer,
@@ -54,8 +56,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _AT_ONCE = 256
 """Messages taken in before timers are looked at again."""
-_MAX_WAIT_S = 1.0
-"""Of one poll: a deadline of a clock that jumps is at the most so late."""
+_MAX_WAIT_S = LONGEST_STEP_S / 2
+"""Of one poll, so that the clock goes on."""
+_HANDSHAKE_MS = 10_000
+"""For a connection to say what ZeroMQ says first: those that say nothing would use up the descriptors."""
 
 
 class Ticket(NamedTuple):
@@ -120,21 +124,22 @@ class Server:
         endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
         silence_s: float = 3600.0,
         patience: Patience | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        """Listens from now on. `silence_s`: see `Door`; `patience`: of links.
+        """Listens from now on. `silence_s`: see `Door`; `patience`: of links; `clock`: else a `RunningClock`.
 
         Raises:
             WireError: it cannot listen there, or the token is too short.
         """
-        self._name = name
+        self.name = name
         self._token = token
         self._door = Door(token, silence_s=silence_s)
         self._patience = patience or Patience()
-        self._clock = clock
+        self._clock = clock or RunningClock()
         self._clients: dict[str, Answers] = {}
         self._links: dict[Any, Connection] = {}
         self._context: zmq.Context[Any] = zmq.Context()
+        self._context.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)  # of each socket made from now on
         try:
             self._listener = Listener(self._context, endpoints)
         except WireError:
@@ -146,6 +151,8 @@ class Server:
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
         self._stopped = False
+        self.stopped_by = ""
+        """Why `run` has ended."""
 
     @property
     def endpoints(self) -> list[str]:
@@ -163,7 +170,7 @@ class Server:
         Raises:
             WireError: that is no endpoint.
         """
-        link = Connection(self._context, endpoint, Identity(self._name, self._token), self._patience, self._clock)
+        link = Connection(self._context, endpoint, Identity(self.name, self._token), self._patience, self._clock)
         self._links[link.socket] = link
         self._poller.register(link.socket, zmq.POLLIN)
         return link
@@ -185,8 +192,10 @@ class Server:
         finally:
             self._close()
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "") -> None:
         """End `run` after the message in hand. From any thread or signal handler."""
+        if not self._stopped:
+            self.stopped_by = reason
         self._stopped = True
         with suppress(OSError):  # it has ended
             self._waker.send(b"!")
@@ -324,7 +333,7 @@ class Server:
             answers.cancel(message.number)
 
     def _refuse(self, incoming: Incoming) -> Reply:
-        raise WireError(f"{type(incoming.message).__name__} is not for this server, which is {self._name!r}")
+        raise WireError(f"{type(incoming.message).__name__} is not for this server, which is {self.name!r}")
 
     def _close(self) -> None:
         for link in list(self._links.values()):
@@ -338,7 +347,11 @@ class Server:
 @contextmanager
 def stopped_by_signals(server: Server) -> Iterator[None]:
     """SIGINT and SIGTERM stop `server` in the block. For the main thread."""
-    before = {number: signal.signal(number, lambda *_: server.stop()) for number in SIGNALS}
+
+    def stop(number: int, _: object) -> None:
+        server.stop(signal.Signals(number).name)
+
+    before = {number: signal.signal(number, stop) for number in SIGNALS}
     try:
         yield
     finally:

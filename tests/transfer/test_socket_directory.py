@@ -1,0 +1,67 @@
+"""Sockets have a directory of their own, which does not stay when whoever served there was killed."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import QueueError
+from tailrace.transfer.queue import socket_directory as module
+from tailrace.transfer.queue.socket_directory import socket_directory
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def orphan(parent: Path) -> Path:
+    directory = parent / "tailrace-ipc-orphan"
+    directory.mkdir(mode=0o700)
+    (directory / "controller").touch()
+    return directory
+
+
+def test_it_is_there_for_a_block_and_others_leave_it_alone(temporary: Path) -> None:
+    with socket_directory() as first, socket_directory() as second:
+        (first / "controller").touch()
+        assert first.parent == second.parent == temporary
+        assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    assert list(temporary.iterdir()) == []
+
+
+def test_what_a_killed_process_has_left_is_removed_by_the_next(temporary: Path) -> None:
+    left = orphan(temporary)
+    others = [temporary / "tailrace-ipc-file", temporary / "tailrace-ipc-link", temporary / "tailrace-notes"]
+    others[0].touch()
+    others[1].symlink_to(temporary)
+    others[2].mkdir()
+    with socket_directory():
+        assert not left.exists()
+    assert sorted(temporary.iterdir()) == sorted(others)
+
+
+def test_an_earlier_one_is_taken_again_whether_it_is_still_there_or_not(temporary: Path) -> None:
+    left = orphan(temporary)
+    for _ in range(2):
+        with socket_directory(left) as directory:
+            assert directory == left
+            with socket_directory():
+                assert left.exists()
+        assert not left.exists()
+
+
+def test_one_that_another_process_has_or_may_enter_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PAUSE_S", 0.0)
+    with socket_directory() as taken:
+        with pytest.raises(QueueError, match=f"{taken}, where the queue listened before, is another process's"):
+            socket_directory(taken).__enter__()
+        assert taken.exists()
+    left = orphan(temporary)
+    left.chmod(0o755)
+    with pytest.raises(QueueError, match="or not this user's alone; end that process, or remove the directory"):
+        socket_directory(left).__enter__()
+    assert os.listdir(left) == ["controller"]
