@@ -58,6 +58,8 @@ from tailrace.types import IntArray
 
 _SHARED_BYTES = 2**16
 """Cells of so many bytes are read in shared memory; fewer are copied sooner than a pin is taken back."""
+_TRIM_EVERY_S = 60.0
+"""Shared memory that nobody has used for so long is given back."""
 
 
 class StorageUnit(Service):
@@ -98,6 +100,7 @@ class StorageUnit(Service):
         self._link = ControllerLink(server, controller, join, self._on_joined)
         self._join_every_s = join_every_s
         self._next_join = server.now
+        self._next_trim = server.now + _TRIM_EVERY_S
 
     @property
     def handlers(self) -> Mapping[type[Request], Handler]:
@@ -121,8 +124,8 @@ class StorageUnit(Service):
     @property
     def next_deadline(self) -> float | None:
         """See `Service.next_deadline`."""
-        deadline = self._holds.next_deadline
-        return self._next_join if deadline is None else min(deadline, self._next_join)
+        times = [self._next_join, self._next_trim, self._holds.next_deadline]
+        return min(when for when in times if when is not None)
 
     def tick(self, now: float) -> None:
         """See `Service.tick`.
@@ -134,6 +137,10 @@ class StorageUnit(Service):
         if now >= self._next_join:
             self._link.join()
             self._next_join = now + self._join_every_s
+        if now >= self._next_trim:
+            if self._holds.arena is not None:
+                self._holds.arena.trim()
+            self._next_trim = now + _TRIM_EVERY_S
 
     def gone(self, client: str) -> None:
         """See `Service.gone`."""
