@@ -3,6 +3,7 @@
     client      Write ──frames──▶ store: one copy ─────┐
                 Reserve ──▶ place ──Write──▶ commit ───┴──▶ parts ──of tag 0──▶ Written to the controller
                 Read ──▶ places in shared memory, pinned until Done; or frames: one copy of the cells asked for
+                     └─ one that the storage has lost ──▶ Join to the controller as a unit that was started anew
     controller  Settle ──▶ parts are dropped, rows that left are refused from then on
                 Inventory ──▶ all parts that are there; Describe ──▶ those of an earlier life can be read again
 
@@ -78,7 +79,7 @@ class StorageUnit(Service):
         self._longest_read = max(max_bytes, MAX_FRAME_BYTES)
         self._holds = Holds(storage)
         self._index = PartIndex()
-        self._index.find(storage.parts())
+        self._index.match(storage.parts())
         self._left: dict[int, int] = {}
         """By slot: the newest generation that has left the queue."""
         self._undropped: set[PartId] = set()
@@ -226,7 +227,11 @@ class StorageUnit(Service):
         return Reply(Cells(pack(cells.lengths), pack(where), list(map(str, segments.tolist())), pin))
 
     def _copy(self, cells: Located) -> Reply:
-        memories = self._storage.read_many(cells.parts)
+        try:
+            memories = self._storage.read_many(cells.parts)
+        except StaleRowError:
+            self._begin_anew()
+            raise
         frames: list[list[memoryview]] = [[]]
         places = []
         end = 0
@@ -240,6 +245,12 @@ class StorageUnit(Service):
             end += size
         where = np.array(places, np.int64)
         return Reply(Cells(pack(cells.lengths), pack(where), [], None), list(map(b"".join, frames)))
+
+    def _begin_anew(self) -> None:
+        """The storage has lost parts that nobody dropped. The controller is to ask what is left; the rest are lost."""
+        assert self._storage.lasting, "no other storage loses parts while its unit lives"
+        self._index.match(set(self._storage.parts()) - self._undropped)
+        self._link.begin_anew()
 
     def _done(self, incoming: Incoming) -> Reply:
         self._holds.done(incoming.ticket.client, incoming.message.pins, incoming.message.places)
