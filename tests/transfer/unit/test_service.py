@@ -211,7 +211,33 @@ def test_a_unit_whose_storage_has_lost_parts_joins_anew_with_those_that_are_left
     assert client.read([C], ["number"]) == [{"number": 3}]
     with pytest.raises(StaleRowError):
         client.read([A], ["ids"])
-    client.write({A: {"ids": IDS}})
+    client.write({A: {"ids": IDS}})  # the controller hears of it after every Join before it
+    assert len({join.incarnation for join in unit.controller.joins}) == 2, "it has taken stock of all at once"
     assert client.ask(Inventory()).unknown == b""
     [cells] = client.read([A], ["ids"])
     assert cells.keys() == {"ids"}
+
+
+@pytest.mark.parametrize("make", ["redis"], indirect=True)
+def test_a_unit_that_takes_stock_does_not_come_back_to_what_was_settled(
+    unit: Running, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redis import Redis
+
+    def fail(parts: object) -> None:
+        raise QueueError("the server is not there")
+
+    with Redis.from_url(redis_url) as server:
+        server.flushall()
+        client.write({A: {"number": 1}, B: {"number": 2}})
+        with monkeypatch.context() as patch:
+            patch.setattr(unit.storage, "drop", fail)
+            with pytest.raises(QueueError, match="not there"):
+                client.ask(Settle(b"", pack([A])))
+        [key] = server.keys("*:1:0:0")
+        server.delete(key)
+    with pytest.raises(StaleRowError):
+        client.read([B], ["number"])
+    assert client.ask(Inventory()) == Parts(packed([PartId(*A, 0)]), b"")
+    client.ask(Settle(b"", b""))
+    assert client.ask(Inventory()) == Parts(b"", b"")
