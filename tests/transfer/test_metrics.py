@@ -1,11 +1,13 @@
 """What Prometheus gets to see of a queue."""
 
+import socket
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tailrace.errors import UserError
 from tailrace.transfer.queue import metrics
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.metrics import serving_metrics
@@ -43,6 +45,15 @@ def test_a_queue_that_has_another_token_is_said_to_be_down(tmp_path: Path) -> No
         stranger = QueueAddress(endpoints=known.endpoints, host=known.host, token=b"x" * 32)
         with serving_metrics(stranger, 0) as port:
             assert scrape(port) == {("tailrace_queue_up", ""): 0}
+
+
+def test_a_port_that_is_taken_is_named_with_the_option() -> None:
+    address = QueueAddress(endpoints=["ipc:///nowhere"], host="here", token=b"x" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        message = rf"at 127.0.0.1:{port}: Address already in use; give another port \(--metrics-port\), or 0"
+        with pytest.raises(UserError, match=message), serving_metrics(address, port):
+            pass
 
 
 def test_a_queue_that_does_not_answer_is_said_to_be_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,12 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tailrace.errors import WireError
+from tailrace.errors import UserError, WireError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.look import look
 
+_HOST = "127.0.0.1"
 _LIMIT_S = 5.0
 """For the controller to answer; below the ten seconds that Prometheus waits by default."""
 
@@ -21,11 +22,17 @@ def serving_metrics(address: QueueAddress, port: int) -> Iterator[int]:
     """Answer scrapes at `port` of this machine alone, from a thread, in the block: the port, for 0 one that is free.
 
     Raises:
-        OSError: the port is taken.
+        UserError: the port cannot be had, such as one that is taken.
     """
     registry = CollectorRegistry()
     registry.register(_Scrape(address))
-    server, thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+    try:
+        server, thread = start_http_server(port, addr=_HOST, registry=registry)
+    except OSError as error:
+        raise UserError(
+            f"metrics cannot be served at {_HOST}:{port}: {error.strerror}; "
+            f"give another port (--metrics-port), or 0 for one that is free"
+        ) from None
     try:
         yield server.server_port
     finally:

@@ -39,6 +39,7 @@ from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
 from tailrace.transfer.queue.socket_directory import socket_directory
 from tailrace.transfer.queue.storage.arena import remove_orphans
+from tailrace.transfer.queue.storage.factory import clear_storage
 from tailrace.transfer.queue.table import check_table
 from tailrace.transfer.queue.wire.sockets import host_id
 
@@ -68,7 +69,8 @@ class QueueProcesses:
         self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool = False
     ) -> None:
         """`directory`: made where it is missing. `resume`: go on with the journal, the token and the endpoints that an
-        earlier start has left there; otherwise the queue begins empty.
+        earlier start has left there, and leave everything to the next one; otherwise the queue begins empty, and what
+        it has stored goes when it ends.
         """
         self._config = config
         self._table = table
@@ -187,6 +189,7 @@ class QueueProcesses:
                 again = None if before is None else _sockets_of(before)
                 self._sockets = stack.enter_context(socket_directory(again))
                 self._address = self._plan(before)
+                stack.callback(self._clear)
                 stack.callback(self._end)
                 self._start(CONTROLLER)
                 deadline = time.monotonic() + START_LIMIT_S
@@ -295,7 +298,6 @@ class QueueProcesses:
 
     def _unit_settings(self, name: str) -> UnitSettings:
         self._starts += 1
-        queue = hashlib.sha256(self.address.token).hexdigest()[:16]  # the same after a restart, and no other queue's
         return UnitSettings(
             token=self.address.token,
             # a socket of its own, so that nobody takes it for the unit before it
@@ -303,9 +305,23 @@ class QueueProcesses:
             name=name,
             controller=self.address.endpoint,
             storage=self._config.storage.model_dump_json(),
-            storage_name=f"{queue}-{name}",
+            storage_name=self._storage_name(name),
             join_every_s=min(_JOIN_EVERY_S, self._config.unit_limit_s / 4),
         )
+
+    def _storage_name(self, unit: str) -> str:
+        queue = hashlib.sha256(self.address.token).hexdigest()[:16]  # the same after a restart, and no other queue's
+        return f"tailrace-{queue}-{unit}"
+
+    def _clear(self) -> None:
+        """What the units have stored in a server goes with a queue that does not go on."""
+        if self._resume:
+            return
+        try:
+            for number in range(self._config.units):
+                clear_storage(self._config.storage, name=self._storage_name(f"unit-{number}"))
+        except QueueError as error:
+            _log.warning("what the queue has stored is left there: %s", error)
 
     def _check_ready(self, deadline: float) -> None:
         """Set `_ready` once the controller has heard from all units.

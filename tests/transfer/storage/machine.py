@@ -106,6 +106,12 @@ class StorageMachine(RuleBasedStateMachine):
             self.storage.commit(place, [(part, len(self.parts[part].content)) for part in ids])
             self.forget(place)
 
+    @precondition(lambda self: self.view is not None)
+    @rule()
+    def trim(self) -> None:
+        assert isinstance(self.storage, ArenaStorage)
+        self.storage.trim()
+
     @rule(written=st.dictionaries(st.sampled_from(PARTS), CONTENTS, max_size=4))
     def store(self, written: dict[PartId, bytes]) -> None:
         parts = [(part, memoryview(content)) for part, content in written.items()]

@@ -4,7 +4,8 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -210,7 +211,86 @@ def test_a_machine_without_room_is_an_error_when_the_segment_is_made(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "posix_fallocate", no_room)
-        with pytest.raises(StorageFull, match=f"{SEGMENT} bytes of shared memory cannot be had in .*No space left"):
-            arena.reserve(1)
+        with pytest.raises(StorageFull, match=r"^10 bytes of shared memory cannot be had in .*No space left"):
+            arena.reserve(10)
     assert segments(arena) == []
     arena.abandon(arena.reserve(4 * SEGMENT))
+
+
+@pytest.fixture
+def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Bounds the bytes of all files below `tmp_path`."""
+
+    def bound(limit: int) -> None:
+        def allocate(file: int, offset: int, size: int) -> None:
+            taken = sum(path.stat().st_size for path in tmp_path.glob("*/*"))
+            if taken + size > limit:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.truncate(file, size)
+
+        monkeypatch.setattr(os, "posix_fallocate", allocate)
+
+    return bound
+
+
+def test_what_is_free_is_used_where_there_is_no_room_for_a_whole_segment(
+    arena: ArenaStorage, room: Callable[[int], None]
+) -> None:
+    room(SEGMENT // 2 + 64)
+    for number in range(9):
+        write(arena, PartId(number, 0, 0), bytes([number]) * 64)
+    sizes = [(arena.directory / name).stat().st_size for name in segments(arena)]
+    assert sizes == [SEGMENT // 2, 64]
+    assert [bytes(arena.read(part))[63] for part in arena.parts()] == [*range(9)]
+    with pytest.raises(StorageFull, match=r"^64 bytes of shared memory cannot be had"):
+        arena.reserve(64)
+
+
+def test_small_segments_that_are_empty_make_room_for_a_larger_write(
+    arena: ArenaStorage, room: Callable[[int], None]
+) -> None:
+    room(SEGMENT // 2 + 64)
+    parts = [PartId(number, 0, 0) for number in range(9)]
+    for part in parts:
+        write(arena, part, bytes(64))
+    arena.drop(parts)
+    write(arena, A, bytes(SEGMENT // 2 + 64))
+    assert segments(arena) == ["3"]
+
+
+def test_half_of_what_is_free_is_left_to_other_units(arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = os.statvfs(arena.directory)
+    values = list(free)
+    values[1], values[4] = 1, SEGMENT  # the bytes of a block, and how many blocks are free
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    arena.reserve(10)
+    arena.reserve(SEGMENT * 3 // 4)
+    sizes = [(arena.directory / name).stat().st_size for name in segments(arena)]
+    assert sizes == [SEGMENT // 2, SEGMENT * 3 // 4]
+
+
+def test_memory_that_nobody_has_used_since_the_last_trim_goes_back_though_a_client_has_it_mapped() -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
+        arena = arena_in(Path(shared), segment_bytes=2**16, max_bytes=2**20)
+        for part in (A, B, C):
+            write(arena, part, bytes(2**16))
+        view = ArenaView(arena.directory)
+        unlinked = os.open(arena.directory / "1", os.O_RDONLY)
+        seen = view.segment(1)
+        arena.drop([A, C])
+        arena.trim()
+        assert segments(arena) == ["1", "2", "3"], "they have only just become empty"
+        write(arena, C, bytes(2**16))
+        arena.drop([C])
+        arena.trim()
+        used = segments(arena)
+        assert used in (["1", "2"], ["2", "3"]), "one was used meanwhile"
+        arena.trim()
+        assert segments(arena) == ["2"]
+        assert os.fstat(unlinked).st_blocks == 0
+        assert len(seen) == 2**16
+        os.close(unlinked)
+        assert bytes(arena.read(B)) == bytes(2**16)
+        write(arena, A, b"again")
+        assert bytes(arena.read(A)) == b"again"
+        arena.close()

@@ -12,7 +12,7 @@ from tailrace.transfer.queue.storage.base import PartId  # noqa: E402
 from tailrace.transfer.queue.storage.redis import RedisStorage  # noqa: E402
 from tests.transfer.storage.machine import MAX_BYTES, DurableMachine, run_machine  # noqa: E402
 
-A, B = PartId(0, 0, 0), PartId(1, 2, 3)
+A, B, C = PartId(0, 0, 0), PartId(1, 2, 3), PartId(2, 0, 0)
 
 
 @pytest.fixture
@@ -68,6 +68,24 @@ def test_a_part_that_the_server_lost_is_gone(redis_url: str, client: Any) -> Non
     client.delete("queue:1:2:3")
     with pytest.raises(StaleRowError):
         storage.read(B)
+    assert B not in storage
+    assert client.keys() == []
+    storage.close()
+
+
+def test_a_storage_whose_server_was_emptied_has_what_was_written_since(redis_url: str, client: Any) -> None:
+    storage = storage_at(redis_url)
+    for part in (A, B):
+        write(storage, part, b"cells")
+    client.flushall()
+    write(storage, C, b"new")
+    with pytest.raises(StaleRowError, match=r"slot=0, generation=0, tag=0\) is not stored"):
+        storage.read(A)
+    assert list(storage.parts()) == [C]
+    assert storage.nbytes == len(b"new")
+    assert bytes(storage.read(C)) == b"new"
+    write(storage, B, b"again")
+    assert bytes(storage.read(B)) == b"again"
     storage.close()
 
 

@@ -11,6 +11,7 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.unit.holds import Holds
+from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.queue.wire.messages import (
     Accepted,
     Beat,
@@ -23,9 +24,11 @@ from tailrace.transfer.queue.wire.messages import (
     Write,
     pack,
 )
+from tailrace.transfer.queue.wire.server import Server
 from tailrace.types import Value
 from tests.transfer.unit.conftest import MAX_BYTES, SILENCE_S, Running, running
 from tests.transfer.unit.controller import Client, cells_in, described, read
+from tests.transfer.wire.desk import TOKEN
 from tests.transfer.wire.test_server import Peer
 
 A = RowId(0, 0)
@@ -143,6 +146,20 @@ def test_a_silent_client_loses_its_pins_when_it_promised_and_its_places_when_it_
             if storage.nbytes == kept:
                 break
         assert storage.nbytes == kept
+
+
+def test_memory_that_nobody_uses_for_a_minute_goes_back(tmp_path: Path, storage: ArenaStorage) -> None:
+    server = Server("unit", TOKEN, clock=lambda: 0.0)
+    unit = StorageUnit(server, storage, name="unit", controller=f"ipc://{tmp_path}/none", max_bytes=1000)
+    storage.drop([PART])
+    kept = []
+    for now in (59.0, 60.0, 119.0, 120.0):
+        unit.tick(now)
+        kept.append(len(list(storage.directory.iterdir())))
+    assert unit.next_deadline == 121.0, "the next sign of life"
+    server.stop()
+    server.run(unit)
+    assert kept == [1, 1, 1, 0]
 
 
 def test_a_client_that_breaks_its_promise_loses_its_pins_and_keeps_its_places(storage: ArenaStorage) -> None:

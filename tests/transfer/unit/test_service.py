@@ -190,3 +190,54 @@ def test_a_unit_started_anew_has_the_parts_of_its_last_life_once_they_are_descri
         assert client.ask(Inventory()).unknown == b""
         client.ask(Settle(packed([PartId(*C, 7)]), pack([A, B])))
         assert client.ask(Inventory()) == Parts(b"", b"")
+
+
+@pytest.mark.parametrize("make", ["redis"], indirect=True)
+def test_a_unit_whose_storage_has_lost_parts_joins_anew_with_those_that_are_left(
+    unit: Running, client: Client, redis_url: str
+) -> None:
+    from redis import Redis
+
+    client.write({A: {"ids": IDS}, B: {"number": 1}})
+    with Redis.from_url(redis_url) as server:
+        server.flushall()
+    client.write({C: {"number": 3}})
+    first = unit.controller.joins[-1]
+    with pytest.raises(StaleRowError, match=r"slot=1.* is not stored"):
+        client.read([C, B], ["number"])
+    unit.controller.wait_for(lambda: unit.controller.joins[-1].incarnation != first.incarnation)
+    assert unit.controller.joins[-1].name == first.name
+    assert client.ask(Inventory()) == Parts(packed([PartId(*C, 0)]), b"")
+    assert client.read([C], ["number"]) == [{"number": 3}]
+    with pytest.raises(StaleRowError):
+        client.read([A], ["ids"])
+    client.write({A: {"ids": IDS}})  # the controller hears of it after every Join before it
+    assert len({join.incarnation for join in unit.controller.joins}) == 2, "it has taken stock of all at once"
+    assert client.ask(Inventory()).unknown == b""
+    [cells] = client.read([A], ["ids"])
+    assert cells.keys() == {"ids"}
+
+
+@pytest.mark.parametrize("make", ["redis"], indirect=True)
+def test_a_unit_that_takes_stock_does_not_come_back_to_what_was_settled(
+    unit: Running, client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from redis import Redis
+
+    def fail(parts: object) -> None:
+        raise QueueError("the server is not there")
+
+    with Redis.from_url(redis_url) as server:
+        server.flushall()
+        client.write({A: {"number": 1}, B: {"number": 2}})
+        with monkeypatch.context() as patch:
+            patch.setattr(unit.storage, "drop", fail)
+            with pytest.raises(QueueError, match="not there"):
+                client.ask(Settle(b"", pack([A])))
+        [key] = server.keys("*:1:0:0")
+        server.delete(key)
+    with pytest.raises(StaleRowError):
+        client.read([B], ["number"])
+    assert client.ask(Inventory()) == Parts(packed([PartId(*A, 0)]), b"")
+    client.ask(Settle(b"", b""))
+    assert client.ask(Inventory()) == Parts(b"", b"")

@@ -7,7 +7,7 @@ What comes from elsewhere is copied into a place of its own, by `store`.
 
 The memory is segments: files in a private directory in /dev/shm, whose pages are all there from the start, so a full
 machine is an error when a segment is made and not a signal to whoever writes to it. A segment stays when it is empty,
-because fresh pages cost more than the copy into them; it goes only where a larger write needs the room.
+because fresh pages cost more than the copy into them; it goes where a larger write needs the room, and by `trim`.
 """
 
 import fcntl
@@ -16,6 +16,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -73,13 +74,17 @@ class ArenaStorage(Storage):
         self._segment_bytes = segment_bytes
         self._segments: dict[int, memoryview] = {}
         self._last_segment = 0
+        self._idle: set[int] = set()
+        """Segments that were empty at the last `trim`, and that nothing was written to since."""
         self._runs = Runs(align=_ALIGNMENT)
         self._parts: dict[PartId, _Part] = {}
         self._pins: dict[int, list[_Part]] = {}
         self._last_pin = first_number()
 
     def reserve(self, nbytes: int) -> Place:
-        """See `Storage.reserve`. It may be full with bytes to spare, where they do not lie together."""
+        """See `Storage.reserve`. It may be full with bytes to spare, where they do not lie together, and before
+        `max_bytes` are taken, where the machine has no more memory to share.
+        """
         check_room(nbytes, self.nbytes, self._max_bytes)
         if nbytes == 0:
             return self._reserved.add(0, 0, memoryview(bytearray()))
@@ -89,6 +94,7 @@ class ArenaStorage(Storage):
             address = self._runs.allocate(nbytes)
             assert address is not None, "a new segment holds the write that it was made for"
         segment, offset = _split(address)
+        self._idle.discard(segment)
         return self._reserved.add(segment, offset, self._memory(address, nbytes))
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
@@ -182,6 +188,12 @@ class ArenaStorage(Storage):
         """See `Storage.__contains__`."""
         return part in self._parts
 
+    def trim(self) -> None:
+        """Give back the memory of segments that have been empty since the last call."""
+        for number in list(self._idle):
+            self._remove_segment(number)
+        self._idle = {number for number in self._segments if self._is_empty(number)}
+
     def close(self) -> None:
         """Remove the directory. Memory that is mapped or looked at stays until nobody does any more."""
         self._segments.clear()
@@ -225,22 +237,45 @@ class ArenaStorage(Storage):
                 f"no room for a write of {needed} bytes that lie together: {self.nbytes} of {self._max_bytes} are "
                 f"taken; come again when rows have left, or raise the storage's max_bytes"
             )
-        for number, size in empty.items():
-            if mapped + needed > self._max_bytes:
-                self._remove_segment(number)
-                mapped -= size
-        size = max(needed, min(self._segment_bytes, self._max_bytes - mapped))
+        while mapped + needed > self._max_bytes:
+            number = next(iter(empty))
+            mapped -= empty.pop(number)
+            self._remove_segment(number)
+        # half of what is free at the most, so that the machine's other units find room for a segment, too
+        size = max(needed, min(self._segment_bytes, self._max_bytes - mapped, _free_bytes(self.directory) // 2))
+        while (failure := self._make_segment(size)) is not None:
+            if size > needed:
+                size = max(needed, size // 2)
+            elif empty:  # what they take may be what is missing, and each of them is too small
+                self._remove_segment(empty.popitem()[0])
+            else:
+                raise StorageFull(
+                    f"{needed} bytes of shared memory cannot be had in {self.directory}: {failure.strerror}; "
+                    f"make room there, or lower the storage's max_bytes"
+                )
+
+    def _make_segment(self, size: int) -> OSError | None:
+        """Add `size` bytes of free memory; the error where the machine has not so many."""
+        try:
+            memory = _map_new(self.directory / str(self._last_segment + 1), size)
+        except OSError as error:
+            return error
         self._last_segment += 1
-        self._segments[self._last_segment] = _make_segment(self.directory / str(self._last_segment), size)
+        self._segments[self._last_segment] = memory
         self._runs.free(self._last_segment << _SPAN, size)
+        return None
 
     def _is_empty(self, number: int) -> bool:
         return self._runs.is_free(number << _SPAN, len(self._segments[number]))
 
     def _remove_segment(self, number: int) -> None:
+        self._idle.discard(number)
         self._runs.withdraw(number << _SPAN)
-        del self._segments[number]
         (self.directory / str(number)).unlink()
+        memory = self._segments.pop(number).obj
+        assert isinstance(memory, mmap.mmap), "a segment is a view of a whole file"
+        with suppress(OSError):  # not every file system can do this; those in memory can
+            memory.madvise(mmap.MADV_REMOVE)  # else its pages stay for as long as a client has it mapped
 
 
 class ArenaView:
@@ -310,17 +345,25 @@ def _make_directory(parent: Path) -> tuple[Path, int]:
     return unnamed.rename(parent / unnamed.name[1:]), lock
 
 
-def _make_segment(path: Path, size: int) -> memoryview:
+def _free_bytes(directory: Path) -> int:
+    """What the file system has left; 2^63 where it has no bound."""
+    known = os.statvfs(directory)
+    return known.f_bavail * known.f_frsize if known.f_blocks else 1 << 63
+
+
+def _map_new(path: Path, size: int) -> memoryview:
+    """Make a file whose bytes are all there, and map it.
+
+    Raises:
+        OSError: there is no room for it.
+    """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(file, 0, size)
-    except OSError as error:
+    except OSError:
         os.close(file)
         path.unlink()
-        raise StorageFull(
-            f"{size} bytes of shared memory cannot be had in {path.parent}: {error.strerror}; "
-            f"make room there, or lower the storage's max_bytes"
-        ) from None
+        raise
     return _map_file(file)
 
 

@@ -56,7 +56,9 @@ class Storage(ABC):
     """Parts by id, and room for those that are being written: by default buffers of this process."""
 
     lasting: ClassVar[bool] = False
-    """Whether a new one of the same name finds the parts of this one."""
+    """Whether a new one of the same name finds the parts of this one. They lie where they can be lost without this
+    storage: one that finds a part gone, in `read`, begins with what is there, as a new one would.
+    """
 
     def __init__(self, *, max_bytes: int) -> None:
         """`max_bytes`: of parts and reserved places together."""

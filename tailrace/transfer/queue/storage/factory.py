@@ -1,5 +1,6 @@
-"""Makes the storage that a configuration names."""
+"""Makes the storage that a configuration names, and clears it when nobody comes back to it."""
 
+from contextlib import closing
 from pathlib import Path
 
 from tailrace.config.transfer import (
@@ -40,3 +41,14 @@ def make_storage(config: StorageConfig, *, name: str) -> Storage:
             except ModuleNotFoundError:
                 raise QueueError("storage in Redis needs the package redis: pip install 'tailrace[redis]'") from None
             return RedisStorage(url=config.url, name=name, timeout_s=config.timeout_s, max_bytes=config.max_bytes)
+
+
+def clear_storage(config: StorageConfig, *, name: str) -> None:
+    """Remove what a unit of this name has left behind. It has ended: what other storages hold went with it.
+
+    Raises:
+        QueueError: the server cannot be reached.
+    """
+    if isinstance(config, RedisStorageConfig):
+        with closing(make_storage(config, name=name)) as storage:
+            storage.drop(storage.parts())

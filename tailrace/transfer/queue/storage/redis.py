@@ -5,7 +5,8 @@
                                                        <name>:sizes                       a hash of all parts' sizes
 
 A new unit of the same name finds the parts of the old one. One unit at a time may use a name: it knows without asking
-which parts there are. Every change may be repeated, so a call that failed half-way is put right by the next try.
+which parts there are, until it reads one that the server has lost; then it asks. Every change may be repeated, so a
+call that failed half-way is put right by the next try.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -47,8 +48,7 @@ class RedisStorage(Storage):
         options = self._client.connection_pool.connection_kwargs
         self._address = options.get("path") or f"{options.get('host')}:{options.get('port')}"
         self._name = name
-        self._sizes = self._load()
-        self._stored = sum(self._sizes.values())
+        self._load()
 
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
@@ -61,9 +61,11 @@ class RedisStorage(Storage):
                 raise stale(part)
         with self._server():
             found = self._client.mget(map(self._key, parts)) if parts else []
-        for part, stored in zip(parts, found, strict=True):
-            if stored is None:
-                raise stale(part)
+        lost = [part for part, stored in zip(parts, found, strict=True) if stored is None]
+        if lost:
+            self.drop(lost)
+            self._load()  # a server that was started anew, or emptied, has lost more than these
+            raise stale(lost[0])
         return [memoryview(stored) for stored in found]
 
     def size(self, part: PartId) -> int:
@@ -114,16 +116,17 @@ class RedisStorage(Storage):
     def _key(self, part: PartId) -> str:
         return f"{self._name}:{_field(part)}"
 
-    def _load(self) -> dict[PartId, int]:
+    def _load(self) -> None:
         with self._server():
             stored = dict(self._client.hscan_iter(self._sizes_key, count=10_000))
         try:
-            return {_part(field): int(size) for field, size in stored.items()}
+            self._sizes = {_part(field): int(size) for field, size in stored.items()}
         except (ValueError, TypeError):
             raise QueueError(
                 f"{self._sizes_key!r} in Redis at {self._address} does not hold sizes of parts; "
                 f"give the queue another name"
             ) from None
+        self._stored = sum(self._sizes.values())
 
     @contextmanager
     def _server(self) -> Iterator[None]:

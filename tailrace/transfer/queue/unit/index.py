@@ -49,9 +49,12 @@ class PartIndex:
         self._by_columns: dict[tuple[str, ...], int] = {}
         """Numbers of the tables."""
 
-    def find(self, parts: Iterable[PartId]) -> None:
-        """These are there, but nobody has said what lies in them."""
-        for part in parts:
+    def match(self, parts: Iterable[PartId]) -> None:
+        """These are there and no others; nobody has said what lies in those that are new."""
+        there = set(parts)
+        known = {*self._codes, *self._unknown}
+        self.drop(known - there)
+        for part in there - known:
             self._unknown.add(part)
             self._rows.setdefault(part[:2], []).append(part)
 

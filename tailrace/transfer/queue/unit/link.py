@@ -6,12 +6,16 @@
 
 Who waits on whom: nobody. A controller that does not answer is one that is being started anew; each Join is a new
 message, so the first one that arrives there makes the two known to each other again, and all that had no answer is
-sent again. A controller that refuses the unit ends it: see `join`.
+sent again. A controller that refuses the unit ends it: see `join`. One that hears of another incarnation asks the unit
+what it has.
 """
 
+import secrets
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
+
+import msgspec
 
 from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.wire.calls import Call
@@ -50,6 +54,11 @@ class ControllerLink:
         if self._refused is not None:
             raise self._refused
         self._link.start(Call(self._controller, self._join), self._on_joined)
+
+    def begin_anew(self) -> None:
+        """This unit lacks parts that it had: it joins as one that was started anew."""
+        self._join = msgspec.structs.replace(self._join, incarnation=secrets.token_hex(8))
+        self.join()
 
     def tell(self, rows: bytes, told: Told) -> None:
         """The rows, packed as [n, 2], have come. `told` is called with what the controller makes of it."""

@@ -3,6 +3,7 @@
     client      Write ──frames──▶ store: one copy ─────┐
                 Reserve ──▶ place ──Write──▶ commit ───┴──▶ parts ──of tag 0──▶ Written to the controller
                 Read ──▶ places in shared memory, pinned until Done; or frames: one copy of the cells asked for
+                     └─ one that the storage has lost ──▶ Join to the controller as a unit that was started anew
     controller  Settle ──▶ parts are dropped, rows that left are refused from then on
                 Inventory ──▶ all parts that are there; Describe ──▶ those of an earlier life can be read again
 
@@ -57,6 +58,8 @@ from tailrace.types import IntArray
 
 _SHARED_BYTES = 2**16
 """Cells of so many bytes are read in shared memory; fewer are copied sooner than a pin is taken back."""
+_TRIM_EVERY_S = 60.0
+"""Shared memory that nobody has used for so long is given back."""
 
 
 class StorageUnit(Service):
@@ -75,7 +78,7 @@ class StorageUnit(Service):
         self._longest_read = max(max_bytes, MAX_FRAME_BYTES)
         self._holds = Holds(storage)
         self._index = PartIndex()
-        self._index.find(storage.parts())
+        self._index.match(storage.parts())
         self._left: dict[int, int] = {}
         """By slot: the newest generation that has left the queue."""
         self._undropped: set[PartId] = set()
@@ -97,6 +100,7 @@ class StorageUnit(Service):
         self._link = ControllerLink(server, controller, join, self._on_joined)
         self._join_every_s = join_every_s
         self._next_join = server.now
+        self._next_trim = server.now + _TRIM_EVERY_S
 
     @property
     def handlers(self) -> Mapping[type[Request], Handler]:
@@ -120,8 +124,8 @@ class StorageUnit(Service):
     @property
     def next_deadline(self) -> float | None:
         """See `Service.next_deadline`."""
-        deadline = self._holds.next_deadline
-        return self._next_join if deadline is None else min(deadline, self._next_join)
+        times = [self._next_join, self._next_trim, self._holds.next_deadline]
+        return min(when for when in times if when is not None)
 
     def tick(self, now: float) -> None:
         """See `Service.tick`.
@@ -133,6 +137,10 @@ class StorageUnit(Service):
         if now >= self._next_join:
             self._link.join()
             self._next_join = now + self._join_every_s
+        if now >= self._next_trim:
+            if self._holds.arena is not None:
+                self._holds.arena.trim()
+            self._next_trim = now + _TRIM_EVERY_S
 
     def gone(self, client: str) -> None:
         """See `Service.gone`."""
@@ -218,7 +226,11 @@ class StorageUnit(Service):
         return Reply(Cells(pack(cells.lengths), pack(where), list(map(str, segments.tolist())), pin))
 
     def _copy(self, cells: Located) -> Reply:
-        memories = self._storage.read_many(cells.parts)
+        try:
+            memories = self._storage.read_many(cells.parts)
+        except StaleRowError:
+            self._begin_anew()
+            raise
         frames: list[list[memoryview]] = [[]]
         places = []
         end = 0
@@ -232,6 +244,12 @@ class StorageUnit(Service):
             end += size
         where = np.array(places, np.int64)
         return Reply(Cells(pack(cells.lengths), pack(where), [], None), list(map(b"".join, frames)))
+
+    def _begin_anew(self) -> None:
+        """The storage has lost parts that nobody dropped. The controller is to ask what is left; the rest are lost."""
+        assert self._storage.lasting, "no other storage loses parts while its unit lives"
+        self._index.match(set(self._storage.parts()) - self._undropped)
+        self._link.begin_anew()
 
     def _done(self, incoming: Incoming) -> Reply:
         self._holds.done(incoming.ticket.client, incoming.message.pins, incoming.message.places)
