@@ -50,6 +50,7 @@ class TaskState(IntEnum):
     """Acked: the end."""
 
 
+_HOLD = "hold a claim that takes long with `held`, which renews it, or raise queue.lease_s"
 _NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CONSUMED), ())
 """By state: those that may follow."""
 
@@ -318,7 +319,10 @@ class ControlPlane:
         """
         lease = self._leases.get(lease_id)
         if lease is None:
-            raise LeaseError(f"lease {lease_id} holds no rows (any more), so it cannot be renewed")
+            raise LeaseError(
+                f"lease {lease_id} holds no rows (any more), so it cannot be renewed: it expired after "
+                f"{self._lease_s:g} s, or all of them were acked or given back; {_HOLD}"
+            )
         lease.deadline = now + self._lease_s
         self._leases.move_to_end(lease_id)
 
@@ -574,10 +578,18 @@ class ControlPlane:
         lease = self._leases.get(lease_id)
         for row in rows:
             if lease is None or row.meta.id not in lease.rows:
-                raise LeaseError(
-                    f"{row.meta.id} is not under lease {lease_id}: it was acked or nacked before, or the lease expired"
-                )
+                raise LeaseError(f"{row.meta.id} is not under lease {lease_id}: {self._why_not(row, lease_id)}")
         return rows
+
+    def _why_not(self, row: _Row, lease_id: int) -> str:
+        """Why a row is not under a lease, as far as that is known."""
+        if lease_id in row.consumed.values():
+            return "it was acked under it before"
+        if lease_id in self._leases:
+            return "it was given back before, or is none of the rows of that claim"
+        if not 0 < lease_id < self._next_lease:
+            return "there was no such lease"
+        return f"the lease expired after {self._lease_s:g} s, or the row was given back before; {_HOLD}"
 
 
 def _record(row: _Row) -> RowRecord:
