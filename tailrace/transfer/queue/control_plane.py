@@ -194,7 +194,7 @@ class ControlPlane:
         for row in rows:
             self._groups.add_row(row.group_id)
         if ids is None:
-            return [self._slots.new() for _ in rows]
+            return self._slots.new(len(rows))
         for row_id in ids:
             self._slots.take(row_id)
         return list(ids)
@@ -266,10 +266,18 @@ class ControlPlane:
         self._next_lease = max(self._next_lease, lease_id + 1)
         return lease
 
-    def ack(self, lease_id: int, facts: Mapping[RowId, CellFacts], *, missed: Collection[int] = ()) -> list[RowId]:
+    def ack(
+        self,
+        lease_id: int,
+        facts: Mapping[RowId, CellFacts],
+        *,
+        missed: Collection[int] = (),
+        unwritten: Collection[RowId] = (),
+    ) -> list[RowId]:
         """Mark leased rows consumed and their outputs, which `facts` tells of, written; return the rows that left.
 
-        `missed`: units that the outputs could not be written to; they count no more as having the rows.
+        `missed`: units that the outputs could not be written to; they count no more as having the rows. `unwritten`:
+        rows whose outputs are nowhere.
 
         Raises:
             StaleRowError, LeaseError: a row is gone, or not under this lease, or no unit has its outputs; nothing was
@@ -283,6 +291,8 @@ class ControlPlane:
         task = self._tasks[lease.task]
         for row, outputs in zip(held, facts.values(), strict=True):
             check_outputs(task.entry.spec, row.meta.id, outputs.lengths)
+            if row.meta.id in unwritten:
+                raise LeaseError(f"{row.meta.id} is acked with a claim that it is not in: its outputs are not written")
             if row.units and not set(row.units).difference(missed):
                 raise StaleRowError(f"the outputs of {row.meta.id} could be written to none of its units {row.units}")
         for row in held if missed else ():

@@ -27,13 +27,14 @@ class Slots(Generic[T]):
         """The rows."""
         return (row for row in self._rows if row is not None)
 
-    def new(self) -> RowId:
-        """An id for a row to come."""
-        slot = self._free.popitem()[0] if self._free else len(self._rows)
-        if slot == len(self._rows):
+    def new(self, count: int) -> list[RowId]:
+        """Ids for so many rows to come."""
+        for slot in reversed(range(len(self._rows), len(self._rows) + count - len(self._free))):
             self._rows.append(None)
             self.generations.append(0)
-        return RowId(slot, self.generations[slot])
+            self._free[slot] = None
+        slots = [self._free.popitem()[0] for _ in range(count)]
+        return list(map(RowId, slots, map(self.generations.__getitem__, slots)))
 
     def take(self, row_id: RowId) -> None:
         """Give out an id that was given out before, when what happened is done once more."""

@@ -337,13 +337,15 @@ def test_wrong_outputs_are_refused_before_anything_is_sent(session: Session) -> 
             Play(operations.ack(session, held((0,), (0,)), {ROWS[0]: output}, timeout=5.0))
 
 
-def test_the_controller_refuses_a_row_that_is_not_of_the_claim(session: Session) -> None:
-    outputs = {RowId(8, 8): {"response_ids": tokens(1)}}
+def test_outputs_of_a_row_that_is_not_of_the_claim_are_not_written_and_the_controller_says_why(
+    session: Session,
+) -> None:
+    outputs = {row: {"response_ids": tokens(1)} for row in (ROWS[0], RowId(8, 8))}
     play = Play(operations.ack(session, held((0,), (0,)), outputs, timeout=5.0))
-    play.answer()
     [ack] = play.step.calls
     assert isinstance(ack.message, Ack)
-    with pytest.raises(LeaseError):
+    assert row_ids(ack.message.unwritten) == [RowId(8, 8)]
+    with pytest.raises(LeaseError, match="not under this lease"):
         play.answer(LeaseError("not under this lease"))
 
 

@@ -59,6 +59,14 @@ class Desk:
         place = self.arenas[number].reserve(PROMPT.nbytes)
         return Reserved(place.serial, str(place.segment), place.offset)
 
+    def guessing(self) -> tuple[Play, int, Reserved]:
+        """A put whose cells lie at a unit, and which waits to be admitted."""
+        play = self.put()
+        number = ENDPOINTS.index(play.step.calls[0].to)
+        place = self.reserved(number)
+        play.answer(place)
+        return play, number, place
+
     def written(self, number: int) -> list[int]:
         """What lies in the place that was reserved last."""
         [*_, (_, memory)] = self.arenas[number]._reserved._places.values()
@@ -85,16 +93,19 @@ def admit_of(play: Play) -> Admit:
 
 def test_cells_are_written_before_the_controller_has_said_where_and_the_write_names_their_place(desk: Desk) -> None:
     play = desk.put()
-    assert play.asked() == [(ENDPOINTS[0], Reserve), ("controller", Admit)]
-    assert (admit_of(play).preferred, admit_of(play).wait_s) == ([0], 0.0)
+    assert play.asked() == [(ENDPOINTS[0], Reserve)]
     place = desk.reserved(0)
-    play.hear(0, place)
+    play.answer(place)
+    assert play.asked() == [("controller", Admit)]
+    admit = admit_of(play)
+    assert (admit.preferred, admit.wait_s) == ([0], 0.0)
+    assert [call.message for call in play.step.otherwise] == [Done([], [place.place])]
     assert desk.written(0) == PROMPT.tolist()
-    play.answer_rest(admitted(0))
+    play.answer(admitted(0))
     [write] = play.step.calls
     assert (write.to, write.message, write.frames) == (
         ENDPOINTS[0],
-        Write(0, packed(IDS), admit_of(desk.put()).runs, place.place),
+        Write(0, packed(IDS), admit.runs, place.place),
         (),
     )
     assert [call.message for call in play.step.otherwise][1:] == [Done([], [place.place])]
@@ -105,11 +116,9 @@ def test_cells_are_written_before_the_controller_has_said_where_and_the_write_na
 
 def test_a_place_where_the_rows_do_not_go_is_given_back(tmp_path: Path) -> None:
     desk = Desk(tmp_path, 2)
-    play = desk.put()
-    [likely] = admit_of(play).preferred
+    play, likely, guessed = desk.guessing()
     other = 1 - likely
-    guessed = desk.reserved(likely)
-    play.answer(guessed, admitted(other))
+    play.answer(admitted(other))
     assert desk.given_back() == [Call(ENDPOINTS[likely], Done([], [guessed.place]))]
     assert play.asked() == [(ENDPOINTS[other], Reserve)]
     place = desk.reserved(other)
@@ -121,9 +130,8 @@ def test_a_place_where_the_rows_do_not_go_is_given_back(tmp_path: Path) -> None:
 
 
 def test_nobody_waits_for_room_with_a_place(desk: Desk) -> None:
-    play = desk.put()
-    guessed = desk.reserved(0)
-    play.answer(guessed, QueueTimeout("no room at once"))
+    play, _, guessed = desk.guessing()
+    play.answer(QueueTimeout("no room at once"))
     assert desk.given_back() == [Call(ENDPOINTS[0], Done([], [guessed.place]))]
     assert play.asked() == [("controller", Admit)]
     assert (admit_of(play).preferred, admit_of(play).wait_s, play.step.calls[0].wait_s) == ([], 5.0, 5.0)
@@ -133,26 +141,31 @@ def test_nobody_waits_for_room_with_a_place(desk: Desk) -> None:
     play = desk.put()
     assert play.asked() == [("controller", Admit)], "who had to wait asks first the next time"
     play.answer(admitted(0))
-    assert desk.put().asked() == [(ENDPOINTS[0], Reserve), ("controller", Admit)], "and no more when he had not"
+    assert desk.put().asked() == [(ENDPOINTS[0], Reserve)], "and no more when he had not"
 
 
 def test_a_put_that_may_not_wait_is_over_when_there_is_no_room_at_once(desk: Desk) -> None:
     play = Play(operations.put(desk.session, ROWS, timeout=0.0))
+    play.answer(desk.reserved(0))
     with pytest.raises(QueueTimeout, match="no room at once"):
-        play.answer(desk.reserved(0), QueueTimeout("no room at once"))
+        play.answer(QueueTimeout("no room at once"))
     assert len(desk.given_back()) == 1
 
 
 @pytest.mark.parametrize("error", [GroupExists("before"), ColumnError("odd"), PeerLost("no controller")])
 def test_rows_that_are_refused_leave_no_place(desk: Desk, error: QueueError) -> None:
+    play, _, _ = desk.guessing()
     with pytest.raises(type(error), match=str(error)):
-        desk.put().answer(desk.reserved(0), error)
+        play.answer(error)
     assert len(desk.given_back()) == 1
 
 
 def test_a_unit_without_room_for_a_guess_may_have_it_when_the_rows_are_admitted(desk: Desk) -> None:
     play = desk.put()
-    play.answer(StorageFull("just now"), admitted(0))
+    play.answer(StorageFull("just now"))
+    assert play.asked() == [("controller", Admit)]
+    assert (admit_of(play).preferred, admit_of(play).full) == ([], [0])
+    play.answer(admitted(0))
     assert play.asked() == [(ENDPOINTS[0], Reserve)]
     play.answer(desk.reserved(0))
     play.answer(Accepted())
@@ -161,14 +174,14 @@ def test_a_unit_without_room_for_a_guess_may_have_it_when_the_rows_are_admitted(
 
 def test_a_unit_that_is_lost_is_looked_for_anew(desk: Desk) -> None:
     play = desk.put()
-    play.answer(PeerLost("silent"), admitted(0))
+    play.answer(PeerLost("silent"))
+    play.answer(admitted(0))
     assert play.asked() == [("controller", Look)]
 
 
 def test_rows_that_could_not_be_written_where_their_cells_lie_are_admitted_anew(desk: Desk) -> None:
-    play = desk.put()
-    place = desk.reserved(0)
-    play.answer(place, admitted(0))
+    play, _, place = desk.guessing()
+    play.answer(admitted(0))
     play.answer(StorageFull("after all"))
     assert (play.asked(), desk.given_back()) == (
         [("controller", Withdraw)],
@@ -176,7 +189,8 @@ def test_rows_that_could_not_be_written_where_their_cells_lie_are_admitted_anew(
     )
     play.answer(Withdrawn(True))
     play.answer()
-    assert play.asked() == [(ENDPOINTS[0], Reserve), ("controller", Admit)]
+    assert play.asked() == [("controller", Admit)], "it is not guessed a second time"
+    assert admit_of(play).full == [0]
 
 
 def test_units_are_guessed_in_turn_and_as_many_as_rows_went_to(tmp_path: Path) -> None:
@@ -184,8 +198,9 @@ def test_units_are_guessed_in_turn_and_as_many_as_rows_went_to(tmp_path: Path) -
 
     def guess() -> Sequence[int]:
         play = desk.put()
-        guessed = admit_of(play).preferred
-        play.answer(*map(desk.reserved, guessed), admitted(*replicas))
+        guessed = [ENDPOINTS.index(call.to) for call in play.step.calls]
+        play.answer(*map(desk.reserved, guessed))
+        play.answer(admitted(*replicas))
         return guessed
 
     replicas = [0]

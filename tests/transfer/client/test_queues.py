@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +28,7 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec, Value
 from tests.transfer.client.servers import LIMIT_S, Make, Served, arena, memory, serving
-from tests.transfer.tables import group, one_task, outputs, tokens
+from tests.transfer.tables import group, one_task, outputs, table, tokens
 
 T = TypeVar("T")
 
@@ -175,6 +176,17 @@ def test_bad_calls_are_the_same_errors_as_in_one_process(tmp_path: Path, face: F
         with pytest.raises(LeaseError):
             queue.renew(claim)
         assert queue.stats().tasks["rollout"].ready == 1
+
+
+def test_a_row_that_is_acked_with_another_part_of_its_claim_stays_leased(tmp_path: Path, face: Face) -> None:
+    with serving(tmp_path, tasks=table(FirstIn(2))) as served, face(served) as queue:
+        queue.put(group(1, 2))
+        claim = queue.claim("rollout", limit=2, timeout=LIMIT_S)
+        part = replace(claim, rows=claim.rows[:1])
+        with pytest.raises(LeaseError, match="is acked with a claim that it is not in"):
+            queue.ack(part, outputs(claim, response_ids=tokens(1)))
+        queue.ack(claim, outputs(claim, response_ids=tokens(1)))
+        assert queue.stats().tasks["rollout"].consumed == 2
 
 
 def test_rows_wait_for_their_weight_version_and_everyone_leaves_when_the_queue_closes(

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -61,14 +62,16 @@ def test_rows_go_where_their_producer_has_room_for_them_unless_that_unit_has_muc
 ) -> None:
     queue = site(tmp_path, 2)
 
-    def put(number: int, *preferred: int) -> int:
-        admitted: Admitted = queue.ask(msgspec.structs.replace(admit(group(number, 2)), preferred=list(preferred)))
+    def put(number: int, *preferred: int, full: Sequence[int] = ()) -> int:
+        request = msgspec.structs.replace(admit(group(number, 2)), preferred=list(preferred), full=list(full))
+        admitted: Admitted = queue.ask(request)
         write(queue, admitted)
         [unit] = admitted.units
         return unit
 
     assert [put(1, 1), put(2, 1), put(3, 1)] == [1, 1, 0], "never more than the rows of one put ahead"
     assert [put(4), put(5, 7)] == [0, 0], "nobody prefers, or one that is not there"
+    assert [put(6, full=[0]), put(7, full=[0, 1])] == [1, 0], "a full one is the last to be tried"
 
 
 @pytest.mark.parametrize(

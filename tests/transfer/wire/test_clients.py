@@ -20,7 +20,7 @@ from tailrace.transfer.queue.wire.aio import AsyncClient
 from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, ask
 from tailrace.transfer.queue.wire.connection import Patience
 from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Accepted, Beat, Claim, Nack, Request
+from tailrace.transfer.queue.wire.messages import Accepted, Beat, Claim, Claimed, Nack, Request
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sync import SyncClient
 from tests.transfer.wire import talk
@@ -155,21 +155,18 @@ def test_calls_of_one_step_are_made_at_once_and_each_has_its_own_outcome(desk: P
         assert "send fewer rows" in str(refused)
 
 
-def test_an_outcome_is_heard_while_others_of_its_step_are_waited_for(desk: Process, face: Face) -> None:
-    here, there = desk.endpoints
-    heard: list[tuple[int, Outcome]] = []
+def test_what_is_done_meanwhile_is_done_when_the_calls_are_on_their_way(desk: Process, face: Face) -> None:
+    here = desk.endpoints[0]
 
-    def waiting() -> Operation[None]:
-        calls = [Call(here, Claim("actor", None, None, LIMIT_S), wait_s=LIMIT_S), Call(there, Beat(1.0))]
-        yield Step(calls, heard=lambda place, outcome: heard.append((place, outcome)))
+    def waiting(beside: Client) -> Operation[list[Outcome]]:
+        want = Call(here, Claim("actor", None, None, LIMIT_S), wait_s=LIMIT_S)
+        return (yield Step([want], meanwhile=lambda: beside.run(talk.put(here, ints([1])))))
 
-    with using(face) as client:
-        with pytest.raises(PeerLost, match="have not done it"):
-            client.run(waiting(), within_s=0.5)
-        [(place, outcome)] = heard
-        assert (place, type(outcome)) == (1, Reply)
-        while client.run(talk.stats(here)).blocked_puts:
-            pass  # the cancelling is on its way
+    with SyncClient("beside", TOKEN) as beside, using(face) as client:
+        client.run(says(here, Beat(1.0)))  # connected: what is started is sent at once
+        [claimed] = client.run(waiting(beside))
+        assert isinstance(claimed, Reply)
+        assert isinstance(claimed.answer, Claimed)
 
 
 def test_an_operation_that_is_too_late_is_given_up_and_told_so(desk: Process, face: Face) -> None:

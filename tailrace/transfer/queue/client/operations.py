@@ -1,6 +1,6 @@
 """The calls of the queue's contract as operations, see `calls`: both faces of the client carry out these.
 
-    put    [Admit to the controller │ Reserve: cells are written where they are likely to go] ─▶
+    put    [Reserve where rows are likely to go] ─▶ [Admit to the controller; their cells are written meanwhile] ─▶
            [Write to the units that it names] ─▶ else [Withdraw], and again
     claim  [Claim to the controller] ─▶ [Read from the rows' units] ─▶ else [Nack], and again
     ack    [Write to the rows' units] ─▶ [Ack to the controller]
@@ -9,7 +9,8 @@ What fails because a unit is lost, or full, is tried again until the call's time
 and names another unit, or rows have left. Bad input is refused before anything is sent.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -62,63 +63,95 @@ def put(session: Session, rows: Sequence[NewRow], *, timeout: float) -> Operatio
     yield from session.prepare()
     session.schema.check_new(rows)
     batch = Batch(session.codec.measure_rows(row.cells for row in rows))
-    numbers = pack(np.array([(row.group_id, row.group_size, row.order) for row in rows], np.int64))
-    groups = pack(np.array([row.group_id for row in rows], np.int64))
-    versions = _versions(row.cells for row in rows)
-    not_before = max(0, *(row.not_before for row in rows))
+    draft = _Draft(rows, batch)
     tries = session.tries(timeout)
-    cells = b"".join(batch.frames) if batch.nbytes <= SMALL_BYTES else None
     while True:
-        admit = Admit(numbers, versions, batch.runs, not_before, tries.left_s, cells)
         places = Places(session)
         try:
-            admitted = yield from _admit(session, admit, batch, places)
+            admitted = yield from _admit(session, draft, places, tries.left_s)
         except (StaleRowError, StorageFull) as unwritten:
             yield from tries.again(unwritten)  # the controller could not write the cells, and has withdrawn the rows
             continue
-        if cells is not None and not admitted.units:
+        if draft.is_small and not admitted.units:
             return row_ids(admitted.rows)
-        withdraw = Call(session.controller, Withdraw(admitted.rows, groups))
-        error = yield from _write_new(session, admitted, batch, withdraw, places)
+        withdraw = Call(session.controller, Withdraw(admitted.rows, draft.groups))
+        error = yield from _write_new(session, admitted, draft, withdraw, places)
         if error is None:
             return row_ids(admitted.rows)
         yield from tries.again(error)
 
 
-def _admit(session: Session, admit: Admit, batch: Batch, places: Places) -> Operation[Admitted]:
+class _Draft:
+    """New rows, and what is said of them to the controller: worked out when it is needed."""
+
+    def __init__(self, rows: Sequence[NewRow], batch: Batch) -> None:
+        self._rows = rows
+        self.batch = batch
+        self.is_small = batch.nbytes <= SMALL_BYTES
+        """Whether the controller is to write the cells."""
+        self.full: set[int] = set()
+        """Units that had no room for them."""
+
+    def learn(self, failed: Mapping[int, TailraceError]) -> None:
+        """Why units have not taken the cells."""
+        self.full.update(number for number, error in failed.items() if isinstance(error, StorageFull))
+
+    @cached_property
+    def groups(self) -> bytes:
+        """See `Withdraw.groups`."""
+        return pack(np.array([row.group_id for row in self._rows], np.int64))
+
+    @cached_property
+    def admit(self) -> Admit:
+        """For one who does not wait."""
+        numbers = np.array([(row.group_id, row.group_size, row.order) for row in self._rows], np.int64)
+        versions = _versions(row.cells for row in self._rows)
+        not_before = max(row.not_before for row in self._rows)
+        cells = b"".join(self.batch.frames) if self.is_small else None
+        return Admit(pack(numbers), versions, self.batch.runs, not_before, 0.0, cells)
+
+
+def _admit(session: Session, draft: _Draft, places: Places, timeout: float) -> Operation[Admitted]:
     """Have rows admitted, and their cells written meanwhile where they are likely to go: to `places`.
 
     They take up room there, so nobody waits with them for more.
     """
-    near = [unit for unit in session.directory.reached() if session.memory.is_worthwhile(unit, batch.nbytes)]
+    batch = draft.batch
+    known = [unit for unit in session.directory.reached() if unit.number not in draft.full]
+    near = [unit for unit in known if session.memory.is_worthwhile(unit, batch.nbytes)]
     likely = {unit.number: unit for unit in session.outlook.units(near)}
     if likely:
-        asked = places.ask(likely, dict.fromkeys(likely, batch))
-        at_once = msgspec.structs.replace(admit, wait_s=0.0, preferred=[*likely])
-        *_, outcome = yield Step([*asked, Call(session.controller, at_once)], heard=places.heard)
+        failed = yield from places.reserve(likely, dict.fromkeys(likely, batch), meanwhile=lambda: draft.admit)
+        draft.learn(failed)
+    if places.numbers:
+        at_once = msgspec.structs.replace(draft.admit, preferred=[*places.numbers], full=[*draft.full])
+        undo = places.undone()
+        [outcome] = yield Step([Call(session.controller, at_once)], undo, meanwhile=places.fill)
         try:
             admitted = expect(outcome, Admitted)
         except TailraceError as error:
             places.give_back(*places.numbers)
-            if not isinstance(error, QueueTimeout) or not admit.wait_s:
+            if not isinstance(error, QueueTimeout) or not timeout:
                 raise
         else:
             session.outlook.learn(0.0, len(admitted.units))
             return admitted
     started = session.now
-    admitted = yield from ask(Call(session.controller, admit, wait_s=admit.wait_s), Admitted)
+    admit = msgspec.structs.replace(draft.admit, wait_s=timeout, full=[*draft.full])
+    admitted = yield from ask(Call(session.controller, admit, wait_s=timeout), Admitted)
     session.outlook.learn(session.now - started, len(admitted.units))
     return admitted
 
 
 def _write_new(
-    session: Session, admitted: Admitted, batch: Batch, withdraw: Call, places: Places
+    session: Session, admitted: Admitted, draft: _Draft, withdraw: Call, places: Places
 ) -> Operation[TailraceError | None]:
     """Write admitted rows. Returns the error after which they are not in the queue, but may be admitted anew."""
     if not admitted.units:
         raise WireError("the controller has named no unit for new rows")
-    writings = {unit: Writing(admitted.rows, batch) for unit in admitted.units}
+    writings = {unit: Writing(admitted.rows, draft.batch) for unit in admitted.units}
     failed = yield from write(session, 0, writings, otherwise=[withdraw], places=places)
+    draft.learn(failed)
     # one that is lost to this client may be there for the controller, which would wait for what never comes
     if not failed or not (yield from ask(withdraw, Withdrawn, otherwise=[withdraw])).done:
         return None
@@ -200,9 +233,13 @@ def ack(
     ordered = ({column: cells[column] for column in task.writes} for cells in outputs.values())
     batch = Batch(session.codec.measure_rows(ordered))
     missed: list[int] = []
+    unwritten: Collection[RowId] = ()
     if task.writes:
+        unwritten = outputs.keys() - {row.id for row in claimed.rows}
+    if task.writes and not unwritten:
         missed = yield from _write_outputs(session, claimed, list(outputs), batch, timeout)
-    message = Ack(claimed.lease_id, pack(outputs), _versions(outputs.values()), batch.runs, missed)
+    versions = _versions(outputs.values())
+    message = Ack(claimed.lease_id, pack(outputs), versions, batch.runs, missed, pack(unwritten))
     yield from ask(Call(session.controller, message), Accepted)
 
 
@@ -215,7 +252,7 @@ def _write_outputs(
         StaleRowError: a row has no other one.
     """
     units_of = {row.id: row.units for row in claimed.rows}
-    units = [units_of.get(row, ()) for row in rows]  # of a row that is not the claim's: none, and the ack is refused
+    units = [units_of[row] for row in rows]
     pending = {unit: [place for place, own in enumerate(units) if unit in own] for unit in set().union(*units)}
     missed: dict[int, TailraceError] = {}
     tries = session.tries(timeout)

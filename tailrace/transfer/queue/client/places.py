@@ -1,15 +1,15 @@
 """Room in the memory of units on this host, for parts that are written there before it is said whose they are.
 
-ask ──Reserve──▶ unit ──Reserved──▶ heard: parts are written there ──▶ Write names the place
-                                                              └──────▶ Done gives it back
+reserve ──Reserve──▶ unit ──Reserved──▶ place ──fill: parts are written──▶ Write names it
+                                            └────────────────────────────▶ Done gives it back
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
 from tailrace.errors import PeerLost, TailraceError
 from tailrace.transfer.queue.client.batch import Batch
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.wire.calls import Call, Outcome, endpoint, expect
+from tailrace.transfer.queue.wire.calls import Call, Meanwhile, Operation, Step, endpoint, expect, wait
 from tailrace.transfer.queue.wire.messages import Done, Reserve, Reserved, Unit
 
 
@@ -18,43 +18,55 @@ class Places:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._asked: list[tuple[Unit, Batch]] = []
         self._reserved: dict[int, tuple[Unit, Reserved]] = {}
         """By unit."""
-        self.failed: dict[int, TailraceError] = {}
-        """Units of those asked last that have given none, and why. One that is lost is forgotten."""
+        self._empty: list[tuple[Batch, memoryview]] = []
+        """What is to be written, and where."""
 
     @property
     def numbers(self) -> Set[int]:
         """The units that have one."""
         return self._reserved.keys()
 
-    def ask(self, units: Mapping[int, Unit], batches: Mapping[int, Batch]) -> list[Call]:
-        """What to ask those of `units` that have no place yet, where it is worth it; `heard` is to hear the outcomes.
+    def reserve(
+        self,
+        units: Mapping[int, Unit],
+        batches: Mapping[int, Batch],
+        *,
+        otherwise: Sequence[Call] = (),
+        meanwhile: Meanwhile = wait,
+    ) -> Operation[dict[int, TailraceError]]:
+        """Ask those of `units` that have no place yet, where it is worth it, for one; why some have given none.
 
-        `batches`: what is to be written, by unit.
+        One that is lost is forgotten.
         """
-        self.failed = {}
-        self._asked = [
-            (unit, batches[number])
+        asked = {
+            number: Call(endpoint(unit), Reserve(batches[number].nbytes))
             for number, unit in units.items()
             if number not in self.numbers and self._session.memory.is_worthwhile(unit, batches[number].nbytes)
-        ]
-        return [Call(endpoint(unit), Reserve(batch.nbytes)) for unit, batch in self._asked]
+        }
+        if not asked:
+            return {}
+        outcomes = yield Step(list(asked.values()), [*otherwise, *self.undone()], meanwhile=meanwhile)
+        failed: dict[int, TailraceError] = {}
+        for number, outcome in zip(asked, outcomes, strict=True):
+            batch, unit = batches[number], units[number]
+            try:
+                reserved = expect(outcome, Reserved)
+                self._reserved[number] = unit, reserved
+                self._empty.append((batch, self._session.memory.writable(unit, reserved, batch.nbytes)))
+            except TailraceError as error:
+                failed[number] = error
+                if isinstance(error, PeerLost):
+                    self._session.directory.forget(number)
+        self.give_back(*failed)
+        return failed
 
-    def heard(self, place: int, outcome: Outcome) -> None:
-        """See `Step.heard`: of a step that begins with what was asked."""
-        if place >= len(self._asked):
-            return
-        unit, batch = self._asked[place]
-        try:
-            self._reserved[unit.number] = unit, expect(outcome, Reserved)
-            batch.write(self._session.memory.writable(*self._reserved[unit.number], batch.nbytes))
-        except TailraceError as error:
-            self.failed[unit.number] = error
-            self.give_back(unit.number)
-            if isinstance(error, PeerLost):
-                self._session.directory.forget(unit.number)
+    def fill(self) -> None:
+        """Write the parts to places that are still empty."""
+        for batch, memory in self._empty:
+            batch.write(memory)
+        self._empty.clear()
 
     def named(self, number: int) -> int | None:
         """What to call the place at this unit, where there is one."""

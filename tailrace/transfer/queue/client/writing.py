@@ -45,10 +45,9 @@ def write(
             failed[number] = unit
         else:
             units[number] = unit
-    asked = places.ask(units, {number: writings[number].batch for number in units})
-    if asked:
-        yield Step(asked, [*otherwise, *places.undone()], heard=places.heard)
-        failed |= places.failed
+    batches = {number: writings[number].batch for number in units}
+    failed |= yield from places.reserve(units, batches, otherwise=otherwise)
+    places.fill()
     calls = {
         number: _write_call(tag, unit, writings[number], places.named(number))
         for number, unit in units.items()

@@ -14,7 +14,6 @@ from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Reserved
 from tailrace.transfer.queue.controller.timers import Timer
-from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.state import Newcomer
 from tailrace.transfer.queue.wire.messages import ROW_ID_BYTES, row_ids
 from tailrace.types import WeightVersion
@@ -54,7 +53,6 @@ class Offer:
     rows: list[Newcomer]
     not_before: WeightVersion
     """See `NewRow.not_before`: the newest among them."""
-    facts: list[CellFacts]
     sizes: list[int]
     """Bytes of each row."""
     nbytes: int

@@ -87,7 +87,8 @@ class Claims:
         facts = acked_facts(message)
         sizes = part_bytes(desk.codec, message.runs)
         units = {row: desk.control.units(row) for row in facts}
-        retired = desk.control.ack(message.lease_id, facts, missed=message.missed)
+        unwritten = row_ids(message.unwritten)
+        retired = desk.control.ack(message.lease_id, facts, missed=message.missed, unwritten=unwritten)
         desk.note(log.Acked(*incoming.ticket, message))
         for row, nbytes in zip(facts, sizes, strict=False):  # a task without outputs sends no runs
             desk.stock.grow(row, nbytes, units[row])

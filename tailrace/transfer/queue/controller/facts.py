@@ -16,16 +16,25 @@ def new_rows(message: Admit) -> list[Newcomer]:
     return list(map(Newcomer._make, unpack(message.rows, 3).tolist()))
 
 
+def check_facts(runs: Sequence[Run], versions: bytes, count: int) -> None:
+    """Whether these are of `count` rows.
+
+    Raises:
+        WireError: they are not.
+    """
+    known, rows = len(unpack(versions, 1)), sum(run.rows for run in runs)
+    if not (known == count and (rows == count or (rows == 0 and not runs))):
+        raise WireError(f"{count} rows come with {known} versions and the lengths of {rows}")
+
+
 def cell_facts(runs: Sequence[Run], versions: bytes, count: int) -> list[CellFacts]:
     """For each of `count` rows.
 
     Raises:
-        WireError: the numbers of rows contradict each other.
+        WireError: see `check_facts`.
     """
+    check_facts(runs, versions, count)
     known = unpack(versions, 1)[:, 0].tolist()
-    rows = sum(run.rows for run in runs)
-    if not (len(known) == count and (rows == count or (rows == 0 and not runs))):
-        raise WireError(f"{count} rows come with {len(known)} versions and the lengths of {rows}")
     lengths = [dict(zip(run.columns, row, strict=True)) for run in runs for row in run.table().tolist()] or [
         {} for _ in repeat(None, count)
     ]

@@ -27,7 +27,7 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.admission import Admission, Admissions, Done, Heard, Offer, nobody
 from tailrace.transfer.queue.controller.desk import Desk
-from tailrace.transfer.queue.controller.facts import cell_facts, new_rows, part_bytes
+from tailrace.transfer.queue.controller.facts import cell_facts, check_facts, new_rows, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
 from tailrace.transfer.queue.schema import check_capacity
@@ -254,8 +254,8 @@ class Puts:
         return offer
 
     def _offered(self, message: Admit, rows: list[Newcomer], sizes: list[int]) -> Offer:
-        facts = cell_facts(message.runs, message.versions, len(rows))
-        return Offer(rows, message.not_before, facts, sizes, sum(sizes))
+        check_facts(message.runs, message.versions, len(rows))
+        return Offer(rows, message.not_before, sizes, sum(sizes))
 
     def _obstacle(self, offer: Offer) -> str:
         """What bars rows from coming in, in words; nothing where nothing does."""
@@ -285,7 +285,7 @@ class Puts:
         if self._obstacle(offer):
             return Wait.HERE
         ids = desk.control.reserve(offer.rows)
-        chosen = desk.units.choose(offer.nbytes, desk.config.replicas, message.preferred)
+        chosen = desk.units.choose(offer.nbytes, desk.config.replicas, preferred=message.preferred, full=message.full)
         units = [unit.number for unit in chosen]
         request = message if message.cells is None else msgspec.structs.replace(message, cells=None)
         record = log.Reserved(ticket.client, ticket.number, request, pack(ids), units)
@@ -321,10 +321,11 @@ class Puts:
         def done(units: Sequence[int], heard: Heard) -> None:
             desk.note(log.Entered(record.rows, list(units)))
             heard()
+            facts = cell_facts(record.request.runs, record.request.versions, len(ids))
             if small is not None:
                 desk.server.reply(small.ticket, Admitted(record.rows, []))
-                desk.small.add(ids, offer.facts, offer.sizes, small.cells)
-            left = desk.control.enter(ids, offer.rows, offer.facts, units=tuple(units))
+                desk.small.add(ids, facts, offer.sizes, small.cells)
+            left = desk.control.enter(ids, offer.rows, facts, units=tuple(units))
             desk.describe(units, ids)
             desk.stock.leave(dict.fromkeys(left, units))
             desk.rows_ready()

@@ -134,15 +134,18 @@ class Units:
             self._connect(unit, message)
         return unit
 
-    def choose(self, nbytes: int, replicas: int, preferred: Collection[int] = ()) -> list[KnownUnit]:
+    def choose(
+        self, nbytes: int, replicas: int, *, preferred: Collection[int] = (), full: Collection[int] = ()
+    ) -> list[KnownUnit]:
         """Units for rows of `nbytes`: those with the least; none where no unit has room.
 
-        `preferred` ones are chosen also where they have up to `nbytes` more than others.
+        `preferred` ones are chosen also where they have up to `nbytes` more than others, `full` ones after all others:
+        a unit may have less room than the controller knows of, such as where its machine has.
         """
 
-        def taken(unit: KnownUnit) -> tuple[int, bool]:
+        def taken(unit: KnownUnit) -> tuple[bool, int, bool]:
             is_preferred = unit.number in preferred
-            return unit.bytes - nbytes * is_preferred, not is_preferred
+            return unit.number in full, unit.bytes - nbytes * is_preferred, not is_preferred
 
         fit = sorted((unit for unit in self.ready if unit.room >= nbytes), key=taken)
         wanted = min(replicas, len(self.ready))

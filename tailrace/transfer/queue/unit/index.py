@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrace.errors import ColumnError
-from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.storage.base import PartId, part_ids, stale
 from tailrace.types import IntArray
@@ -83,18 +82,18 @@ class PartIndex:
         for part in parts:
             row = part[:2]
             of_row = self._rows.get(row, [])
-            if part in of_row:
+            if of_row == [part]:
+                del self._rows[row]
+            elif part in of_row:
                 of_row.remove(part)
-                if not of_row:
-                    del self._rows[row]
             self._unknown.discard(part)
             code = self._codes.pop(part, None)
             if code is not None:
                 self._tables[code >> _SPAN].free.append(code & (1 << _SPAN) - 1)
 
-    def of_row(self, row: RowId) -> list[PartId]:
+    def of_row(self, slot: int, generation: int) -> Sequence[PartId]:
         """All parts of a row."""
-        return list(self._rows.get(row, ()))
+        return tuple(self._rows.get((slot, generation), ()))
 
     def locate(self, codec: PartCodec, rows: IntArray, columns: Sequence[str], tags: IntArray) -> Located:
         """The cells of `rows [n, 2]` in `columns` that were written under `tags [n, columns]`.

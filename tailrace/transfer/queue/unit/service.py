@@ -49,7 +49,6 @@ from tailrace.transfer.queue.wire.messages import (
     Welcome,
     Write,
     pack,
-    row_ids,
     unpack,
 )
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
@@ -256,12 +255,11 @@ class StorageUnit(Service):
     # From the controller
 
     def _settle(self, incoming: Incoming) -> Reply:
-        rows = row_ids(incoming.message.rows)
         lost = unpack(incoming.message.parts, 3)
         parts = part_ids(lost[:, :2], lost[:, 2])
-        for row in rows:
-            self._left[row.slot] = max(self._left.get(row.slot, -1), row.generation)
-            parts += self._index.of_row(row)
+        for slot, generation in unpack(incoming.message.rows, 2).tolist():
+            self._left[slot] = max(self._left.get(slot, -1), generation)
+            parts += self._index.of_row(slot, generation)
         self._index.drop(parts)
         self._undropped.update(parts)
         self._storage.drop(self._undropped)

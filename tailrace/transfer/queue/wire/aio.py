@@ -147,24 +147,22 @@ class AsyncClient:
 
     async def _exchange(self, step: Step) -> list[Outcome]:
         started: list[tuple[_Wire, int]] = []
-        outcomes: list[asyncio.Future[Outcome]] = []
-
-        def hear(place: int, outcome: Outcome) -> None:
-            if not outcomes[place].done():  # cancelled in the same turn of the loop
-                outcomes[place].set_result(outcome)
-                step.heard(place, outcome)
-
+        outcomes: list[Outcome | asyncio.Future[Outcome]] = []
         try:
             if step.pause_s:
                 await asyncio.sleep(step.pause_s)
-            for place, call in enumerate(step.calls):
-                outcomes.append(asyncio.get_running_loop().create_future())
+            for call in step.calls:
                 try:
                     wire = self._wire(call.to)
-                    started.append((wire, wire.start(call, partial(hear, place), held=True)))
+                    outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+                    number = wire.start(call, partial(_settle, outcome), held=True)
                 except TailraceError as error:
-                    hear(place, error)
-            results = [await outcome for outcome in outcomes]
+                    outcomes.append(error)
+                else:
+                    started.append((wire, number))
+                    outcomes.append(outcome)
+            step.meanwhile()
+            results = [await outcome if isinstance(outcome, asyncio.Future) else outcome for outcome in outcomes]
         except BaseException:  # cancelled, too: even when the answer is there
             for wire, number in started:
                 wire.cancel(number)
@@ -189,6 +187,11 @@ class AsyncClient:
             self._wires.pop(endpoint).lose()
         if (question := self._doubts.question(connections)) is not None:
             self._wire(question.to).start(question, self._doubts.take)
+
+
+def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:
+    if not future.done():  # cancelled in the same turn of the loop
+        future.set_result(outcome)
 
 
 def _ignore(outcome: Outcome) -> None:

@@ -39,12 +39,11 @@ class Call:
     """How long the server may wait for what was asked, beyond the time that any answer may take."""
 
 
-Heard: TypeAlias = Callable[[int, Outcome], None]
-"""Gets the place of a call in its step, and its outcome. Raises nothing."""
+Meanwhile: TypeAlias = Callable[[], object]
 
 
-def _unheard(place: int, outcome: Outcome) -> None:
-    """The operation hears of it soon enough: when all calls of the step have an outcome."""
+def wait() -> None:
+    """Nothing else is to be done until the calls have their outcomes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class Step:
     """Sent where the operation is broken off in this step (cancelled, Ctrl-C, too late); nobody waits for answers."""
     pause_s: float = 0.0
     """Seconds that pass before the calls."""
-    heard: Heard = _unheard
-    """Called with each outcome as soon as it is there, while others are waited for."""
+    meanwhile: Meanwhile = wait
+    """Called when the calls are on their way, so that the servers and this process work at once. Raises nothing."""
 
 
 Operation: TypeAlias = Generator[Step, list[Outcome], T]

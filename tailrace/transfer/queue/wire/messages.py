@@ -12,6 +12,7 @@ A request that `mutates` is carried out once however often it is sent: a repetit
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -208,6 +209,8 @@ class Admit(Message, frozen=True):
     """The parts of all rows, one after the other, where they are so small that the controller is to write them."""
     preferred: list[Count] = []
     """Units at which the sender has room for the rows already."""
+    full: list[Count] = []
+    """Units that had none when they were tried: any other one is better."""
 
 
 class Admitted(Message, frozen=True):
@@ -278,6 +281,8 @@ class Ack(Message, frozen=True):
     runs: list[Run]
     missed: list[Count]
     """Units that have some of the rows but could not be written to: they count no more as having them."""
+    unwritten: bytes = b""
+    """[n, 2]: rows of which the sender does not know the units, so that their outputs are nowhere: it is refused."""
 
 
 class Nack(Message, frozen=True):
@@ -538,8 +543,9 @@ Answer = (
 
 def pack(numbers: IntArray | Iterable[RowId]) -> bytes:
     """Integers as they travel."""
-    array = numbers if isinstance(numbers, np.ndarray) else np.array(list(numbers), dtype=_PACKED)
-    return array.astype(_PACKED, copy=False).tobytes()
+    if isinstance(numbers, np.ndarray):
+        return numbers.astype(_PACKED, copy=False).tobytes()
+    return np.fromiter(chain.from_iterable(numbers), _PACKED).tobytes()
 
 
 def unpack(packed: bytes, width: int) -> IntArray:

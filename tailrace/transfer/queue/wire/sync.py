@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from functools import partial
+from operator import setitem
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -92,20 +93,16 @@ class SyncClient:
     def _exchange(self, step: Step, deadline: float) -> list[Outcome]:
         outcomes: dict[int, Outcome] = {}
         started: list[tuple[Connection, int]] = []
-
-        def hear(place: int, outcome: Outcome) -> None:
-            outcomes[place] = outcome
-            step.heard(place, outcome)
-
         try:
             if step.pause_s:
                 _sleep(step.pause_s, deadline)
             for place, call in enumerate(step.calls):
                 try:
                     connection = self._connection(call.to)
-                    started.append((connection, connection.start(call, partial(hear, place), held=True)))
+                    started.append((connection, connection.start(call, partial(setitem, outcomes, place), held=True)))
                 except TailraceError as error:
-                    hear(place, error)
+                    outcomes[place] = error
+            step.meanwhile()
             while len(outcomes) < len(step.calls):
                 if time.monotonic() >= deadline:
                     raise TimeoutError
