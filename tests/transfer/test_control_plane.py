@@ -9,7 +9,7 @@ from hypothesis import settings
 from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.planning.balance import lpt
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
-from tailrace.transfer.queue.control_plane import ControlPlane, TaskState
+from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import CellFacts, Policy
 from tailrace.transfer.queue.policies.first_in import FirstIn
@@ -18,6 +18,7 @@ from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.state import ControlState, Lease, RowRecord
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.task_state import TaskState
 from tests.transfer.machine import LEASE_S, QueueMachine
 from tests.transfer.tables import group, one_task, table
 

@@ -12,7 +12,6 @@ policy keeps the index of its task's ready rows, leases stand in the order in wh
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import chain
 
 import msgspec
@@ -34,25 +33,10 @@ from tailrace.transfer.queue.state import (
     check_state,
 )
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.task_state import NEXT, TaskState
 from tailrace.types import WeightVersion
 
-
-class TaskState(IntEnum):
-    """The state of one row for one task."""
-
-    WAITING = 0
-    """Some input column is not written yet. Next: READY."""
-    READY = 1
-    """May be claimed. Next: LEASED."""
-    LEASED = 2
-    """Under a live lease. Next: CONSUMED by an ack, READY by a nack or when the lease expires."""
-    CONSUMED = 3
-    """Acked: the end."""
-
-
 _HOLD = "hold a claim that takes long with `held`, which renews it, or raise queue.lease_s"
-_NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CONSUMED), ())
-"""By state: those that may follow."""
 
 
 class _Row(msgspec.Struct, eq=False):
@@ -540,7 +524,7 @@ class ControlPlane:
 
     def _move(self, row: _Row, task: _Task, state: TaskState) -> None:
         old = row.states[task.index]
-        assert state in _NEXT[old], f"{row.meta.id} of task {task.name!r} cannot go from {old} to {state}"
+        assert state in NEXT[old], f"{row.meta.id} of task {task.name!r} cannot go from {old} to {state}"
         row.states[task.index] = state
         task.counts[old] -= 1
         task.counts[state] += 1
