@@ -133,6 +133,7 @@ def test_a_client_is_of_no_use_to_a_forked_process_and_leaving_it_there_is_harml
     finally:
         if os.getpid() != parent:
             os._exit(0)
+    os.close(writer)
     assert said(reader, child) == repr(
         KeyError(
             f"this client of the queue was made in process {parent} and cannot be used in process {child}, which was "
@@ -166,4 +167,5 @@ def said(reader: int, child: int) -> str:
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     assert ready, "the child says nothing"
-    return os.read(reader, 10_000).decode()
+    with open(reader, "rb") as pipe:
+        return pipe.read().decode()
