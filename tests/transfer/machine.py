@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tailrace.errors import GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
-from tailrace.transfer.queue.control_plane import TaskState
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.task_state import TaskState
 from tests.transfer.model import SPECS, LimitTooSmall, Model
 from tests.transfer.tables import group, table
 

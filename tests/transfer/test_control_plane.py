@@ -9,7 +9,7 @@ from hypothesis import settings
 from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.planning.balance import lpt
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
-from tailrace.transfer.queue.control_plane import ControlPlane, TaskState
+from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import CellFacts, Policy
 from tailrace.transfer.queue.policies.first_in import FirstIn
@@ -18,6 +18,7 @@ from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.state import ControlState, Lease, RowRecord
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.task_state import TaskState
 from tests.transfer.machine import LEASE_S, QueueMachine
 from tests.transfer.tables import group, one_task, table
 
@@ -116,9 +117,27 @@ def test_a_lease_expires_at_its_deadline_and_not_before() -> None:
     assert plane.next_deadline == 5.0 + LEASE_S
     assert plane.expire(4.9 + LEASE_S) == []
     assert plane.expire(5.0 + LEASE_S) == [(lease.id, [row])]
-    with pytest.raises(LeaseError, match="expired"):
+    how = r"after \d+ s.*; hold a claim that takes long with `held`, which renews it, or raise queue\.lease_s"
+    with pytest.raises(LeaseError, match=f"is not under lease {lease.id}: the lease expired {how}"):
         plane.ack(lease.id, {row: facts(response_ids=3)})
+    with pytest.raises(LeaseError, match=f"lease {lease.id} holds no rows .*it expired {how}"):
+        plane.renew(lease.id, 5.0 + LEASE_S)
     assert plane.next_deadline is None
+
+
+def test_a_refusal_says_why_a_row_is_not_under_a_lease() -> None:
+    plane, [first, second] = plane_of(table(FirstIn(2)), group(1, 2))
+    lease = plane.claim("rollout", limit=None, now=0.0)
+    assert lease is not None
+    plane.nack(lease.id, [first])
+    with pytest.raises(LeaseError, match="was given back before, or is none of the rows of that claim"):
+        plane.nack(lease.id, [first])
+    plane.ack(lease.id, {second: facts(response_ids=3)})
+    with pytest.raises(LeaseError, match=f"is not under lease {lease.id}: it was acked under it before"):
+        plane.nack(lease.id, [second])
+    for foreign in (0, lease.id + 1):
+        with pytest.raises(LeaseError, match=f"is not under lease {foreign}: there was no such lease"):
+            plane.nack(foreign, [first])
 
 
 def test_a_refused_ack_changes_nothing() -> None:

@@ -1,6 +1,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -119,10 +119,22 @@ def test_what_cannot_be_put_or_had_is_refused(shared: SyncQueue) -> None:
         experience.init_engines()
 
 
-def test_rows_go_back_where_they_cannot_come_as_they_were_asked_for(shared: SyncQueue) -> None:
+@pytest.mark.parametrize("layouts", [{"prompt_ids": "padded"}, {"prompt_ids": Pad(0.5)}, {"seed": Pad(0)}])
+def test_layouts_are_refused_before_rows_are_claimed(
+    shared: SyncQueue, monkeypatch: pytest.MonkeyPatch, layouts: Any
+) -> None:
+    monkeypatch.setattr(shared, "claim", lambda *_, **__: pytest.fail("it claims"))
+    with pytest.raises(ColumnError, match=r"layout|pad"):
+        Experience(shared).get_experience_data("rollout", layouts=layouts)
+
+
+def test_rows_go_back_where_they_cannot_be_laid_out(shared: SyncQueue, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise MemoryError
+
     experience = Experience(shared, first_group=400)
     experience.put_prompts_data({"prompt_ids": [np.array([1])]}, group_size=1, samples={"seed": [0]})
-    for layout in (Pad(0.5), Pad(0)):
-        with pytest.raises(ColumnError):
-            experience.get_experience_data("rollout", layouts={"prompt_ids": Pad(0.5), "seed": layout})
+    monkeypatch.setattr("tailrace.transfer.queue.experience.make_batch", fail)
+    with pytest.raises(MemoryError):
+        experience.get_experience_data("rollout")
     assert shared.stats().tasks["rollout"].leased == 0

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -118,6 +120,22 @@ def test_only_columns_of_arrays_have_a_layout() -> None:
         check_layouts({"prompt": "nested"}, CELLS[0], COLUMNS, task="actor")
     with pytest.raises(ColumnError, match="task 'actor' does not read"):
         check_layouts({"response_ids": "nested"}, CELLS[0], COLUMNS, task="actor")
+
+
+@pytest.mark.parametrize(
+    ("column", "layout", "message"),
+    [
+        ("prompt_ids", "padded", "a layout 'padded' for column 'prompt_ids': expected 'packed', 'nested', Pad"),
+        ("prompt_ids", None, "a layout None for column"),
+        ("prompt_ids", Pad, "expected 'packed', 'nested', Pad"),
+        ("prompt_ids", Pad(0, side="middle"), "side='middle'.*expected"),  # type: ignore[arg-type]
+        ("prompt_ids", Pad(0.5), "int64 arrays cannot be padded with 0.5; pass an int"),
+        ("advantages", Pad("0"), "float32 arrays cannot be padded with '0'; pass a float"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_layout_of_a_column_is_refused(column: str, layout: Any, message: str) -> None:
+    with pytest.raises(ColumnError, match=message):
+        check_layouts({column: layout}, CELLS[0], COLUMNS, task="actor")
 
 
 def test_a_padded_tensor_is_what_the_layout_makes() -> None:

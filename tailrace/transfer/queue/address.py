@@ -62,7 +62,7 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """The address in the file at `path`.
 
         Raises:
-            UserError: there is no such file, others can read it, or it holds no address.
+            UserError: there is no such file, it holds no address, or others can read it.
         """
         try:
             with open(path, "rb") as file:
@@ -73,11 +73,15 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"the queue's address cannot be read from {path}: {error.strerror}; "
                 f"give the file that `tailrace queue serve` has written"
             ) from None
+        try:
+            address = msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, ValueError) as error:  # the latter for bytes that are no text
+            raise UserError(
+                f"{path} is not the address of a queue: {one_line(error)}; "
+                f"give the file that `tailrace queue serve` has written"
+            ) from None
         if mode & 0o077:
             raise UserError(
                 f"{path} holds the token of a queue, but others can read it (mode {mode:04o}): chmod 600 {path}"
             )
-        try:
-            return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
-            raise UserError(f"{path} is not the address of a queue: {one_line(error)}") from None
+        return address

@@ -161,6 +161,7 @@ class TransferQueue(ABC):
             ColumnError: an output column of the task is missing or is not the task's; a wrong dtype or shape.
             LeaseError: a row is not under this lease (expired, acked or nacked before).
             StaleRowError: a row is gone, or lost with its storage units.
+            QueueError: across processes, a row that was acked under this lease before, with other cells.
         """
 
     @abstractmethod

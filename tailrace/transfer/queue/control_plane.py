@@ -12,7 +12,6 @@ policy keeps the index of its task's ready rows, leases stand in the order in wh
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
 from itertools import chain
 
 import msgspec
@@ -34,24 +33,10 @@ from tailrace.transfer.queue.state import (
     check_state,
 )
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.task_state import NEXT, TaskState
 from tailrace.types import WeightVersion
 
-
-class TaskState(IntEnum):
-    """The state of one row for one task."""
-
-    WAITING = 0
-    """Some input column is not written yet. Next: READY."""
-    READY = 1
-    """May be claimed. Next: LEASED."""
-    LEASED = 2
-    """Under a live lease. Next: CONSUMED by an ack, READY by a nack or when the lease expires."""
-    CONSUMED = 3
-    """Acked: the end."""
-
-
-_NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CONSUMED), ())
-"""By state: those that may follow."""
+_HOLD = "hold a claim that takes long with `held`, which renews it, or raise queue.lease_s"
 
 
 class _Row(msgspec.Struct, eq=False):
@@ -328,7 +313,10 @@ class ControlPlane:
         """
         lease = self._leases.get(lease_id)
         if lease is None:
-            raise LeaseError(f"lease {lease_id} holds no rows (any more), so it cannot be renewed")
+            raise LeaseError(
+                f"lease {lease_id} holds no rows (any more), so it cannot be renewed: it expired after "
+                f"{self._lease_s:g} s, or all of them were acked or given back; {_HOLD}"
+            )
         lease.deadline = now + self._lease_s
         self._leases.move_to_end(lease_id)
 
@@ -536,7 +524,7 @@ class ControlPlane:
 
     def _move(self, row: _Row, task: _Task, state: TaskState) -> None:
         old = row.states[task.index]
-        assert state in _NEXT[old], f"{row.meta.id} of task {task.name!r} cannot go from {old} to {state}"
+        assert state in NEXT[old], f"{row.meta.id} of task {task.name!r} cannot go from {old} to {state}"
         row.states[task.index] = state
         task.counts[old] -= 1
         task.counts[state] += 1
@@ -584,10 +572,18 @@ class ControlPlane:
         lease = self._leases.get(lease_id)
         for row in rows:
             if lease is None or row.meta.id not in lease.rows:
-                raise LeaseError(
-                    f"{row.meta.id} is not under lease {lease_id}: it was acked or nacked before, or the lease expired"
-                )
+                raise LeaseError(f"{row.meta.id} is not under lease {lease_id}: {self._why_not(row, lease_id)}")
         return rows
+
+    def _why_not(self, row: _Row, lease_id: int) -> str:
+        """Why a row is not under a lease, as far as that is known."""
+        if lease_id in row.consumed.values():
+            return "it was acked under it before"
+        if lease_id in self._leases:
+            return "it was given back before, or is none of the rows of that claim"
+        if not 0 < lease_id < self._next_lease:
+            return "there was no such lease"
+        return f"the lease expired after {self._lease_s:g} s, or the row was given back before; {_HOLD}"
 
 
 def _record(row: _Row) -> RowRecord:

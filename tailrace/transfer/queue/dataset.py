@@ -32,6 +32,7 @@ from tailrace.errors import PeerLost, QueueError, StaleRowError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.transfer.queue.claimant import Answer, Arrived, Ask, Claimant, Next, Over
+from tailrace.transfer.queue.client.checks import check_address
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.look import greet
@@ -89,8 +90,10 @@ class StreamingDataset(IterableDataset[TensorBatch]):
         `shared_memory`, `limit_s`: see `RemoteQueue`.
 
         Raises:
+            UserError: that is no address.
             QueueError: a `limit` below 1.
         """
+        check_address(address)
         check_limit(limit)
         self._address = address
         self._task = task

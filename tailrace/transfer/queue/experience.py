@@ -130,16 +130,16 @@ class Experience:
         `rank`, `timeout`: see `TransferQueue.claim`. `layouts`: of columns of arrays, packed by default.
 
         Raises:
-            ColumnError: a layout that the column cannot have; the rows are given back.
+            ColumnError: a layout that the column cannot have; no rows were claimed.
             QueueError, QueueTimeout, QueueClosed: see `TransferQueue.claim`.
         """
+        kinds = self._queue.columns
+        check_layouts(layouts or {}, self._queue.reads(task), kinds, task=task)
         claim = self._queue.claim(task, limit=count, rank=rank, timeout=timeout)
-        with ExitStack() as refused:
-            refused.callback(self._queue.nack, claim)
-            kinds = self._queue.columns
-            check_layouts(layouts or {}, claim.rows[0].cells.keys(), kinds, task=task)
+        with ExitStack() as failed:
+            failed.callback(self._queue.nack, claim)
             batch = make_batch(claim, kinds, layouts or {})
-            refused.pop_all()
+            failed.pop_all()
         return batch
 
     def put_experience_data(self, batch: TensorBatch, outputs: Mapping[str, Column]) -> None:

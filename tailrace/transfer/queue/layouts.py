@@ -91,13 +91,24 @@ def pad(arrays: Sequence[Array], *, value: float, side: Literal["left", "right"]
         ColumnError: no arrays, arrays of several dtypes, or a `value` that such arrays cannot hold.
     """
     dtype, lengths = _dtype(arrays), _lengths(arrays)
-    if dtype.kind == "i" and not (isinstance(value, int) and -(2**63) <= value < 2**63):
-        raise ColumnError(f"{dtype} arrays cannot be padded with {value!r}; pass an int of 64 bits")
+    check_padding(value, dtype)
     width = int(lengths.max())
     values = np.full((len(arrays), width), value, dtype)
     for row, array in zip(values, arrays, strict=True):
         row[slice(len(array)) if side == "right" else slice(width - len(array), width)] = array
     return Padded(values=values, lengths=lengths, side=side)
+
+
+def check_padding(value: float, dtype: np.dtype[Any]) -> None:
+    """Whether arrays can be filled up with `value`.
+
+    Raises:
+        ColumnError: such arrays cannot hold it.
+    """
+    if dtype.kind == "i" and not (isinstance(value, int) and -(2**63) <= value < 2**63):
+        raise ColumnError(f"{dtype} arrays cannot be padded with {value!r}; pass an int of 64 bits")
+    if not isinstance(value, int | float):
+        raise ColumnError(f"{dtype} arrays cannot be padded with {value!r:.80}; pass a float")
 
 
 def unpad(padded: Padded) -> list[Array]:

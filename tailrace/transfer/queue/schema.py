@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
-from tailrace.errors import ColumnError, QueueError
+from tailrace.errors import ColumnError, QueueError, did_you_mean, nearest
 from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.integers import check_integer, is_int64
 from tailrace.types import TaskSpec, Value, WeightVersion
 
 _MAX_SOUND = 1024
@@ -38,28 +39,35 @@ class Schema:
 
         Raises:
             ColumnError: one does not.
-            QueueError: its numbers are not of 64 bits.
+            QueueError: one is no NewRow, or its numbers are no integers of 64 bits.
         """
         for row in rows:
-            if not (_is_int64(row.group_id) and _is_int64(row.group_size) and _is_int64(row.order)):
-                raise QueueError(
-                    f"{_place(row)} of group_size {row.group_size}: expected integers of 64 bits, signed, for all three"
-                )
+            if not isinstance(row, NewRow):
+                raise QueueError(f"got {type(row).__name__} {row!r:.80} for a row, expected a NewRow")
+            if not (
+                is_int64(row.group_id) and is_int64(row.group_size) and is_int64(row.order) and is_int64(row.not_before)
+            ):
+                _refuse_numbers(row)
             if tuple(row.cells) not in self._sound:
                 self._check_columns(row)
 
     def _check_columns(self, row: NewRow) -> None:
+        if not isinstance(row.cells, Mapping) or not all(isinstance(column, str) for column in row.cells):
+            raise ColumnError(f"{_place(row)}: got cells {row.cells!r:.80}, expected values by the names of columns")
         columns = tuple(row.cells)
         if missing := sorted(self._put.difference(columns)):
-            raise ColumnError(f"{_place(row)} lacks column {missing[0]!r}, which tasks read and none writes")
+            near = nearest(missing[0], set(columns) - self._put)
+            instead = "" if near is None else f"; it brings {near!r}: did you mean {missing[0]!r}?"
+            raise ColumnError(f"{_place(row)} lacks column {missing[0]!r}, which tasks read and none writes{instead}")
         if written := sorted(self._written.intersection(columns)):
             raise ColumnError(f"{_place(row)} brings column {written[0]!r}, which a task writes; leave it out")
         if len(self._sound) < _MAX_SOUND:
             self._sound.add(columns)
 
 
-def _is_int64(number: int) -> bool:
-    return -(2**63) <= number < 2**63
+def _refuse_numbers(row: NewRow) -> None:
+    for name in ("group_id", "group_size", "order", "not_before"):
+        check_integer(f"{name} of a row", getattr(row, name))
 
 
 def _place(row: NewRow) -> str:
@@ -81,10 +89,11 @@ def check_outputs(task: TaskSpec, row: RowId, columns: Collection[str]) -> None:
     """
     expected, got = set(task.writes), set(columns)
     if expected != got:
-        raise ColumnError(
-            f"{row}: task {task.name!r} writes {sorted(expected)}; "
-            f"missing: {sorted(expected - got)}, not its own: {sorted(got - expected)}"
-        )
+        missing, foreign = sorted(expected - got), sorted(map(str, got - expected))
+        wrong = [f"missing: {missing}"] if missing else []
+        wrong += [f"not its own: {foreign}"] if foreign else []
+        hint = did_you_mean(foreign[0], missing) if foreign else ""
+        raise ColumnError(f"{row}: task {task.name!r} writes {sorted(expected)}; {', '.join(wrong)}{hint}")
 
 
 def check_capacity(rows: int, nbytes: int, config: LocalQueueConfig | ServiceQueueConfig) -> None:
@@ -102,9 +111,12 @@ def check_limit(limit: int | None) -> None:
     """Whether a claim may ask for so many rows.
 
     Raises:
-        QueueError: fewer than 1.
+        QueueError: fewer than 1, or that is no integer of 64 bits.
     """
-    if limit is not None and limit < 1:
+    if limit is None:
+        return
+    check_integer("a claim's limit", limit)
+    if limit < 1:
         raise QueueError(f"a claim's limit must be at least 1, got {limit}")
 
 

@@ -12,7 +12,7 @@ Tensors are copies: what becomes of the queue's memory does not matter to them.
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, assert_never
 
 import numpy as np
 import torch
@@ -80,12 +80,12 @@ class TensorBatch:
 def check_layouts(
     layouts: Mapping[str, Layout], columns: Collection[str], kinds: Mapping[str, ColumnKind], *, task: str
 ) -> None:
-    """Whether each of `layouts` is that of a column of arrays among `columns`, those that `task` reads.
+    """Whether each of `layouts` is one, of a column of arrays among `columns`, those that `task` reads.
 
     Raises:
         ColumnError: one is not.
     """
-    for column in layouts:
+    for column, layout in layouts.items():
         if column not in columns:
             raise ColumnError(
                 f"a layout for column {column!r}, which task {task!r} does not read; it reads {sorted(columns)}"
@@ -93,10 +93,18 @@ def check_layouts(
             )
         if kinds[column] not in _DTYPES:
             raise ColumnError(f"a layout for column {column!r}, which holds {kinds[column]}; only arrays have one")
+        if isinstance(layout, Pad) and layout.side in ("left", "right"):
+            dtype = np.int64 if kinds[column] is ColumnKind.INTS else np.float32
+            arrays.check_padding(layout.value, np.dtype(dtype))
+        elif layout not in ("packed", "nested"):
+            raise ColumnError(
+                f"a layout {layout!r:.80} for column {column!r}: expected 'packed', 'nested', Pad(value) or "
+                f"Pad(value, side='left')"
+            )
 
 
 def make_batch(claim: Claim, kinds: Mapping[str, ColumnKind], layouts: Mapping[str, Layout]) -> TensorBatch:
-    """The rows of `claim` as tensors. Arrays that `layouts` does not name are packed.
+    """The rows of `claim` as tensors. Arrays that `layouts` (see `check_layouts`) does not name are packed.
 
     Raises:
         ColumnError: a value to pad with that the column cannot hold.
@@ -162,6 +170,8 @@ def _laid_out(cells: Sequence[Array], layout: Layout) -> Column:
         case "packed":
             packed = pack(cells)
             return PackedTensor(values=torch.from_numpy(packed.values), offsets=torch.from_numpy(packed.offsets))
+        case _:
+            assert_never(layout)
 
 
 def _cells(column: str, values: Column, kind: ColumnKind) -> Sequence[Value]:

@@ -51,7 +51,14 @@ def test_what_is_no_address_is_one_clear_line(tmp_path: Path) -> None:
     path = tmp_path / "connection.json"
     with pytest.raises(UserError, match="No such file or directory; give the file that"):
         QueueAddress.read(path)
-    path.touch(0o600)
+    path.write_bytes(b"queue: {units: 2}")
+    path.chmod(0o644)
+    with pytest.raises(UserError, match=r"is not the address of a queue: JSON is malformed.*; give the file that"):
+        QueueAddress.read(path)
+    path.write_bytes(b'{"host": "\xff"}')
+    with pytest.raises(UserError, match=r"is not the address of a queue"):
+        QueueAddress.read(path)
+    path.chmod(0o600)
     path.write_text('{"endpoints": []}')
     with pytest.raises(UserError, match="is not the address of a queue: Object missing required field `host`"):
         QueueAddress.read(path)

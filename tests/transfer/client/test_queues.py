@@ -24,7 +24,6 @@ from tailrace.errors import (
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.lease import held
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec, Value
@@ -312,7 +311,7 @@ async def test_a_claim_is_held_while_its_work_takes_longer_than_the_lease(tmp_pa
     with serving(tmp_path, lease_s=1.0) as served:
         async with asyncio.timeout(LIMIT_S), RemoteQueue(served.address, name="tester") as queue:
             await queue.put(group(0))
-            async with held(queue, await queue.claim("rollout")) as claim:
+            async with queue.held(await queue.claim("rollout")) as claim:
                 with pytest.raises(QueueTimeout):
                     await queue.claim("rollout", timeout=1.5)
                 await queue.ack(claim, outputs(claim, response_ids=tokens(1)))

@@ -96,7 +96,11 @@ BAD_ROWS: Mapping[str, tuple[list[NewRow], type[QueueError], str]] = {
     "no array": (row(prompt_ids="text"), ColumnError, "column 'prompt_ids': got str 'text', expected a 1-D int64"),
     "big integer": (row(prompt_ids=tokens(1), seed=2**63), ColumnError, "column 'seed': got int 9223372036854775808"),
     "incomplete group": (group(1, 3)[:2], QueueError, "group 1 says group_size 3, but 2 of its rows were put"),
-    "endless group_id": (group(2**63), QueueError, "of group 9223372036854775808 .*expected integers of 64 bits"),
+    "endless group_id": (
+        group(2**63),
+        QueueError,
+        "group_id of a row: got 9223372036854775808, expected an integer of 64",
+    ),
     "too many rows": (group(1, MAX_ROWS + 1), QueueError, rf"can never fit queue\.max_rows {MAX_ROWS}"),
 }
 
@@ -132,6 +136,9 @@ def test_bad_claims_are_refused(queue: Face) -> None:
     for limit in (0, -1):
         with pytest.raises(QueueError, match=f"a claim's limit must be at least 1, got {limit}"):
             queue.claim("rollout", limit=limit)
+    for wrong in (1.5, "4", True, 2**63):
+        with pytest.raises(QueueError, match=f"a claim's limit: got {wrong!r}, expected an integer of 64 bits"):
+            queue.claim("rollout", limit=wrong)
     for rank in (0, 3, -1):
         with pytest.raises(QueueError, match=f"names rank {rank}, but policy 'first_in' splits nothing") as raised:
             queue.claim("rollout", rank=rank)
@@ -152,10 +159,10 @@ def test_bad_claims_are_refused(queue: Face) -> None:
 
 
 BAD_OUTPUTS: Mapping[str, tuple[dict[str, Value], str]] = {
-    "missing": ({}, r"task 'rollout' writes \['response_ids'\]; missing: \['response_ids'\], not its own: \[\]"),
+    "missing": ({}, r"task 'rollout' writes \['response_ids'\]; missing: \['response_ids'\]$"),
     "foreign": (
         {"response_ids": tokens(1), "reward": 0.5},
-        r"task 'rollout' writes \['response_ids'\]; missing: \[\], not its own: \['reward'\]",
+        r"task 'rollout' writes \['response_ids'\]; not its own: \['reward'\]$",
     ),
     "unknown": ({"response_ids": tokens(1), "what": 1}, "what"),
     "wrong dtype": ({"response_ids": np.zeros(1, np.float32)}, "expected a 1-D int64 array"),
@@ -191,7 +198,7 @@ def test_rows_that_are_not_held_are_refused(queue: Face) -> None:
     lease = claim.lease_id
     calls: list[Callable[[], None]] = [lambda: queue.ack(claim, done), lambda: queue.nack(claim, list(done))]
     for call in calls:
-        with pytest.raises(LeaseError, match=f"is not under lease {lease}: it was acked or nacked before"):
+        with pytest.raises(LeaseError, match=f"is not under lease {lease}: it was acked under it before"):
             call()
     with pytest.raises(LeaseError, match=rf"lease {lease} holds no rows \(any more\), so it cannot be renewed"):
         queue.renew(claim)
@@ -216,7 +223,7 @@ def test_an_ack_that_comes_after_the_lease_expired_is_refused(queue: Face, late:
     old = queue.claim("rollout")
     late()
     done = outputs(old, response_ids=tokens(1))
-    with pytest.raises(LeaseError, match="or the lease expired"):
+    with pytest.raises(LeaseError, match=r"the lease expired after .*`held`, which renews it, or raise queue\.lease_s"):
         queue.ack(old, done)
     with pytest.raises(LeaseError):
         queue.renew(old)

@@ -204,7 +204,7 @@ def never() -> Operation[None]:
 
 
 def test_a_server_that_is_not_there_is_lost_after_the_limit(tmp_path: Path, face: Face) -> None:
-    with using(face, HASTY) as client, pytest.raises(PeerLost, match=f"Beat to ipc://{tmp_path}/nobody had no answer"):
+    with using(face, HASTY) as client, pytest.raises(PeerLost, match=f"ipc://{tmp_path}/nobody did not answer"):
         client.run(says(f"ipc://{tmp_path}/nobody", Beat(1.0)))
 
 
@@ -215,7 +215,7 @@ def test_a_server_that_stands_still_is_lost_and_heard_again_when_it_goes_on(face
             to = process.endpoints[0]
             patient.run(says(to, Beat(1.0)))
             process.send(signal.SIGSTOP)
-            with pytest.raises(PeerLost, match="Beat to ipc:"):
+            with pytest.raises(PeerLost, match=r"the controller of the queue at ipc:.* did not answer within"):
                 hasty.run(says(to, Beat(1.0)))
             process.send(signal.SIGCONT)
             patient.run(says(to, Beat(1.0)))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
@@ -21,6 +22,7 @@ from tailrace.transfer.queue.wire.messages import (
     Hello,
     Joined,
     Prove,
+    Read,
     Renew,
     Request,
     Stranger,
@@ -157,8 +159,7 @@ def test_a_request_without_an_answer_is_sent_again_more_and_more_seldom_until_it
     assert known.now == 30.0
     error = known.results[number]
     assert isinstance(error, PeerLost)
-    assert "Renew to ipc://" in str(error)
-    assert "had no answer after 30.0 s" in str(error)
+    assert str(error).startswith(f"the controller of the queue at {known.endpoint} did not answer within 30.0 s; ")
 
 
 def test_a_server_that_is_not_there_is_lost_after_the_limit(stage: Stage) -> None:
@@ -202,7 +203,7 @@ def test_a_server_that_is_gone_is_lost_at_once(known: Stage) -> None:
     number = known.start(Renew(1), held=True)
     known.connection.lose()
     assert isinstance(known.results[number], PeerLost)
-    assert "Renew to ipc://" in str(known.results[number])
+    assert str(known.results[number]) == f"the controller of the queue at {known.endpoint} is lost: its process is gone"
     assert known.connection.idle
     known.connection.cancel(number)
     known.connection.take(number)
@@ -270,6 +271,37 @@ def test_a_server_that_does_not_know_the_token_ends_what_waits_and_the_next_requ
     third = stage.start(Renew(3))
     stage.greet()
     assert stage.asked() == (third, Renew(3))
+
+
+def test_a_storage_unit_that_does_not_answer_is_called_one(known: Stage) -> None:
+    number = known.start(Read(b"", [], b"", False))
+    known.pass_time(30.0)
+    assert str(known.results[number]).startswith(f"the storage unit of the queue at {known.endpoint} did not answer")
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+def test_what_cannot_be_sent_is_refused_and_leaves_nothing_behind(stage: Stage, greeted: bool) -> None:
+    if greeted:
+        first = stage.start(Renew(1))
+        stage.greet()
+        assert stage.asked() == (first, Renew(1))
+        stage.say(first, Accepted())
+    unfit = {"limit": Claim("actor", 2**70, None, 0.0), "task": Claim("\ud800", None, None, 0.0)}
+    for name, message in unfit.items():
+        with pytest.raises(
+            WireError, match=f"^Claim cannot be sent: {name} {getattr(message, name)!r}".replace("\\", r"\\")
+        ):
+            stage.start(message)
+        assert stage.connection.idle
+    number = stage.start(Renew(2))
+    if not greeted:
+        stage.greet()
+    assert stage.asked() == (number, Renew(2))
+
+
+def test_integers_of_numpy_are_sent_as_integers(known: Stage) -> None:
+    number = known.start(Claim("actor", np.int64(3), np.int32(0), 1.0))  # type: ignore[arg-type]
+    assert known.asked() == (number, Claim("actor", 3, 0, 1.0))
 
 
 def test_late_double_and_senseless_answers_change_nothing(known: Stage) -> None:

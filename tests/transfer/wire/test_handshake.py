@@ -1,5 +1,7 @@
 """Only who knows the token speaks, and nobody says it."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -24,7 +26,7 @@ def test_a_client_that_knows_the_token_is_known_by_its_connection_from_then_on()
 
 
 def test_the_client_notices_a_server_that_does_not_know_the_token() -> None:
-    with pytest.raises(WireError, match="the server does not know the token"):
+    with pytest.raises(WireError, match=r"the server does not know the token .*read the connection file"):
         enter(Door(OTHER, silence_s=9), b"1", Identity("rollout", TOKEN))
 
 
@@ -101,6 +103,12 @@ def test_the_token_is_neither_short_nor_shown() -> None:
     with pytest.raises(WireError, match="3 bytes can be guessed"):
         Door(b"abc", silence_s=9)
     assert "token" not in repr(Identity("rollout", TOKEN))
+
+
+@pytest.mark.parametrize("name", ["\ud800", None, 5])
+def test_a_name_is_text_that_can_be_sent(name: Any) -> None:
+    with pytest.raises(WireError, match="the name of a client is text, in valid Unicode; got"):
+        Identity(name, TOKEN)
 
 
 def test_two_clients_of_one_name_are_two() -> None:

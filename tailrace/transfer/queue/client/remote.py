@@ -9,16 +9,20 @@ answer, for `limit_s`. A program that blocks its loop for longer than `limit_s` 
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self, TypeVar
 
+from tailrace.transfer.queue import lease
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
-from tailrace.transfer.queue.client import operations, snapshots
+from tailrace.transfer.queue.client import checks, operations, snapshots
 from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.integers import check_integer
 from tailrace.transfer.queue.wire.aio import AsyncClient
 from tailrace.transfer.queue.wire.calls import Operation
 from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.transfer.queue.wire.handshake import check_name
 from tailrace.transfer.queue.wire.messages import Claimed
 from tailrace.types import Value, WeightVersion
 
@@ -29,7 +33,8 @@ class RemoteQueue(TransferQueue):
     """`async with RemoteQueue(address, name="rollout") as queue: ...`, for one event loop.
 
     Everything may also raise PeerLost: a process of the queue did not answer, and what was asked may have happened or
-    not. A row that was claimed is good until the block is left: its arrays may lie in the memory of a storage unit.
+    not. A row that was claimed is good until the block is left: its arrays may lie in the memory of a storage unit. A
+    client belongs to the process that made it; one that is forked from it makes its own.
     """
 
     def __init__(
@@ -48,13 +53,19 @@ class RemoteQueue(TransferQueue):
         side takes the other for dead.
 
         Raises:
-            UserError: the queue cannot be reached from this host.
-            WireError: the token is too short.
+            UserError: that is no address, or the queue cannot be reached from this host.
+            WireError: the token is too short, or the name cannot be sent.
+            QueueError: a number of seconds that is none.
         """
-        self._timeout_s = timeout_s
-        self._limit_s = limit_s
+        checks.check_address(address)
+        check_name(name)
+        self._owner = checks.Owner()
+        self._timeout_s = checks.seconds("timeout_s", timeout_s)
+        self._limit_s = checks.limit_seconds(limit_s)
         self._session = Session(address.endpoint, shared_memory=shared_memory)
-        self._client = AsyncClient(name, address.token, controller=address.endpoint, patience=Patience.within(limit_s))
+        self._client = AsyncClient(
+            name, address.token, controller=address.endpoint, patience=Patience.within(self._limit_s)
+        )
 
     async def __aenter__(self) -> Self:
         """From now on the queue knows that this client lives."""
@@ -64,7 +75,11 @@ class RemoteQueue(TransferQueue):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up: what waits raises QueueClosed, and what was not acked goes back after `limit_s`."""
+        """Hang up: what waits raises QueueClosed, and what was not acked goes back after `limit_s`. Harmless in a
+        process that was forked: what it has is not its own.
+        """
+        if not self._owner.is_here:
+            return
         self._life.cancel()
         try:
             await asyncio.wait([self._life])  # not awaited itself: to suppress its cancellation would suppress ours
@@ -79,6 +94,7 @@ class RemoteQueue(TransferQueue):
         Raises:
             StorageFull: the units had no room for so long.
         """
+        checks.check_rows(rows)
         limit = self._limit(timeout)
         return await self._run(operations.put(self._session, rows, timeout=limit), limit)
 
@@ -86,6 +102,7 @@ class RemoteQueue(TransferQueue):
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
     ) -> Claim:
         """See `TransferQueue.claim`."""
+        checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
         return await self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
@@ -95,6 +112,7 @@ class RemoteQueue(TransferQueue):
         """The first half of `claim`: rows under a lease of this client, without their cells. Another client may fetch
         these, see `SyncQueue.fetch`.
         """
+        checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
         return await self._run(operations.lease(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
@@ -104,11 +122,17 @@ class RemoteQueue(TransferQueue):
         Raises:
             StorageFull: the units had no room for so long.
         """
+        checks.check_output_rows(outputs)
         await self._run(operations.ack(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
 
     async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
+        checks.check_row_ids(rows or ())
         await self._run(operations.nack(self._session, claim.lease_id, rows))
+
+    def held(self, claim: Claim) -> AbstractAsyncContextManager[Claim]:
+        """Renew the lease of `claim` while the block runs, and give back what was not acked at its end."""
+        return lease.held(self, claim)
 
     async def renew(self, claim: Claim) -> None:
         """See `TransferQueue.renew`."""
@@ -116,6 +140,7 @@ class RemoteQueue(TransferQueue):
 
     async def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
+        check_integer("version", version)
         await self._run(operations.advance(self._session, version))
 
     async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
@@ -143,14 +168,19 @@ class RemoteQueue(TransferQueue):
         self._client.close()
 
     def _limit(self, timeout: float | None) -> float:
-        return self._timeout_s if timeout is None else timeout
+        return self._timeout_s if timeout is None else checks.seconds("timeout", timeout)
 
     async def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
-        """Carry it out. `timeout`: of one that makes several calls, together; those of others end by themselves."""
+        """Carry it out. `timeout`: of one that makes several calls, together; those of others end by themselves.
+
+        Raises:
+            QueueError: in a process that was forked from the one that made this client.
+        """
+        self._owner.check()
         self._client.tell(self._session.due())
         return await self._client.run(operation, within_s=None if timeout is None else timeout + self._limit_s)
 
     async def _live(self) -> None:
-        while True:
+        while self._owner.is_here:
             self._client.tell([*self._session.signs_of_life(self._limit_s), *self._session.due()])
             await asyncio.sleep(self._limit_s / 4)

@@ -17,10 +17,12 @@ from typing import Self, TypeVar
 from tailrace.errors import LeaseError, PeerLost
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
-from tailrace.transfer.queue.client import operations, snapshots
+from tailrace.transfer.queue.client import checks, operations, snapshots
 from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.integers import check_integer
 from tailrace.transfer.queue.wire.calls import Operation
 from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.transfer.queue.wire.handshake import check_name
 from tailrace.transfer.queue.wire.messages import Claimed
 from tailrace.transfer.queue.wire.sync import SyncClient
 from tailrace.types import ColumnKind, Value, WeightVersion
@@ -30,7 +32,7 @@ T = TypeVar("T")
 
 class SyncQueue:
     """`with SyncQueue(address, name="scorer") as queue: ...`, for one thread. See `RemoteQueue` and `TransferQueue`:
-    the same methods, which block.
+    the same methods, which block. It belongs to the process that made it; one that is forked from it makes its own.
     """
 
     def __init__(
@@ -45,13 +47,15 @@ class SyncQueue:
         """See `RemoteQueue`.
 
         Raises:
-            UserError: the queue cannot be reached from this host.
-            WireError: the token is too short.
+            UserError, WireError, QueueError: as for `RemoteQueue`.
         """
+        checks.check_address(address)
+        check_name(name)
+        self._owner = checks.Owner()
         self._address = address
         self._name = name
-        self._timeout_s = timeout_s
-        self._limit_s = limit_s
+        self._timeout_s = checks.seconds("timeout_s", timeout_s)
+        self._limit_s = checks.limit_seconds(limit_s)
         self._session = Session(address.endpoint, shared_memory=shared_memory)
         self._client = self._connect()
 
@@ -62,10 +66,21 @@ class SyncQueue:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
+        """Hang up. Harmless in a process that was forked: what it has is not its own."""
+        if not self._owner.is_here:
+            return
         self._client.tell(self._session.due())
         self._client.close()
         self._session.memory.close()
+
+    def reads(self, task: str) -> tuple[str, ...]:
+        """The columns that `task` reads.
+
+        Raises:
+            QueueError: no such task.
+        """
+        self._run(self._session.prepare())
+        return self._session.schema.task(task).reads
 
     @property
     def columns(self) -> Mapping[str, ColumnKind]:
@@ -75,6 +90,7 @@ class SyncQueue:
 
     def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `RemoteQueue.put`."""
+        checks.check_rows(rows)
         limit = self._limit(timeout)
         return self._run(operations.put(self._session, rows, timeout=limit), limit)
 
@@ -82,6 +98,7 @@ class SyncQueue:
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
     ) -> Claim:
         """See `TransferQueue.claim`."""
+        checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
         return self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
@@ -95,10 +112,12 @@ class SyncQueue:
 
     def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `RemoteQueue.ack`."""
+        checks.check_output_rows(outputs)
         self._run(operations.ack(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
 
     def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
+        checks.check_row_ids(rows or ())
         self._run(operations.nack(self._session, claim.lease_id, rows))
 
     def renew(self, claim: Claim) -> None:
@@ -107,6 +126,7 @@ class SyncQueue:
 
     def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
+        check_integer("version", version)
         self._run(operations.advance(self._session, version))
 
     def lost_groups(self, *, timeout: float | None = None) -> list[int]:
@@ -139,9 +159,10 @@ class SyncQueue:
             yield claim
         finally:
             ended.set()
-            with suppress(PeerLost):  # the queue, if it comes back, ends the lease by itself
-                self.nack(claim)
-            thread.join(2 * self._limit_s)  # it may wait for an answer
+            if self._owner.is_here:  # else it was forked inside the block, and the claim is the other process's
+                with suppress(PeerLost):  # the queue, if it comes back, ends the lease by itself
+                    self.nack(claim)
+                thread.join(2 * self._limit_s)  # it may wait for an answer
 
     def _renew(self, claim: Claim, ended: threading.Event) -> None:
         with self._connect() as client:
@@ -163,9 +184,10 @@ class SyncQueue:
         )
 
     def _limit(self, timeout: float | None) -> float:
-        return self._timeout_s if timeout is None else timeout
+        return self._timeout_s if timeout is None else checks.seconds("timeout", timeout)
 
     def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
         """See `RemoteQueue._run`."""
+        self._owner.check()
         self._client.tell(self._session.due())
         return self._client.run(operation, within_s=None if timeout is None else timeout + self._limit_s)

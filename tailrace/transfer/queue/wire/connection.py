@@ -15,17 +15,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import msgspec
 import zmq
 
 from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.wire.calls import Call, Outcome, expect
-from tailrace.transfer.queue.wire.frames import Reply, check_frames, decode_answer, decode_header, encode
+from tailrace.transfer.queue.wire.frames import (
+    Reply,
+    check_frames,
+    decode_answer,
+    decode_header,
+    encode,
+    encode_request,
+)
 from tailrace.transfer.queue.wire.handshake import Identity
-from tailrace.transfer.queue.wire.messages import Cancel, Challenge, Failure, Hello, Request, Stranger, Waiting, Welcome
+from tailrace.transfer.queue.wire.messages import (
+    Cancel,
+    Challenge,
+    Describe,
+    Done,
+    Failure,
+    Hello,
+    Inventory,
+    Read,
+    Request,
+    Reserve,
+    Settle,
+    Stranger,
+    Waiting,
+    Welcome,
+    Write,
+)
 from tailrace.transfer.queue.wire.sockets import dealer, receive, send
 
 Then: TypeAlias = Callable[[Outcome], None]
 """Gets the reply, or the error that took its place. Raises nothing."""
+_TO_UNITS = (Reserve, Write, Read, Done, Settle, Inventory, Describe)
+"""Requests that only storage units get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +80,8 @@ class Patience:
 @dataclass(slots=True, eq=False)
 class _Request:
     call: Call
+    encoded: msgspec.Raw
+    """Its message: what cannot be sent is refused before anything is kept of it."""
     then: Then
     held: bool
     entering: bool
@@ -113,7 +141,7 @@ class Connection:
         `held`: it can be cancelled even after its answer has come, until `take`.
 
         Raises:
-            WireError: it has a frame that is too long.
+            WireError: it has a frame that is too long, or a field that cannot be sent. Nothing of it is left.
         """
         check_frames(call.frames)
         number = self._add(call, then, held=held)
@@ -180,18 +208,17 @@ class Connection:
         self._open.clear()
         self.socket.close(0)
         for request in ended:
-            request.then(
-                PeerLost(f"{type(request.call.message).__name__} to {self._endpoint} is lost: that process is gone")
-            )
+            request.then(PeerLost(f"{self._server(request)} is lost: its process is gone"))
 
     def _add(self, call: Call, then: Then, *, held: bool = False, entering: bool = False) -> int:
+        encoded = encode_request(call.message)
         now = self._clock()
         if not self._requests:
             self._ticked = now
         number = self._next()
         self._open[number] = call.message
         retry_s = self._patience.retry_s
-        self._requests[number] = _Request(call, then, held, entering, now, now + retry_s, retry_s)
+        self._requests[number] = _Request(call, encoded, then, held, entering, now, now + retry_s, retry_s)
         return number
 
     @property
@@ -204,8 +231,8 @@ class Connection:
         return number
 
     def _send(self, number: int) -> None:
-        call = self._requests[number].call
-        send(self.socket, encode(number, self._oldest, call.message, call.frames))
+        request = self._requests[number]
+        send(self.socket, encode(number, self._oldest, request.encoded, request.call.frames))
 
     def _take(self, head: list[bytes], frames: list[memoryview]) -> None:
         try:
@@ -253,11 +280,16 @@ class Connection:
         request = self._requests[number]
         waited = now - request.started
         error = PeerLost(
-            f"{type(request.call.message).__name__} to {self._endpoint} had no answer after {waited:.1f} s; "
-            f"is that process alive, and on a machine that is not overloaded?"
+            f"{self._server(request)} did not answer within {waited:.1f} s; is it still serving, on a machine that is "
+            f"not overloaded? `tailrace queue top` shows it"
         )
         self.cancel(number)
         request.then(error)
+
+    def _server(self, request: _Request) -> str:
+        """Whom it went to, for people."""
+        role = "storage unit" if isinstance(request.call.message, _TO_UNITS) else "controller"
+        return f"the {role} of the queue at {self._endpoint}"
 
     # Saying Hello
 

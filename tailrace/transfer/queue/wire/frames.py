@@ -7,6 +7,7 @@ answer the sender still waits for: the server forgets what it kept for those bef
 allocates no more than they are: msgspec grows with what is there, not with what a length says.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
@@ -35,7 +36,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class _Outgoing(msgspec.Struct, array_like=True):
     number: int
     oldest: int
-    message: Request | Answer
+    message: Request | Answer | msgspec.Raw
 
 
 class Reply(NamedTuple):
@@ -45,13 +46,40 @@ class Reply(NamedTuple):
     frames: Sequence[Buffer] = ()
 
 
-_ENCODER = msgspec.msgpack.Encoder()
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)  # of integers that are not Python's own, as numpy's
+_UNFIT = (TypeError, ValueError, OverflowError, RecursionError)
+"""What encoding raises for a value that has no form in msgpack: a foreign type, a number too big, bad Unicode."""
 _HEADERS = msgspec.msgpack.Decoder(Header)
 _REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def encode(number: int, oldest: int, message: Request | Answer, frames: Sequence[Buffer] = ()) -> list[Buffer]:
+def encode_request(message: Request) -> msgspec.Raw:
+    """A request as it travels, for `encode`.
+
+    Raises:
+        WireError: a field holds what cannot travel.
+    """
+    try:
+        return msgspec.Raw(_ENCODER.encode(message))
+    except _UNFIT as error:
+        raise WireError(f"{type(message).__name__} cannot be sent: {_unfit(message)}{one_line(error)}") from None
+
+
+def _unfit(message: Request) -> str:
+    """The first field that cannot be encoded, to begin a message with."""
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
+        try:
+            _ENCODER.encode(value)
+        except _UNFIT:
+            return f"{name} {value!r:.80}: "
+    return ""
+
+
+def encode(
+    number: int, oldest: int, message: Request | Answer | msgspec.Raw, frames: Sequence[Buffer] = ()
+) -> list[Buffer]:
     """The frames of a message."""
     return [_ENCODER.encode(_Outgoing(number, oldest, message)), *frames]
 

@@ -34,6 +34,7 @@ class Identity:
 
     def __post_init__(self) -> None:
         check_token(self.token)
+        check_name(self.name)
         object.__setattr__(self, "unique", f"{self.name[:100]}-{secrets.token_hex(8)}")
 
     def hello(self) -> Hello:
@@ -47,7 +48,10 @@ class Identity:
             WireError: the server does not know the token.
         """
         if not hmac.compare_digest(challenge.proof, proof_of_server(self.token, hello, challenge.nonce)):
-            raise WireError("the server does not know the token of this queue; give both the same")
+            raise WireError(
+                "the server does not know the token that this client has: another queue is there now; read the "
+                "connection file of the one that is meant, QueueAddress.read(path)"
+            )
         return Prove(proof_of_client(self.token, hello, challenge.nonce))
 
 
@@ -59,6 +63,18 @@ def check_token(token: bytes) -> None:
     """
     if len(token) < 16:
         raise WireError(f"a token of {len(token)} bytes can be guessed; give 16 or more: secrets.token_bytes(32)")
+
+
+def check_name(name: str) -> None:
+    """A client's name must be text that can be sent.
+
+    Raises:
+        WireError: it is not.
+    """
+    try:
+        str.encode(name)
+    except (TypeError, UnicodeEncodeError):
+        raise WireError(f"the name of a client is text, in valid Unicode; got {name!r:.80}") from None
 
 
 def proof_of_server(token: bytes, hello: Hello, nonce: bytes) -> bytes:
