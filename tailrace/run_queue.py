@@ -124,7 +124,11 @@ def explained(error: QueueError, connection: str, run: Path, checkpoint: Path | 
             f"serve one for each run, each in a --directory of its own"
         )
     if isinstance(error, PeerLost):
-        how = f"go on from {checkpoint}: tailrace train {run} --resume" if checkpoint else "begin anew (no checkpoint):"
+        how = (
+            f"go on from {checkpoint}: tailrace train {run} --resume"
+            if checkpoint
+            else "begin anew, without a checkpoint:"
+        )
         return PeerLost(
             f"the queue of {connection} does not answer any more: {error}; if it has ended, serve another with "
             f"`tailrace queue serve` and a new --directory, and {how} queue.connection=DIRECTORY/connection.json"
