@@ -169,7 +169,8 @@ def serve(
         typer.Option("--metrics-port", help="Answer Prometheus at this port of this machine.", min=0, max=65535),
     ] = None,
 ) -> None:
-    """Serve a queue until Ctrl-C. Started again, it goes on with what its directory holds."""
+    """Serve a queue until Ctrl-C. Started again with the same directory, it knows what it has had; its rows are there
+    again with queue.storage.type=redis alone, else they have to be put again."""
     from tailrace.queue_serving import load_served
     from tailrace.queue_serving import serve as serve_queue
 

@@ -1,7 +1,8 @@
 """`tailrace queue top`: what a queue holds, who waits for what, and how its storage units are."""
 
 import time
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -20,20 +21,39 @@ _MIB = 2**20
 
 
 def show(connection: Path, *, once: bool) -> None:
-    """Print the counts of the queue whose address is in the file `connection`, anew each second until Ctrl-C.
+    """Print the counts of the queue whose address is in the file `connection`, anew each second until Ctrl-C: in place
+    on a terminal, else one after the other.
 
     Raises:
         UserError: there is no such file, or no queue where it says.
     """
     address = QueueAddress.read(connection)
     stats = _look(address, connection)
+    console = Console()
     if once:
-        Console().print(render(stats))
+        console.print(render(stats))
         return
-    with suppress(KeyboardInterrupt), Live(render(stats), auto_refresh=False, screen=True) as live:
+    with suppress(KeyboardInterrupt), ExitStack() as stack:
+        show = _in_place(console, stack) if console.is_terminal else _below(console)
         while True:
+            show(stats)
             time.sleep(_EVERY_S)
-            live.update(render(_look(address, connection)), refresh=True)
+            stats = _look(address, connection)
+
+
+def _in_place(console: Console, stack: ExitStack) -> Callable[[QueueStats], None]:
+    live = stack.enter_context(Live(console=console, auto_refresh=False, screen=True))
+    return lambda stats: live.update(render(stats), refresh=True)
+
+
+def _below(console: Console) -> Callable[[QueueStats], None]:
+    """For a pipe or a file, which nobody flushes for us."""
+
+    def show(stats: QueueStats) -> None:
+        console.print(render(stats), Text())
+        console.file.flush()
+
+    return show
 
 
 def _look(address: QueueAddress, connection: Path) -> QueueStats:
@@ -42,7 +62,7 @@ def _look(address: QueueAddress, connection: Path) -> QueueStats:
     except PeerLost:
         raise UserError(
             f"no queue answers at {address.endpoint} within {_LIMIT_S:g} s, where {connection} says it is; "
-            f"start it with `tailrace queue serve`"
+            f"that of a run (queue.type=service) ends with the run, any other is started with `tailrace queue serve`"
         ) from None
 
 

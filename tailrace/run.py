@@ -22,7 +22,8 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts
 from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore
 from tailrace.config.run import RunConfig
-from tailrace.errors import CheckpointError, NonFiniteError, TailraceError
+from tailrace.config.transfer import RemoteQueueConfig
+from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError
 from tailrace.events import Event, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.metrics import TaskTimes
@@ -33,7 +34,7 @@ from tailrace.report.page import write_report
 from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
-from tailrace.run_queue import check_queue, open_queue, run_table
+from tailrace.run_queue import check_queue, explained, open_queue, run_table
 from tailrace.trainer.checkpoint import CheckpointStore
 
 
@@ -74,6 +75,13 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
         except asyncio.CancelledError:
             print("Interrupted; there was nothing new to save.")
             return INTERRUPTED
+        except QueueError as error:
+            if not isinstance(config.queue, RemoteQueueConfig):
+                raise
+            explanation = explained(error, config.queue.connection, directory.config, store.latest())
+            if explanation is None:
+                raise
+            raise explanation from error
 
 
 def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:

@@ -15,7 +15,7 @@ from tailrace.config.queue_table import (
 )
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig, QueueConfig, RemoteQueueConfig, ServiceQueueConfig
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.transfer.queue.client.remote import RemoteQueue
@@ -56,14 +56,20 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
     """Whether a run may have the queue; what there is to ask of one that runs already.
 
     Raises:
-        UserError: it is not there, has another table, or has served a run.
-        PeerLost: it does not answer.
+        UserError: it is not there, does not answer, has another table, or has served a run.
     """
     if not isinstance(config, RemoteQueueConfig):
         return
     address = QueueAddress.read(Path(config.connection))
-    _check_table(config.connection, greet(address, name="run", limit_s=_GREETING_LIMIT_S), table)
-    stats = look(address, name="run", limit_s=_GREETING_LIMIT_S)
+    try:
+        welcome = greet(address, name="run", limit_s=_GREETING_LIMIT_S)
+        stats = look(address, name="run", limit_s=_GREETING_LIMIT_S)
+    except PeerLost:
+        raise UserError(
+            f"the queue of {config.connection} has not answered within {_GREETING_LIMIT_S:g} s: "
+            f"is `tailrace queue serve` running?"
+        ) from None
+    _check_table(config.connection, welcome, table)
     if stats.used or stats.closed:
         raise ConfigError(
             f"the queue of {config.connection} {'was closed' if stats.closed else 'has held rows'}, and a queue is for "
@@ -105,6 +111,29 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
                     limit_s=config.client_limit_s,
                 )
             )
+
+
+def explained(error: QueueError, connection: str, run: Path, checkpoint: Path | None) -> TailraceError | None:
+    """What to do where the served queue of `connection` has ended a run; None where `error` says it all.
+
+    `run`: the run's configuration. `checkpoint`: its last; none can be saved now, since it would hold the queue, too.
+    """
+    if isinstance(error, GroupExists):
+        return UserError(
+            f"another run uses the queue of {connection}: {error}; "
+            f"serve one for each run, each in a --directory of its own"
+        )
+    if isinstance(error, PeerLost):
+        how = (
+            f"go on from {checkpoint}: tailrace train {run} --resume"
+            if checkpoint
+            else "begin anew, without a checkpoint:"
+        )
+        return PeerLost(
+            f"the queue of {connection} does not answer any more: {error}; if it has ended, serve another with "
+            f"`tailrace queue serve` and a new --directory, and {how} queue.connection=DIRECTORY/connection.json"
+        )
+    return None
 
 
 def _check_table(connection: str, welcome: Welcome, table: TableConfig) -> None:

@@ -1,18 +1,31 @@
 """What the documentation shows is what happens."""
 
+import asyncio
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import yaml
 
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.queue_table import TableConfig
 from tailrace.generate import Line
+from tailrace.queue_serving import load_served
 from tailrace.run_queue import run_table
-from tailrace.transfer.queue.base import NewRow
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import NewRow, QueueStats
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.types import Value
+from tailrace.transfer.queue.look import look
+from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.tensors import PaddedTensor
+from tailrace.types import ColumnKind, Value
 from tests.conftest import TinyModel
 from tests.runs import small_run
 from tests.transfer.test_processes import queue
@@ -23,16 +36,106 @@ ROOT = Path(__file__).parents[1]
 def test_the_engine_is_used_from_python_as_its_page_shows(
     tiny_model: TinyModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text(), re.DOTALL)
-    assert "runs/mine/model" in example
-    exec(example.replace("runs/mine/model", str(tiny_model("llama"))), {})
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "engine.md").read_text(), re.DOTALL)
+    assert "runs/mine/model" in code
+    exec(code.replace("runs/mine/model", str(tiny_model("llama"))), {})
     printed = re.findall(r"^(\d) (stop|length|abort) \[", capsys.readouterr().out, re.MULTILINE)
     assert sorted(request_id for request_id, _ in printed) == ["0", "1", "2", "3"]
     assert dict(printed)["3"] == "abort"
 
 
+QUEUE_PAGE = (ROOT / "docs" / "transfer_queue.md").read_text()
+
+
+def example(mark: str) -> str:
+    """The program of the queue's page that has `mark` in it."""
+    codes: list[str] = re.findall(r"```python\n(.*?)```", QUEUE_PAGE, re.DOTALL)
+    (found,) = [code for code in codes if mark in code]
+    return found
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[QueueAddress]:
+    """Of a queue with the table of the page."""
+    (table,) = re.findall(r"```yaml\n(.*?)```", QUEUE_PAGE, re.DOTALL)
+    (tmp_path / "table.yaml").write_text(table)
+    served = load_served(tmp_path / "table.yaml", ["queue.units=1", "queue.storage.type=memory"]).config
+    with QueueProcesses(served.queue, served.table, tmp_path / "queue") as processes:
+        yield processes.address
+
+
+def put_two_groups(address: QueueAddress) -> None:
+    cells: dict[str, Value] = {"prompt": "1 + 2 =", "prompt_ids": np.array([5, 6, 7])}
+    with SyncQueue(address, name="producer") as queue:
+        rows = [NewRow(group_id=k // 4, group_size=4, order=k, cells=cells) for k in range(8)]
+        queue.put(rows)
+
+
+def stats(address: QueueAddress) -> QueueStats:
+    return look(address, name="test", limit_s=10.0)
+
+
+def test_the_table_of_the_reference_can_be_served() -> None:
+    tables = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "recipes.md").read_text(), re.DOTALL)
+    (table,) = [yaml.safe_load(text)["table"] for text in tables if "table:" in text]
+    config = TableConfig.model_validate(table)
+    check_table(make_tasks(config), config.columns)
+
+
+def test_every_kind_of_a_column_is_explained() -> None:
+    _, _, table = QUEUE_PAGE.partition("| kind of a column | its cells |")
+    explained = re.findall(
+        r"`([^`]+)`", "".join(row.split("|")[1] for row in table.partition("\n\n")[0].split("\n")[2:])
+    )
+    assert explained == [kind.value for kind in ColumnKind]
+
+
+def test_rows_are_put_claimed_and_acked_as_the_page_shows(
+    address: QueueAddress, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    exec(example("SIZE = 4").replace("/var/lib/queue", str(tmp_path / "queue")), {})
+    assert capsys.readouterr().out.splitlines() == [f"0 {order} 1 + 2 = [8 9]" for order in range(4)]
+    tasks = stats(address).tasks
+    assert (tasks["rollout"].ready, tasks["rollout"].consumed, tasks["reward"].ready) == (4, 4, 4)
+
+
+def test_rows_are_claimed_in_an_event_loop_as_the_page_shows(address: QueueAddress) -> None:
+    put_two_groups(address)
+    names: dict[str, Any] = {"address": address, "sample": lambda ids: ids[:2]}
+    exec(example("async def roll_out"), names)
+    asyncio.run(names["roll_out"]())
+    assert stats(address).tasks["reward"].ready == 4
+
+
+def test_rows_come_as_tensors_as_the_page_shows(address: QueueAddress) -> None:
+    put_two_groups(address)
+    steps: list[tuple[str, dict[str, Value]]]
+    steps = [("rollout", {"response_ids": np.array([8, 9])}), ("reward", {"reward": 1.0})]
+    with SyncQueue(address, name="test") as queue:
+        for task, cells in steps * 2:
+            claim = queue.claim(task, limit=4)
+            queue.ack(claim, {row.id: cells for row in claim.rows})
+    trained = []
+    names = {"address": address, "train": lambda *columns: trained.append([tuple(column.shape) for column in columns])}
+    exec(example("StreamingDataset(").replace("rows=512", "rows=8"), names)
+    assert trained == [[(8, 2), (8,), (8,)]]
+    assert stats(address).rows == 0
+
+
+def test_experience_is_put_and_had_as_the_page_shows(address: QueueAddress) -> None:
+    generated = []
+
+    def generate(prompts: PaddedTensor) -> list[torch.Tensor]:
+        generated.append(prompts.values.tolist())
+        return list(prompts.values)
+
+    exec(example("Experience(queue)"), {"address": address, "generate": generate})
+    assert generated == [[[5, 6, 7]] * 4]
+    tasks = stats(address).tasks
+    assert (tasks["rollout"].ready, tasks["reward"].ready) == (4, 4)
+
+
 def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path: Path) -> None:
-    example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "transfer_queue.md").read_text(), re.DOTALL)
     table = run_table(small_run(tmp_path, tmp_path, tmp_path), make_algorithm(GrpoConfig()))
     with queue(tmp_path / "queue", table=table) as served, SyncQueue(served.address, name="run") as run:
         prompt: dict[str, Value] = {"prompt_ids": np.arange(2), "prompt": "p", "answer": "a", "metadata": {}, "seed": 0}
@@ -47,7 +150,12 @@ def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path:
         }
         sampled: dict[str, Value] = {"rollout_log_probs": np.zeros(3, np.float32), "finish_reason": "stop"}
         run.ack(claim, {row.id: {**response, **sampled} for row in claim.rows})
-        exec(example, {"path": served.connection, "score": lambda response: float(len(response))})
+
+        def score(response: str) -> float:
+            run.close()  # the run ends, and with it the loop of the example
+            return float(len(response))
+
+        exec(example("graded = {"), {"path": served.connection, "score": score})
         assert run.stats().tasks["reward"].consumed == 1
 
 

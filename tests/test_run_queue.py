@@ -11,14 +11,16 @@ from typing import Any
 
 import pytest
 
+from tailrace import run as run_module
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, ServiceQueueConfig
-from tailrace.errors import ConfigError, QueueError, UserError
+from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, open_queue, run_table
+from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.remote import RemoteQueue
@@ -27,6 +29,7 @@ from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.wire.sockets import host_id
 from tests.conftest import TinyModel
 from tests.runs import learned, small_run, steps_of, write_prompts
 from tests.transfer.tables import group, outputs, tokens
@@ -121,6 +124,16 @@ def test_a_remote_queue_with_another_table_is_refused(tmp_path: Path, table: Tab
         check_queue(RemoteQueueConfig(connection=str(processes.connection)), table)
 
 
+def test_a_remote_queue_that_does_not_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.run_queue._GREETING_LIMIT_S", 0.1)
+    path = tmp_path / "connection.json"
+    QueueAddress(endpoints=[f"ipc://{tmp_path}/socket"], host=host_id(), token=bytes(32)).write(path)
+    with pytest.raises(
+        UserError, match=r"queue of .*connection\.json has not .* 0\.1 s: is `tailrace queue serve` running\?"
+    ):
+        check_queue(RemoteQueueConfig(connection=str(path)), TABLE)
+
+
 def test_a_remote_queue_without_its_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"connection\.json"):
         check_queue(RemoteQueueConfig(connection=str(tmp_path / "connection.json")), TABLE)
@@ -160,6 +173,51 @@ def test_a_served_queue_is_for_one_run_and_to_resume_it_takes_another(tmp_path: 
         assert not (tmp_path / "other").exists()
         assert run("run", 2, second, resume=True) == 0
     assert [event.step for event in steps_of(tmp_path / "run")] == [0, 1]
+
+
+REMOTE = {"type": "remote", "connection": "q/connection.json"}
+
+
+def failing(directory: Path, queue: dict[str, Any], error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What a run says that ends with `error`."""
+
+    async def fail(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(run_module, "_run", fail)
+    monkeypatch.setattr(run_module, "load_inputs", lambda _: None)
+    monkeypatch.setattr(run_module, "check_queue", lambda *_: None)
+    with pytest.raises(TailraceError) as caught:
+        train(small_run(directory, Path("model"), Path("prompts.jsonl"), queue=queue), resume=False)
+    return str(caught.value)
+
+
+def test_a_run_whose_served_queue_has_ended_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = PeerLost("ipc://s has not answered within 30 s")
+    said = failing(tmp_path, REMOTE, lost, monkeypatch)
+    assert said.startswith(
+        "the queue of q/connection.json does not answer any more: ipc://s has not answered within 30 s;"
+    )
+    assert said.endswith("begin anew, without a checkpoint: queue.connection=DIRECTORY/connection.json")
+    CheckpointStore(tmp_path / "checkpoints", keep=1).save(7, lambda _: None)
+    (checkpoint,) = (tmp_path / "checkpoints").iterdir()
+    said = failing(tmp_path, REMOTE, lost, monkeypatch)
+    command = f"tailrace train {tmp_path}/config.yaml --resume queue.connection=DIRECTORY/connection.json"
+    assert said.endswith(f"`tailrace queue serve` and a new --directory, and go on from {checkpoint}: {command}")
+
+
+def test_a_run_that_shares_its_queue_with_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = failing(tmp_path, REMOTE, GroupExists("group 0 is in the queue already"), monkeypatch)
+    assert said.startswith(
+        "another run uses the queue of q/connection.json: group 0 is in the queue already; serve one"
+    )
+
+
+@pytest.mark.parametrize(("kind", "error"), [("service", PeerLost("gone")), ("remote", QueueError("gone"))])
+def test_another_error_of_the_queue_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, error: QueueError
+) -> None:
+    assert failing(tmp_path, REMOTE if kind == "remote" else {"type": kind}, error, monkeypatch) == "gone"
 
 
 def test_a_directory_in_which_another_process_trains_gets_no_queue(tmp_path: Path, tiny_model: TinyModel) -> None:

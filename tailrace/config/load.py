@@ -59,8 +59,14 @@ def keys_of(recipe: Path) -> set[str]:
 def _with_default_types(schema: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
     """A section that is a variant by default needs no `type` to change one of its keys."""
     for name, field in schema.model_fields.items():
-        if field.discriminator and field.default is not PydanticUndefined and isinstance(values.get(name), dict):
-            values[name] = {"type": field.default.type, **values[name]}
+        section = values.get(name)
+        if not isinstance(section, dict):
+            continue
+        if field.discriminator and field.default is not PydanticUndefined:
+            section = {"type": field.default.type, **section}
+        below, variants = _descend(schema, name)
+        below = variants.get(str(section.get("type")), below)
+        values[name] = section if below is None else _with_default_types(below, section)
     return values
 
 

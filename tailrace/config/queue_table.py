@@ -1,8 +1,8 @@
 """Schema of a transfer queue's table: its tasks, what each reads and writes, and how each chooses rows."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, model_validator
 
 from tailrace.config.base import Config
 from tailrace.config.transfer import ServiceQueueConfig
@@ -71,11 +71,22 @@ class TaskConfig(Config):
 
     name: Annotated[str, Field(min_length=1)]
     """Unique in the table."""
-    reads: tuple[str, ...]
+    reads: Annotated[tuple[str, ...], Field(min_length=1)]
     """Columns that a row must have before the task is handed it."""
     writes: tuple[str, ...] = ()
     """Columns that the task's acks bring."""
     policy: PolicyConfig = FirstInConfig()
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """The columns whose elements the policy counts."""
+        match self.policy:
+            case TokenBudgetConfig(tokens=int()):
+                return (self.policy.prompt_column, self.policy.response_column)
+            case BalancedConfig():
+                return self.policy.cost_columns
+            case _:
+                return ()
 
 
 class TableConfig(Config):
@@ -83,7 +94,21 @@ class TableConfig(Config):
 
     tasks: Annotated[tuple[TaskConfig, ...], Field(min_length=1)]
     columns: dict[str, ColumnKind] = dict(COLUMNS)
-    """What the cells of each column hold."""
+    """What the cells of each column hold: `int64 array`, `float32 array`, `int`, `float`, `str` or `JSON value`. Where
+    they are given, there are no others."""
+
+    @model_validator(mode="after")
+    def _counts_elements_of_arrays(self) -> Self:
+        """Cells of other kinds have a length, too, but not one that says how much there is to do."""
+        for task in self.tasks:
+            for column in task.counted:
+                kind = self.columns.get(column, ColumnKind.INTS)  # an unknown one is for `check_table`
+                if kind not in (ColumnKind.INTS, ColumnKind.FLOATS):
+                    raise ValueError(
+                        f"has task {task.name!r}, whose policy {task.policy.type} counts the elements of {column!r}, "
+                        f"but that column holds {kind}; name columns of arrays"
+                    )
+        return self
 
 
 class ServeConfig(Config):

@@ -55,9 +55,11 @@ with `type: service`. One table:
 ```yaml
 queue: {units: 4, storage: {type: arena}}
 table:
+  columns: {prompt_ids: int64 array, source: str, response_ids: int64 array, reward: float}
   tasks:
     - {name: rollout, reads: [prompt_ids], writes: [response_ids], policy: {type: whole_groups, max_groups: 8}}
-    - {name: actor, reads: [prompt_ids, response_ids], policy: {type: balanced, ranks: 2, rows: 64}}
+    - {name: reward, reads: [source, response_ids], writes: [reward]}
+    - {name: actor, reads: [prompt_ids, response_ids, reward], policy: {type: balanced, ranks: 2, rows: 64}}
 ```
 """
 

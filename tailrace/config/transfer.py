@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
 
 from tailrace.config.base import Config
 
@@ -56,7 +56,7 @@ StorageConfig = Annotated[
 
 
 class _Bounds(Config):
-    """What every queue of this run's own has."""
+    """What every queue that a run or `tailrace queue serve` makes has."""
 
     max_rows: PositiveInt = 65536
     """Rows stored at the most; producers wait beyond that."""
@@ -81,7 +81,8 @@ class ServiceQueueConfig(_Bounds):
     units: PositiveInt = 2
     """Storage units to start; others may join."""
     replicas: PositiveInt = 1
-    """Units that each row is written to; with 2, no row is lost with a unit. Fewer where fewer are alive."""
+    """Units that each row is written to, `units` at the most; with 2, no row is lost with a unit. Fewer where fewer are
+    alive."""
     storage: StorageConfig = ArenaStorageConfig()
     """Where units keep cells."""
     listen: str = "127.0.0.1"
@@ -89,6 +90,9 @@ class ServiceQueueConfig(_Bounds):
     client_limit_s: PositiveFloat = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients name their
     own, so `tailrace queue serve` does not look at it."""
+    timeout_s: PositiveFloat = 3600.0
+    """Seconds that a put or a claim of the run waits at the most. Other clients name their own, so `tailrace queue
+    serve` does not look at it."""
     unit_limit_s: PositiveFloat = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
 
@@ -99,6 +103,17 @@ class ServiceQueueConfig(_Bounds):
         if listen in ("*", "0.0.0.0", "::"):
             raise ValueError(f"{listen} is the address of no machine; give the one at which others reach this one")
         return listen
+
+    @field_validator("replicas")
+    @classmethod
+    def _on_units_of_their_own(cls, replicas: int, others: ValidationInfo) -> int:
+        """No unit has a row twice."""
+        units = others.data.get("units", replicas)  # missing where it is not valid itself
+        if replicas > units:
+            raise ValueError(
+                f"{replicas} is more than queue.units, {units}; a row is on each unit once, so raise units"
+            )
+        return replicas
 
 
 class RemoteQueueConfig(Config):
