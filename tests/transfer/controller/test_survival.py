@@ -347,6 +347,25 @@ def test_a_snapshot_takes_no_weight_version_back(tmp_path: Path) -> None:
     assert stats(queue).version == 5
 
 
+@pytest.mark.parametrize("end", ["too late", "dead"])
+def test_rows_of_leases_that_end_together_are_handed_out_after_the_journal_has_all_of_it(
+    tmp_path: Path, end: str
+) -> None:
+    queue = site(tmp_path, lease_s=5.0)
+    rows = store(queue, group(1, 3))
+    queue.ask(Beat(5.0))
+    for _ in rows:
+        claim(queue, "rollout", limit=1)
+    waiting = [queue.send(Claim("rollout", 9, None, 100.0), client=f"other-{number}") for number in range(2)]
+    if end == "dead":
+        queue.controller.gone("client")
+    else:
+        queue.tick(5.0)
+    assert row_ids(pack(unpack(queue.answer(waiting[0]).rows, 4)[:, :2])) == rows
+    queue.start()
+    assert stats(queue).tasks["rollout"].leased == 3
+
+
 def test_leases_of_lost_rows_are_forgotten(tmp_path: Path) -> None:
     queue = site(tmp_path)
     store(queue, group(1, 2))

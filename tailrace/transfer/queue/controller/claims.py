@@ -130,18 +130,17 @@ class Claims:
 
     def give_back(self, lease_id: int, rows: Sequence[RowId] | None) -> None:
         """A consumer does not want (some) rows of its lease any more, be it none."""
-        self._ended(Ended(lease_id, self._desk.control.nack(lease_id, rows)), expired=False)
+        self._ended([Ended(lease_id, self._desk.control.nack(lease_id, rows))], expired=False)
 
     def expire(self) -> None:
         """Leases whose time is over end."""
-        for ended in self._desk.control.expire(self._desk.server.now):
-            self._ended(ended, expired=True)
+        self._ended(self._desk.control.expire(self._desk.server.now), expired=True)
 
     def lose_client(self, client: str) -> None:
         """A consumer died."""
         self.forget(lambda ticket: ticket.client == client)
-        for lease_id in [number for number, lease in self._holders.items() if lease.client == client]:
-            self._ended(self._desk.control.end(lease_id), expired=True)
+        held = [number for number, lease in self._holders.items() if lease.client == client]
+        self._ended(list(map(self._desk.control.end, held)), expired=True)
 
     def forget(self, gone: Callable[[Ticket], bool]) -> None:
         """Nobody waits for these answers any more."""
@@ -240,17 +239,23 @@ class Claims:
             cells,
         )
 
-    def _ended(self, ended: Ended, *, expired: bool) -> None:
-        """Rows of a lease are ready again; what was written under it will not be read."""
-        if not ended.rows:
+    def _ended(self, leases: Sequence[Ended], *, expired: bool) -> None:
+        """Rows of leases are ready again; what was written under them will not be read.
+
+        The journal has it of all of them before anybody is handed a row of one.
+        """
+        for ended in leases:
+            if ended.rows:
+                self._desk.note(log.GaveBack(ended.lease, pack(ended.rows), expired))
+                self._settle(ended)
             self._forget_if_over(ended.lease)
-            return
-        self._desk.note(log.GaveBack(ended.lease, pack(ended.rows), expired))
+        if any(ended.rows for ended in leases):
+            self._desk.rows_ready()
+
+    def _settle(self, ended: Ended) -> None:
         if self._specs[self._holders[ended.lease].task].writes:
             for row in ended.rows:
                 self._desk.units.settle(self._desk.control.units(row), parts=[PartId(*row, ended.lease)])
-        self._forget_if_over(ended.lease)
-        self._desk.rows_ready()
 
     def _forget_if_over(self, lease_id: int) -> None:
         if not self.is_live(lease_id):
