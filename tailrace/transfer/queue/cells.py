@@ -54,6 +54,8 @@ class Parts:
     """[rows, columns]"""
     sizes: IntArray
     """[rows]: bytes of memory, padding included."""
+    nbytes: int
+    """Of all of them."""
     chunks: Sequence[tuple[Chunk, ...]]
     """By row."""
 
@@ -61,15 +63,12 @@ class Parts:
         """Rows."""
         return len(self.sizes)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that all of them fill."""
-        return int(self.sizes.sum())
-
     def take(self, places: Sequence[int]) -> "Parts":
         """The rows at these places."""
         index = np.array(places, np.int64)
-        return Parts(self.columns, self.lengths[index], self.sizes[index], [self.chunks[place] for place in places])
+        sizes = self.sizes[index]
+        chunks = [self.chunks[place] for place in places]
+        return Parts(self.columns, self.lengths[index], sizes, int(sizes.sum()), chunks)
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -114,15 +113,16 @@ class PartCodec:
         return [self._measure_alike(columns, list(alike)) for columns, alike in groupby(rows, key=tuple)]
 
     def _measure_alike(self, columns: tuple[str, ...], rows: Sequence[Mapping[str, Value]]) -> Parts:
-        lengths = np.ones((len(rows), len(columns)), np.int64)
+        lengths = np.empty((len(rows), len(columns)), np.int64)
+        sizes = np.zeros(len(rows), np.int64)
         chunks: list[Sequence[Chunk]] = []
         for place, column in enumerate(columns):
             form = self._formats.get(column) or self._unknown(column)
             chunks.append(form.encode(column, [cells[column] for cells in rows]))
-            if not form.number:
-                lengths[:, place] = list(map(len, chunks[place]))
+            lengths[:, place] = 1 if form.number else list(map(len, chunks[place]))
+            sizes += (lengths[:, place] * form.unit + 7) & -8
         by_row = list(zip(*chunks, strict=True)) if columns else [()] * len(rows)
-        return Parts(columns, lengths, self.sizes(columns, lengths), by_row)
+        return Parts(columns, lengths, sizes, int(sizes.sum()), by_row)
 
     def layout(self, lengths: Mapping[str, int]) -> Layout:
         """The layout of a part with these lengths.

@@ -112,34 +112,47 @@ class _Draft:
 
 
 def _admit(session: Session, draft: _Draft, places: Places, timeout: float) -> Operation[Admitted]:
-    """Have rows admitted, and their cells written meanwhile where they are likely to go: to `places`.
-
-    They take up room there, so nobody waits with them for more.
-    """
+    """Have rows admitted; see `_admit_at_once` for `places`."""
     batch = draft.batch
-    known = [unit for unit in session.directory.reached() if unit.number not in draft.full]
-    near = [unit for unit in known if session.memory.is_worthwhile(unit, batch.nbytes)]
+    near = [
+        unit
+        for unit in session.directory.known
+        if session.memory.is_worthwhile(unit, batch.nbytes) and unit.number not in draft.full
+    ]
     likely = {unit.number: unit for unit in session.outlook.units(near)}
     if likely:
         failed = yield from places.reserve(likely, dict.fromkeys(likely, batch), meanwhile=lambda: draft.admit)
         draft.learn(failed)
     if places.numbers:
-        at_once = msgspec.structs.replace(draft.admit, preferred=[*places.numbers], full=[*draft.full])
-        undo = places.undone()
-        [outcome] = yield Step([Call(session.controller, at_once)], undo, meanwhile=places.fill)
         try:
-            admitted = expect(outcome, Admitted)
-        except TailraceError as error:
-            places.give_back(*places.numbers)
-            if not isinstance(error, QueueTimeout) or not timeout:
+            return (yield from _admit_at_once(session, draft, places))
+        except QueueTimeout:
+            if not timeout:
                 raise
-        else:
-            session.outlook.learn(0.0, len(admitted.units))
-            return admitted
     started = session.now
     admit = msgspec.structs.replace(draft.admit, wait_s=timeout, full=[*draft.full])
     admitted = yield from ask(Call(session.controller, admit, wait_s=timeout), Admitted)
     session.outlook.learn(session.now - started, len(admitted.units))
+    return admitted
+
+
+def _admit_at_once(session: Session, draft: _Draft, places: Places) -> Operation[Admitted]:
+    """Have rows admitted, and their cells written to `places` meanwhile.
+
+    They take up room there, so nobody waits with them for more.
+
+    Raises:
+        QueueTimeout: they would have to wait; the places are given back, as for every error.
+    """
+    admit = msgspec.structs.replace(draft.admit, preferred=[*places.numbers], full=[*draft.full])
+    undo = places.undone()
+    [outcome] = yield Step([Call(session.controller, admit)], undo, meanwhile=places.fill)
+    try:
+        admitted = expect(outcome, Admitted)
+    except TailraceError:
+        places.give_back(*places.numbers)
+        raise
+    session.outlook.learn(0.0, len(admitted.units))
     return admitted
 
 

@@ -110,7 +110,7 @@ def _stored(rows: Sequence[RowRecord], parts: Sequence[bytes]) -> Parts:
     """The parts of rows with cells in the same columns, each in one piece."""
     lengths = np.array([list(row.facts.lengths.values()) for row in rows], np.int64)
     sizes = np.array([len(part) for part in parts], np.int64)
-    return Parts(tuple(rows[0].facts.lengths), lengths, sizes, [(part,) for part in parts])
+    return Parts(tuple(rows[0].facts.lengths), lengths, sizes, int(sizes.sum()), [(part,) for part in parts])
 
 
 def _pieces(session: Session, rows: Sequence[RowRecord]) -> Iterator[list[RowRecord]]:

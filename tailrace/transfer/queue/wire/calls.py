@@ -8,7 +8,7 @@ Who waits on whom: an operation on a controller that was started anew, for as lo
 still come back to it; the controller ends that by its own limit.
 """
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
@@ -94,9 +94,10 @@ class Directory:
                 welcome = yield from self.look(otherwise=otherwise)
         return {number: self._find(number) for number in numbers}
 
-    def reached(self) -> list[Unit]:
-        """The units that are known and can be reached."""
-        return [unit for unit in self._units.values() if reachable(unit.endpoints, unit.host)]
+    @property
+    def known(self) -> Collection[Unit]:
+        """The units that it knows now."""
+        return self._units.values()
 
     def forget(self, number: int) -> None:
         """A unit did not answer: ask the controller next time, it may be elsewhere by now."""
