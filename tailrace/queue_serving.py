@@ -146,7 +146,10 @@ def _look(processes: QueueProcesses) -> QueueStats | None:
 
 @contextmanager
 def _on_signals(then: Callable[[], object]) -> Iterator[None]:
-    before = {number: signal.signal(number, lambda *_: then()) for number in SIGNALS}
+    numbers = set(SIGNALS)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+        numbers.add(signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: then()) for number in numbers}
     try:
         yield
     finally:

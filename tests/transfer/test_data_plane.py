@@ -19,6 +19,9 @@ class Reason(StrEnum):
 ROW = RowId(0, 0)
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
+DEEP: list[Any] = []
+for _ in range(4000):
+    DEEP = [DEEP]
 
 
 def stored(**cells: Any) -> DataPlane:
@@ -47,6 +50,7 @@ def stored(**cells: Any) -> DataPlane:
         ("metadata", {"x": np.int64(1)}, "expected JSON value: .*numpy.int64"),
         ("metadata", {"x": 2**70}, "expected JSON value"),
         ("metadata", CYCLE, "expected JSON value"),
+        ("metadata", DEEP, "expected JSON value"),
         ("speed", 1, "unknown column 'speed'"),
     ],
 )

@@ -356,7 +356,8 @@ def _encode_json(column: str, value: Value) -> bytes:
     try:
         return msgspec.msgpack.encode(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise ColumnError(f"column {column!r}: got {value!r:.80}, expected {ColumnKind.JSON}: {error}") from None
+        kind = type(value).__name__  # not the value: one that is nested too deeply cannot be printed, either
+        raise ColumnError(f"column {column!r}: got {kind}, expected {ColumnKind.JSON}: {error}") from None
 
 
 def _decode_json(memory: memoryview) -> Value:

@@ -22,13 +22,11 @@ from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, 
 from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.data_plane import Cells, DataPlane
 from tailrace.transfer.queue.lines import Gate, Line
-from tailrace.transfer.queue.schema import Schema, check_capacity, check_limit
+from tailrace.transfer.queue.schema import RAISE_LIMIT, Schema, check_capacity, check_limit
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.queue.state import Lease
 from tailrace.transfer.queue.table import QueueTask, check_table
 from tailrace.types import COLUMNS, ColumnKind, Value, WeightVersion
-
-_RAISE_LIMIT = "if the work before it takes that long, raise queue.timeout_s"
 
 
 class LocalQueue(TransferQueue):
@@ -67,8 +65,8 @@ class LocalQueue(TransferQueue):
 
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `TransferQueue.put`. Each row brings every column that some task reads and none writes."""
-        self._control.check_groups(rows)
         self._schema.check_new(rows)
+        self._control.check_groups(rows)
         cells = [self._data.freeze(row.cells) for row in rows]
         check_capacity(len(cells), sum(cell.nbytes for cell in cells), self._config)
         not_before = max((row.not_before for row in rows), default=0)
@@ -81,7 +79,7 @@ class LocalQueue(TransferQueue):
                 ids = await self._producers.wait(lambda: self._try_put(rows, cells))
         except TimeoutError:
             raise QueueTimeout(
-                f"put of {len(rows)} rows waited {limit:g} s: {self._obstacle(not_before)}; {_RAISE_LIMIT}"
+                f"put of {len(rows)} rows waited {limit:g} s: {self._obstacle(not_before)}; {RAISE_LIMIT}"
             ) from None
         self._put_wait_s += self._clock() - start
         self._call_consumers()
@@ -104,7 +102,7 @@ class LocalQueue(TransferQueue):
             counts = self._control.stats()[task]
             raise QueueTimeout(
                 f"claim of {whose} waited {seconds:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are "
-                f"ready and {counts.leased} leased; {_RAISE_LIMIT}"
+                f"ready and {counts.leased} leased; {RAISE_LIMIT}"
             ) from None
         self._claim_wait_s[task] += self._clock() - start
         return Claim(lease_id=lease.id, lease_s=self._config.lease_s, task=task, rows=self._read(lease))

@@ -10,6 +10,9 @@ from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.integers import check_integer, is_int64
 from tailrace.types import TaskSpec, Value, WeightVersion
 
+RAISE_LIMIT = "if the work before it takes that long, raise its timeout (of a run: queue.timeout_s)"
+"""What to do about a put or a claim that was too late."""
+
 _MAX_SOUND = 1024
 
 

@@ -1,6 +1,7 @@
 import errno
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,11 @@ def write(storage: SpillStorage, part: PartId, content: bytes) -> None:
 
 def on_disk(directory: Path) -> bytes:
     """What the nameless files of this process in `directory` hold."""
-    files = [path for path in Path("/proc/self/fd").iterdir() if os.path.islink(path)]
-    ours = [int(path.name) for path in files if os.readlink(path).startswith(f"{directory}/")]
+    ours = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # another thread has closed it, or this listing has
+            if os.readlink(path).startswith(f"{directory}/"):
+                ours.append(int(path.name))
     return b"".join(os.pread(file, os.fstat(file).st_size, 0) for file in ours)
 
 

@@ -177,6 +177,7 @@ def _write_new(
 def claim(session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float) -> Operation[base.Claim]:
     """See `TransferQueue.claim`. A lease whose cells do not come is given back."""
     yield from session.prepare()  # not after the lease, which nobody would give back were this broken off
+    session.schema.task(task)
     tries = session.tries(timeout)
     while True:
         claimed = yield from lease(session, task, limit=limit, rank=rank, timeout=tries.left_s)

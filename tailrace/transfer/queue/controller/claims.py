@@ -11,7 +11,7 @@ from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
-from tailrace.transfer.queue.schema import check_limit
+from tailrace.transfer.queue.schema import RAISE_LIMIT, check_limit
 from tailrace.transfer.queue.state import Ended, Lease
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.table import QueueTask
@@ -197,7 +197,7 @@ class Claims:
         counts = self._desk.control.stats()[task]
         return QueueTimeout(
             f"claim of {whose} waited {limit:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are ready "
-            f"and {counts.leased} leased; if the work before it takes that long, raise queue.timeout_s"
+            f"and {counts.leased} leased; {RAISE_LIMIT}"
         )
 
     def _count_wait(self, task: str, seconds: float) -> None:

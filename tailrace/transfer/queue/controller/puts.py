@@ -30,7 +30,7 @@ from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import cell_facts, check_facts, new_rows, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
-from tailrace.transfer.queue.schema import check_capacity
+from tailrace.transfer.queue.schema import RAISE_LIMIT, check_capacity
 from tailrace.transfer.queue.state import Newcomer
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.frames import Reply
@@ -99,8 +99,7 @@ class Puts:
             message.wait_s,
             lambda: self._try(incoming.ticket, message, offer),
             late=lambda limit: QueueTimeout(
-                f"put of {len(offer.rows)} rows waited {limit:g} s: {self._obstacle(offer)}; "
-                f"if the work before it takes that long, raise queue.timeout_s"
+                f"put of {len(offer.rows)} rows waited {limit:g} s: {self._obstacle(offer)}; {RAISE_LIMIT}"
             ),
             reason=lambda: self._obstacle(offer),
             waited=self._count_wait,

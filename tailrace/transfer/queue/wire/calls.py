@@ -145,6 +145,6 @@ def expect(outcome: Outcome, kind: type[A]) -> A:
 def too_late(within_s: float | None) -> PeerLost:
     """What to raise for an operation that was given up after so many seconds."""
     return PeerLost(
-        f"the queue's processes have not done it within {within_s:g} s; are they alive, and on machines that are not "
-        f"overloaded?"
+        f"the queue's processes have not done it within {within_s:g} s; are they still serving, on machines that are "
+        f"not overloaded? `tailrace queue top` shows it"
     )

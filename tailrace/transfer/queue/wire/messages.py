@@ -313,7 +313,7 @@ class Counted(Message, frozen=True):
 class Advance(Message, frozen=True):
     """Weights of this version are there."""
 
-    version: int
+    version: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Lost(Message, frozen=True):
