@@ -132,12 +132,6 @@ class FakeServer:
     def reply(self, ticket: Ticket, answer: Answer) -> None:
         self.answers[ticket] = answer
 
-    def soon(self, work: Callable[[], None]) -> None:
-        work()
-
-    def catch_up(self) -> None:
-        """Nothing is put off."""
-
     def answered(self, ticket: Ticket) -> Answer | None:
         return self.answers.get(ticket)
 

@@ -8,7 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from tailrace.transfer.queue.wire.messages import (
     Waiting,
     Welcome,
 )
-from tailrace.transfer.queue.wire.server import Handler, Incoming, Server
+from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import dealer, receive, send
 from tailrace.transfer.queue.wire.sync import SyncClient
 from tests.transfer.wire import talk
@@ -278,45 +278,6 @@ def test_a_client_that_is_silent_is_forgotten_and_comes_back_by_hello() -> None:
         assert peer.ask(4, Beat(1.0)) == Stranger()
         peer.enter()
         assert peer.ask(5, Beat(1.0)) == Accepted()
-
-
-class Later(Desk):
-    """Puts off what it does for a Beat, and says what it did in which order."""
-
-    def __init__(self, server: Server) -> None:
-        super().__init__(server)
-        self.done: list[str] = []
-        self.worked = threading.Event()
-
-    @property
-    def handlers(self) -> Mapping[type[Request], Handler]:
-        return {**super().handlers, Beat: self._beat, Nack: self._nack}
-
-    def _beat(self, incoming: Incoming) -> Reply:
-        self._server.soon(self._work)
-        return Reply(Accepted())
-
-    def _work(self) -> None:
-        self.done.append("work")
-        self.worked.set()
-
-    def _nack(self, incoming: Incoming) -> Reply:
-        self.done.append("nack")
-        return Reply(Accepted())
-
-
-def test_what_is_put_off_is_done_before_the_next_message_or_when_none_comes() -> None:
-    server = Server("desk", TOKEN)
-    later = Later(server)
-    with serving(server, later), closing(Peer(server.endpoints[0])) as peer:
-        peer.enter()
-        for number, message in ((3, Beat(1.0)), (4, Nack(1, None)), (5, Beat(1.0)), (6, Nack(1, None))):
-            peer.send(*encode(number, 0, message))  # type: ignore[arg-type]
-        assert [peer.answer()[0] for _ in range(4)] == [3, 4, 5, 6]
-        assert later.done == ["work", "nack", "work", "nack"]
-        later.worked.clear()
-        assert peer.ask(7, Beat(1.0)) == Accepted()
-        assert later.worked.wait(LIMIT_S)
 
 
 def test_a_link_of_a_server_to_another_carries_requests_in_its_loop(server: Server) -> None:

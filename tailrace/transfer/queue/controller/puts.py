@@ -320,13 +320,9 @@ class Puts:
         def done(units: Sequence[int], heard: Heard) -> None:
             desk.note(log.Entered(record.rows, list(units)))
             heard()
-            if small is not None:
-                desk.server.reply(small.ticket, Admitted(record.rows, []))
-            desk.server.soon(lambda: enter(units))
-
-        def enter(units: Sequence[int]) -> None:
             facts = cell_facts(record.request.runs, record.request.versions, len(ids))
             if small is not None:
+                desk.server.reply(small.ticket, Admitted(record.rows, []))
                 desk.small.add(ids, facts, offer.sizes, small.cells)
             left = desk.control.enter(ids, offer.rows, facts, units=tuple(units))
             desk.describe(units, ids)

@@ -363,7 +363,6 @@ class Controller(Service):
 
     def _begin_journal(self) -> None:
         """Replace the journal by one of this moment."""
-        self._server.catch_up()  # what the old one says has happened
         self._replacing = False
         self._journal.replace(self._base(), list(self._open_ends()))
 

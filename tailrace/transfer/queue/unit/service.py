@@ -18,7 +18,6 @@ its disk or server, at Redis no longer than its timeout.
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -187,7 +186,7 @@ class StorageUnit(Service):
         is_put = message.tag == 0 and len(rows) > 0 and not message.told
         if is_put:
             self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))
-        self._server.soon(partial(self._add, batches))
+        self._add(batches)
         return None if is_put else Reply(Accepted())
 
     def _store(self, batches: Sequence["_Batch"], frames: Sequence[memoryview]) -> None:

@@ -54,8 +54,6 @@ from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, Listener, re
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-_MOMENT_MS = 1
-"""In which those who were answered go on, before the server does."""
 _AT_ONCE = 256
 """Messages taken in before timers are looked at again."""
 _MAX_WAIT_S = LONGEST_STEP_S / 2
@@ -152,7 +150,6 @@ class Server:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
-        self._soon: list[Callable[[], None]] = []
         self._stopped = False
         self.stopped_by = ""
         """Why `run` has ended."""
@@ -215,18 +212,6 @@ class Server:
         if route is not None:
             send(self._socket, [route, *encode(ticket.number, 0, answer, frames)])
 
-    def soon(self, work: Callable[[], None]) -> None:
-        """Have `work` done before the next message is looked at, or a moment later where none comes.
-
-        Until then those who were just answered have the core that it takes.
-        """
-        self._soon.append(work)
-
-    def catch_up(self) -> None:
-        """Do what is to be done soon."""
-        while self._soon:
-            self._soon.pop(0)()
-
     def carry_out(self, incoming: Incoming, handler: Handler) -> None:
         """Have `handler` answer a request, such as one whose first handler returned None."""
         try:
@@ -258,14 +243,11 @@ class Server:
                 yield Ticket(client, number), reply.answer
 
     def _turn(self, service: Service, handlers: Mapping[type[Request], Handler]) -> None:
-        ready_ones = self._poller.poll(_MOMENT_MS if self._soon else self._wait_ms(service))
-        self.catch_up()
-        for ready, _ in ready_ones:
+        for ready, _ in self._poller.poll(self._wait_ms(service)):
             if ready is self._socket:
                 self._receive(service, handlers)
             elif ready in self._links:
                 self._links[ready].receive()
-                self.catch_up()
         now = self._clock()
         for link in list(self._links.values()):
             link.tick()
@@ -299,7 +281,6 @@ class Server:
             if client is None:
                 self._answer_stranger(route, header, service)
             else:
-                self.catch_up()
                 self._answer_client(route, client, header, frames, handlers)
 
     def _answer_stranger(self, route: bytes, header: Header, service: Service) -> None:
