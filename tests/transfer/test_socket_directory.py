@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue import socket_directory as module
-from tailrace.transfer.queue.socket_directory import socket_directory
+from tailrace.transfer.queue.socket_directory import directory_of, socket_directory
 
 
 @pytest.fixture(autouse=True)
@@ -65,3 +65,9 @@ def test_one_that_another_process_has_or_may_enter_is_refused(temporary: Path, m
     with pytest.raises(QueueError, match="or not this user's alone; end that process, or remove the directory"):
         socket_directory(left).__enter__()
     assert os.listdir(left) == ["controller"]
+
+
+def test_only_a_directory_of_sockets_is_taken_for_one() -> None:
+    assert directory_of(["tcp://127.0.0.1:1", "ipc:///tmp/tailrace-ipc-1/controller"]) == Path("/tmp/tailrace-ipc-1")
+    assert directory_of(["ipc:///home/me/controller", "tcp://127.0.0.1:1"]) is None
+    assert directory_of(["tcp://127.0.0.1:1"]) is None

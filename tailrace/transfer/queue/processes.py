@@ -37,7 +37,7 @@ from tailrace.transfer.queue.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.look import look
 from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
-from tailrace.transfer.queue.socket_directory import socket_directory
+from tailrace.transfer.queue.socket_directory import directory_of, socket_directory
 from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.queue.storage.factory import clear_storage
 from tailrace.transfer.queue.table import check_table
@@ -186,7 +186,7 @@ class QueueProcesses:
                 if not self._resume:
                     self._journal.unlink(missing_ok=True)
                 before = QueueAddress.read(self.connection) if self._resume and self.connection.exists() else None
-                again = None if before is None else _sockets_of(before)
+                again = None if before is None else directory_of(before.endpoints)
                 self._sockets = stack.enter_context(socket_directory(again))
                 self._address = self._plan(before)
                 stack.callback(self._clear)
@@ -198,20 +198,21 @@ class QueueProcesses:
                 if not self._ready.is_set():
                     raise QueueError("the queue was stopped while it started")
             except TailraceError as error:
-                self._failure = error
-                if self._on_given_up is not None:
-                    self._on_given_up()
+                self._give_up(error)
             except OSError as error:
-                self._failure = UserError(f"the queue's directory {self._directory} cannot be used: {error.strerror}")
+                self._give_up(UserError(f"the queue's directory {self._directory} cannot be used: {error.strerror}"))
+
+    def _give_up(self, failure: TailraceError) -> None:
+        self._failure = failure
+        if self._on_given_up is not None:
+            self._on_given_up()
 
     def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """The thread ends; with an error that nobody foresaw, which its traceback explains."""
         if error is not None:
-            self._failure = QueueError(f"the thread of the queue's processes has failed: {one_line(error)}")
-            if self._on_given_up is not None:
-                self._on_given_up()
+            self._give_up(QueueError(f"the thread of the queue's processes has failed: {one_line(error)}"))
         self._ready.set()
 
     def _plan(self, before: QueueAddress | None) -> QueueAddress:
@@ -366,12 +367,6 @@ def _locked(directory: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UserError(f"another process serves a queue in {directory}; stop it or choose another") from None
         yield
-
-
-def _sockets_of(address: QueueAddress) -> Path:
-    """The directory of the sockets of a queue."""
-    ipc = min(address.endpoints)
-    return Path(ipc.removeprefix("ipc://")).parent
 
 
 def _has_bytes(path: Path) -> bool:

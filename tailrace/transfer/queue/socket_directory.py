@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -35,6 +35,12 @@ def socket_directory(again: Path | None = None) -> Iterator[Path]:
     finally:
         shutil.rmtree(directory, ignore_errors=True)  # ZeroMQ removes its own sockets, now or later
         os.close(lock)
+
+
+def directory_of(endpoints: Sequence[str]) -> Path | None:
+    """That of the sockets among `endpoints`; None where it is none that this module has made."""
+    paths = [Path(endpoint.removeprefix("ipc://")) for endpoint in endpoints if endpoint.startswith("ipc://")]
+    return next((path.parent for path in paths if path.parent.name.startswith(_PREFIX)), None)
 
 
 def _make() -> tuple[Path, int]:

@@ -1,5 +1,6 @@
 import errno
 import json
+import mmap
 import os
 import stat
 import subprocess
@@ -215,6 +216,19 @@ def test_a_machine_without_room_is_an_error_when_the_segment_is_made(
             arena.reserve(10)
     assert segments(arena) == []
     arena.abandon(arena.reserve(4 * SEGMENT))
+
+
+def test_a_segment_that_cannot_be_mapped_leaves_nothing(arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_map(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mmap, "mmap", no_map)
+        with pytest.raises(StorageFull, match=r"^10 bytes of shared memory cannot be had in .*Cannot allocate memory"):
+            arena.reserve(10)
+    assert segments(arena) == []
+    assert list(arena.directory.iterdir()) == []
+    arena.abandon(arena.reserve(10))
 
 
 @pytest.fixture

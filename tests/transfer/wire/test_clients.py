@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,7 +17,7 @@ import pytest
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, QueueTimeout, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.wire.aio import AsyncClient
-from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, ask
+from tailrace.transfer.queue.wire.calls import Beside, Call, Operation, Outcome, Step, ask, nothing
 from tailrace.transfer.queue.wire.connection import Patience
 from tailrace.transfer.queue.wire.frames import Reply
 from tailrace.transfer.queue.wire.messages import Accepted, Beat, Claim, Claimed, Nack, Request
@@ -34,7 +34,7 @@ HASTY = Patience(limit_s=0.1, retry_s=0.05)
 
 
 class Client(Protocol):
-    def run(self, operation: Operation[T], *, within_s: float | None = None) -> T: ...
+    def run(self, operation: Operation[T], *, within_s: float | None = None, beside: Beside = nothing) -> T: ...
 
     def close(self) -> None: ...
 
@@ -49,8 +49,8 @@ class Awaited:
     async def _make(self, name: str, token: bytes, patience: Patience) -> AsyncClient:
         return AsyncClient(name, token, patience=patience)
 
-    def run(self, operation: Operation[T], *, within_s: float | None = None) -> T:
-        return self._runner.run(self._client.run(operation, within_s=within_s))
+    def run(self, operation: Operation[T], *, within_s: float | None = None, beside: Beside = nothing) -> T:
+        return self._runner.run(self._client.run(operation, within_s=within_s, beside=beside))
 
     def close(self) -> None:
         self._client.close()
@@ -186,6 +186,51 @@ def test_an_operation_that_is_too_late_is_given_up_and_told_so(desk: Process, fa
         client.run(talk.ack(to, lease))
         while client.run(talk.stats(to)).blocked_puts:
             pass  # the cancelling is on its way
+
+
+def test_what_is_due_is_told_before_each_step_and_at_the_end(desk: Process, face: Face) -> None:
+    to = desk.endpoints[0]
+    leases: list[int] = []
+
+    def leasing() -> Operation[int]:
+        lease, _ = yield from talk.claim(to)
+        leases.append(lease)
+        again, _ = yield from talk.claim(to)  # the row of the first one, which is given back meanwhile
+        leases.append(again)
+        return again
+
+    def due() -> list[Call]:
+        return [Call(to, Nack(leases.pop(), None)) for _ in list(leases)]
+
+    with using(face) as client:
+        client.run(talk.put(to, ints([1])))
+        client.run(leasing(), beside=due)
+        lease, _ = client.run(talk.claim(to))
+        client.run(talk.ack(to, lease))
+
+
+async def close_while_waiting(to: str) -> None:
+    async with AsyncClient("closing", TOKEN) as client:
+        await client.run(talk.put(to, ints([1])))
+        lease, _ = await client.run(talk.claim(to))
+
+        def waiting() -> Operation[None]:
+            want = Call(to, Claim("actor", None, None, LIMIT_S), wait_s=LIMIT_S)
+            yield Step([want], otherwise=[Call(to, Nack(lease, None))])
+
+        task = asyncio.create_task(client.run(waiting()))
+        while not (await client.run(talk.stats(to))).blocked_puts:
+            pass
+    with suppress(QueueClosed):
+        await task
+
+
+def test_what_a_client_was_doing_when_it_is_closed_is_broken_off(desk: Process) -> None:
+    to = desk.endpoints[0]
+    asyncio.run(close_while_waiting(to))
+    with using(SyncClient) as client:
+        lease, _ = client.run(talk.claim(to))
+        client.run(talk.ack(to, lease))
 
 
 def test_a_pause_comes_before_the_calls(desk: Process, face: Face) -> None:

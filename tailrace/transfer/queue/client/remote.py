@@ -177,8 +177,8 @@ class RemoteQueue(TransferQueue):
             QueueError: in a process that was forked from the one that made this client.
         """
         self._owner.check()
-        self._client.tell(self._session.due())
-        return await self._client.run(operation, within_s=None if timeout is None else timeout + self._limit_s)
+        within_s = None if timeout is None else timeout + self._limit_s
+        return await self._client.run(operation, within_s=within_s, beside=self._session.due)
 
     async def _live(self) -> None:
         while self._owner.is_here:

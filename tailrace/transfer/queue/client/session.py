@@ -30,7 +30,7 @@ class Session:
         self.directory = Directory(controller, dropped=self.memory.forget)
         self._clock = clock
         self.later: list[Call] = []
-        """To be sent with the next operation or sign of life; nobody waits for the answers."""
+        """To be sent with the next step of an operation, its end, or a sign of life; nobody waits for the answers."""
         self._prepared = False
         self.outlook = Outlook()
 

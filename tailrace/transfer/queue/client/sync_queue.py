@@ -4,8 +4,8 @@ Who waits on whom: as for `RemoteQueue`. Between calls this client gives no sign
 dies: its rows go back when their leases expire. Hold a claim that takes long with `held`.
 
 Arrays that lie in the memory of a unit are good until the unit has heard nothing from this client for an hour, then
-they may be overwritten: copy what is kept longer, or take `shared_memory=False`. If this client is killed, what it was
-reading counts as memory taken for that hour.
+they may be overwritten or gone: copy what is kept longer, or take `shared_memory=False`. If this client is killed, what
+it was reading or writing counts as memory taken for that hour.
 """
 
 import threading
@@ -189,5 +189,5 @@ class SyncQueue:
     def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
         """See `RemoteQueue._run`."""
         self._owner.check()
-        self._client.tell(self._session.due())
-        return self._client.run(operation, within_s=None if timeout is None else timeout + self._limit_s)
+        within_s = None if timeout is None else timeout + self._limit_s
+        return self._client.run(operation, within_s=within_s, beside=self._session.due)

@@ -286,7 +286,7 @@ class Puts:
         ids = desk.control.reserve(offer.rows)
         chosen = desk.units.choose(offer.nbytes, desk.config.replicas, preferred=message.preferred, full=message.full)
         units = [unit.number for unit in chosen]
-        request = message if message.cells is None else msgspec.structs.replace(message, cells=None)
+        request = msgspec.structs.replace(message, cells=None, preferred=[], full=[])  # of use once
         record = log.Reserved(ticket.client, ticket.number, request, pack(ids), units)
         desk.note(record)
         if message.cells is None:

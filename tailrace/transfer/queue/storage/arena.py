@@ -8,6 +8,8 @@ What comes from elsewhere is copied into a place of its own, by `store`.
 The memory is segments: files in a private directory in /dev/shm, whose pages are all there from the start, so a full
 machine is an error when a segment is made and not a signal to whoever writes to it. A segment stays when it is empty,
 because fresh pages cost more than the copy into them; it goes where a larger write needs the room, and by `trim`.
+Whoever reads there after its pin was taken back finds other bytes; or a signal, where the segment has gone and the
+machine is full.
 """
 
 import fcntl
@@ -16,7 +18,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import msgspec
@@ -358,13 +360,15 @@ def _map_new(path: Path, size: int) -> memoryview:
         OSError: there is no room for it.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        os.posix_fallocate(file, 0, size)
-    except OSError:
-        os.close(file)
-        path.unlink()
-        raise
-    return _map_file(file)
+    with ExitStack() as failed:
+        failed.callback(path.unlink)
+        with ExitStack() as unmapped:
+            unmapped.callback(os.close, file)
+            os.posix_fallocate(file, 0, size)
+            unmapped.pop_all()
+        memory = _map_file(file)
+        failed.pop_all()
+    return memory
 
 
 def _map_file(file: int) -> memoryview:

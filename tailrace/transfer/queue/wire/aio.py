@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from tailrace.errors import QueueClosed, TailraceError
-from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, too_late
+from tailrace.transfer.queue.wire.calls import Beside, Call, Operation, Outcome, Step, nothing, too_late
 from tailrace.transfer.queue.wire.connection import Connection, Patience, Then
 from tailrace.transfer.queue.wire.doubts import Doubts
 from tailrace.transfer.queue.wire.handshake import Identity, check_token
@@ -98,6 +98,8 @@ class AsyncClient:
         self._context: zmq.Context[Any] = zmq.Context()
         self._wires: dict[str, _Wire] = {}
         self._doubts = Doubts(controller)
+        self._steps: dict[int, Step] = {}
+        """Under way, by id."""
 
     async def __aenter__(self) -> Self:
         """Nothing to do: it connects where a call goes."""
@@ -109,8 +111,8 @@ class AsyncClient:
         """Close."""
         self.close()
 
-    async def run(self, operation: Operation[T], *, within_s: float | None = None) -> T:
-        """The result of `operation`, given up after `within_s`, whatever it waits for.
+    async def run(self, operation: Operation[T], *, within_s: float | None = None, beside: Beside = nothing) -> T:
+        """The result of `operation`, given up after `within_s`, whatever it waits for. `beside`: see there.
 
         Raises:
             PeerLost: it was given up.
@@ -120,6 +122,7 @@ class AsyncClient:
             async with asyncio.timeout(within_s):
                 step = next(operation)
                 while True:
+                    self.tell(beside())
                     step = operation.send(await self._exchange(step))
         except StopIteration as stop:
             result: T = stop.value
@@ -128,6 +131,7 @@ class AsyncClient:
             raise too_late(within_s) from None
         finally:
             operation.close()
+            self.tell(beside())
 
     def tell(self, calls: Sequence[Call]) -> None:
         """Send calls whose answers nobody waits for."""
@@ -137,8 +141,10 @@ class AsyncClient:
             self._wire(call.to).start(call, _ignore)
 
     def close(self) -> None:
-        """Hang up; what was sent last may take a second to leave. Operations under way raise QueueClosed."""
+        """Hang up; what was sent last may take a second to leave. Operations under way are broken off: QueueClosed."""
         try:
+            for step in self._steps.values():
+                self.tell(step.otherwise)
             for wire in self._wires.values():
                 wire.close()
         finally:
@@ -148,6 +154,7 @@ class AsyncClient:
     async def _exchange(self, step: Step) -> list[Outcome]:
         started: list[tuple[_Wire, int]] = []
         outcomes: list[Outcome | asyncio.Future[Outcome]] = []
+        self._steps[id(step)] = step
         try:
             if step.pause_s:
                 await asyncio.sleep(step.pause_s)
@@ -168,6 +175,8 @@ class AsyncClient:
                 wire.cancel(number)
             self.tell(step.otherwise)
             raise
+        finally:
+            del self._steps[id(step)]
         for wire, number in started:
             wire.take(number)
         return results

@@ -60,6 +60,13 @@ class Step:
 
 
 Operation: TypeAlias = Generator[Step, list[Outcome], T]
+Beside: TypeAlias = Callable[[], Sequence[Call]]
+"""What else is to be told, asked before each step of an operation and at its end; nobody waits for the answers."""
+
+
+def nothing() -> Sequence[Call]:
+    """See `Beside`."""
+    return ()
 
 
 class Directory:

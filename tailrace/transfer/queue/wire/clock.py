@@ -8,7 +8,7 @@ LONGEST_STEP_S = 1.0
 
 
 class RunningClock:
-    """Seconds that go by while somebody looks at them: a step longer than `LONGEST_STEP_S` counts as none.
+    """Seconds that go by while somebody looks at them: a step longer than `LONGEST_STEP_S` counts as one of that.
 
     A process that was stopped or busy, or whose machine was suspended, has not heard what others said meanwhile. By
     this clock none of them has been silent, and no lease has come to its end, before they are heard.
@@ -24,6 +24,6 @@ class RunningClock:
         """Seconds; never less than before."""
         now = self._clock()
         if now - self._looked > LONGEST_STEP_S:
-            self._missed += now - self._looked
+            self._missed += now - self._looked - LONGEST_STEP_S
         self._looked = now
         return now - self._missed

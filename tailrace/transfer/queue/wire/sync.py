@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import zmq
 
 from tailrace.errors import QueueClosed, TailraceError
-from tailrace.transfer.queue.wire.calls import Call, Operation, Outcome, Step, too_late
+from tailrace.transfer.queue.wire.calls import Beside, Call, Operation, Outcome, Step, nothing, too_late
 from tailrace.transfer.queue.wire.connection import Connection, Patience
 from tailrace.transfer.queue.wire.doubts import Doubts
 from tailrace.transfer.queue.wire.handshake import Identity, check_token
@@ -54,8 +54,8 @@ class SyncClient:
         """Close."""
         self.close()
 
-    def run(self, operation: Operation[T], *, within_s: float | None = None) -> T:
-        """The result of `operation`, given up after `within_s`, whatever it waits for.
+    def run(self, operation: Operation[T], *, within_s: float | None = None, beside: Beside = nothing) -> T:
+        """The result of `operation`, given up after `within_s`, whatever it waits for. `beside`: see there.
 
         Raises:
             PeerLost: it was given up.
@@ -65,6 +65,7 @@ class SyncClient:
         try:
             step = next(operation)
             while True:
+                self.tell(beside())
                 step = operation.send(self._exchange(step, deadline))
         except StopIteration as stop:
             result: T = stop.value
@@ -73,6 +74,7 @@ class SyncClient:
             raise too_late(within_s) from None
         finally:
             operation.close()
+            self.tell(beside())
 
     def tell(self, calls: Sequence[Call]) -> None:
         """Send calls whose answers nobody waits for."""
