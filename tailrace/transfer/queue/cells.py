@@ -27,12 +27,18 @@ from typing import NoReturn
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tailrace.errors import ColumnError, one_line
 from tailrace.types import ColumnKind, FloatArray, IntArray, Value
 
 Chunk = bytes | IntArray | FloatArray
 """A cell ready to be written: an array as it came, everything else encoded."""
+
+
+_Widths = tuple[npt.NDArray[np.bool_], IntArray]
+"""Of columns: whether the length is always 1, and bytes for each unit of length."""
+_MAX_WIDTHS = 1024
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
@@ -85,6 +91,8 @@ class PartCodec:
 
     def __init__(self, kinds: Mapping[str, ColumnKind]) -> None:
         self._formats = {column: _FORMATS[kind] for column, kind in kinds.items()}
+        self._widths: dict[tuple[str, ...], _Widths] = {}
+        """By columns that parts have come with: most parts are like those before."""
 
     def measure(self, cells: Mapping[str, Value]) -> Part:
         """Validate `cells` and work out the memory that they need. Arrays must be of exactly the column's dtype.
@@ -113,6 +121,10 @@ class PartCodec:
         return [self._measure_alike(columns, list(alike)) for columns, alike in groupby(rows, key=tuple)]
 
     def _measure_alike(self, columns: tuple[str, ...], rows: Sequence[Mapping[str, Value]]) -> Parts:
+        if len(rows) == 1:  # many puts are of one row, which needs no arithmetic of arrays
+            part = self.measure(rows[0])
+            row = np.array([list(part.lengths.values())], np.int64)
+            return Parts(columns, row, np.array([part.nbytes]), part.nbytes, [part.chunks])
         lengths = np.empty((len(rows), len(columns)), np.int64)
         sizes = np.zeros(len(rows), np.int64)
         chunks: list[Sequence[Chunk]] = []
@@ -156,20 +168,26 @@ class PartCodec:
         Raises:
             ColumnError: a column is unknown or named twice, or no cell of it has such a length.
         """
+        numbers, units = self._widths.get(tuple(columns)) or self._add_widths(tuple(columns))
+        wrong = (lengths < 0) | (lengths > _MAX_LENGTH) | (numbers & (lengths != 1))
+        if wrong.any():
+            row, place = np.argwhere(wrong)[0].tolist()
+            expected = "1" if numbers[place] else f"0 to {_MAX_LENGTH}"
+            raise ColumnError(
+                f"column {columns[place]!r}: got a cell of length {lengths[row, place]}, expected {expected}"
+            )
+        padded: IntArray = (lengths * units + 7) & -8
+        return padded
+
+    def _add_widths(self, columns: tuple[str, ...]) -> _Widths:
         forms = [self._formats.get(column) or self._unknown(column) for column in columns]
         if len(set(columns)) < len(columns):
             raise ColumnError(f"a part has each column once, got {list(columns)}")
         numbers = np.array([form.number for form in forms], np.bool_)
-        wrong = (lengths < 0) | (lengths > _MAX_LENGTH) | (numbers & (lengths != 1))
-        if wrong.any():
-            row, place = np.argwhere(wrong)[0].tolist()
-            expected = "1" if forms[place].number else f"0 to {_MAX_LENGTH}"
-            raise ColumnError(
-                f"column {columns[place]!r}: got a cell of length {lengths[row, place]}, expected {expected}"
-            )
-        units = np.array([form.unit for form in forms], np.int64)
-        padded: IntArray = (lengths * units + 7) & -8
-        return padded
+        widths = numbers, np.array([form.unit for form in forms], np.int64)
+        if len(self._widths) < _MAX_WIDTHS:
+            self._widths[columns] = widths
+        return widths
 
     def read(self, memory: memoryview, lengths: Mapping[str, int], columns: Iterable[str]) -> dict[str, Value]:
         """The cells in `columns` of the part that `memory` holds, and nothing else. Arrays are read-only views of it.

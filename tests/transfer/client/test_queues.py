@@ -189,6 +189,27 @@ def test_a_row_that_is_acked_with_another_part_of_its_claim_stays_leased(tmp_pat
         assert queue.stats().tasks["rollout"].consumed == 2
 
 
+async def put_that_waits(served: Served) -> None:
+    cells: dict[str, Value] = {"prompt_ids": tokens(LONG)}
+    row = NewRow(group_id=1, group_size=1, order=1, cells=cells, not_before=1)
+    async with (
+        RemoteQueue(served.address, name="patient") as queue,
+        asyncio.timeout(5.0),
+    ):  # before it gives a sign of life
+        task = asyncio.create_task(queue.put([row], timeout=LIMIT_S))
+        while not (await queue.stats()).blocked_puts:
+            pass
+        while served.storages[0].nbytes:
+            await queue.stats()
+        await queue.advance(1)
+        await task
+
+
+def test_a_put_that_waits_takes_no_room_in_the_memory_of_a_unit(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        asyncio.run(put_that_waits(served))
+
+
 def test_rows_wait_for_their_weight_version_and_everyone_leaves_when_the_queue_closes(
     tmp_path: Path, face: Face
 ) -> None:
