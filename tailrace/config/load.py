@@ -9,7 +9,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails, PydanticUndefined
+from pydantic_core import ErrorDetails
 
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, nearest, one_line
@@ -62,8 +62,9 @@ def _with_default_types(schema: type[BaseModel], values: dict[str, Any]) -> dict
         section = values.get(name)
         if not isinstance(section, dict):
             continue
-        if field.discriminator and field.default is not PydanticUndefined:
-            section = {"type": field.default.type, **section}
+        variant = getattr(field.default, "type", None) if field.discriminator else None
+        if variant is not None:  # None where the section may be left out, and where it may not
+            section = {"type": variant, **section}
         below, variants = _descend(schema, name)
         below = variants.get(str(section.get("type")), below)
         values[name] = section if below is None else _with_default_types(below, section)
