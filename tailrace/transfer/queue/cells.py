@@ -27,7 +27,6 @@ from typing import NoReturn
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tailrace.errors import ColumnError, one_line
 from tailrace.types import ColumnKind, FloatArray, IntArray, Value
@@ -36,8 +35,8 @@ Chunk = bytes | IntArray | FloatArray
 """A cell ready to be written: an array as it came, everything else encoded."""
 
 
-_Widths = tuple[npt.NDArray[np.bool_], IntArray]
-"""Of columns: whether the length is always 1, and bytes for each unit of length."""
+_Widths = tuple[IntArray, IntArray, IntArray]
+"""Of columns: the smallest length and the largest one, and bytes for each unit of length."""
 _MAX_WIDTHS = 1024
 
 
@@ -168,11 +167,11 @@ class PartCodec:
         Raises:
             ColumnError: a column is unknown or named twice, or no cell of it has such a length.
         """
-        numbers, units = self._widths.get(tuple(columns)) or self._add_widths(tuple(columns))
-        wrong = (lengths < 0) | (lengths > _MAX_LENGTH) | (numbers & (lengths != 1))
+        shortest, longest, units = self._widths.get(tuple(columns)) or self._add_widths(tuple(columns))
+        wrong = (lengths < shortest) | (lengths > longest)
         if wrong.any():
             row, place = np.argwhere(wrong)[0].tolist()
-            expected = "1" if numbers[place] else f"0 to {_MAX_LENGTH}"
+            expected = "1" if shortest[place] else f"0 to {_MAX_LENGTH}"
             raise ColumnError(
                 f"column {columns[place]!r}: got a cell of length {lengths[row, place]}, expected {expected}"
             )
@@ -183,8 +182,9 @@ class PartCodec:
         forms = [self._formats.get(column) or self._unknown(column) for column in columns]
         if len(set(columns)) < len(columns):
             raise ColumnError(f"a part has each column once, got {list(columns)}")
-        numbers = np.array([form.number for form in forms], np.bool_)
-        widths = numbers, np.array([form.unit for form in forms], np.int64)
+        shortest = np.array([int(form.number) for form in forms], np.int64)
+        longest = np.where(shortest, 1, _MAX_LENGTH)
+        widths = shortest, longest, np.array([form.unit for form in forms], np.int64)
         if len(self._widths) < _MAX_WIDTHS:
             self._widths[columns] = widths
         return widths

@@ -82,6 +82,8 @@ def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memo
 
     Fewer than `copied` frames come back where the message has no more.
     """
+    if not readable(socket):  # sooner said than by the exception of a recv
+        return None
     try:
         head = [socket.recv(_NOW)]
     except zmq.Again:
