@@ -204,14 +204,20 @@ def test_a_pin_of_a_part_that_is_gone_pins_nothing(arena: ArenaStorage) -> None:
     assert arena.nbytes == 0
 
 
+def failing(code: int) -> Callable[..., None]:
+    """A call of the system that fails with this error."""
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
 def test_a_machine_without_room_is_an_error_when_the_segment_is_made(
     arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(file: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", no_room)
+        patch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
         with pytest.raises(StorageFull, match=r"^10 bytes of shared memory cannot be had in .*No space left"):
             arena.reserve(10)
     assert segments(arena) == []
@@ -219,11 +225,8 @@ def test_a_machine_without_room_is_an_error_when_the_segment_is_made(
 
 
 def test_a_segment_that_cannot_be_mapped_leaves_nothing(arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_map(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-
     with monkeypatch.context() as patch:
-        patch.setattr(mmap, "mmap", no_map)
+        patch.setattr(mmap, "mmap", failing(errno.ENOMEM))
         with pytest.raises(StorageFull, match=r"^10 bytes of shared memory cannot be had in .*Cannot allocate memory"):
             arena.reserve(10)
     assert segments(arena) == []
