@@ -1,6 +1,8 @@
 """Schemas of the main loop and of what is observed of it."""
 
-from pydantic import Field
+from typing import Literal
+
+from pydantic import Field, NonNegativeInt
 
 from tailrace.config.base import Config
 
@@ -8,8 +10,14 @@ from tailrace.config.base import Config
 class PipelineConfig(Config):
     """How tasks overlap."""
 
+    placement: Literal["colocated", "separated"] = "colocated"
+    """Colocated: engine and trainer share the device of one process, in turns. Separated: each kind of task has worker
+    processes of its own, see `cluster`."""
+    max_staleness: NonNegativeInt = 0
+    """Actor updates by which the weights that train on a response may be newer than the oldest that made it. 0 waits
+    for each update before generating for the next."""
     streaming: bool = False
-    """Off (synchronous): the actor update waits for the whole batch. On: it takes each micro-batch as it fills."""
+    """Off: the actor update waits for the whole batch. On: it takes each micro-batch as it fills."""
     in_order: bool = False
     """Streaming only: groups are trained in the order of their prompts, which makes the update bit-identical
     to the synchronous one, instead of in the order in which they finish."""

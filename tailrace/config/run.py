@@ -1,11 +1,12 @@
 """The whole configuration of a run, and the checks that span several parts of it."""
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.base import Config
+from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.pipeline import ObserveConfig, PipelineConfig
@@ -13,6 +14,7 @@ from tailrace.config.prompts import PromptsConfig
 from tailrace.config.rewards import RewardsConfig
 from tailrace.config.trainer import CheckpointConfig, EvaluationConfig, TrainerConfig
 from tailrace.config.transfer import LocalQueueConfig, QueueConfig
+from tailrace.config.weights import WeightsConfig, WeightsMode
 
 
 class RunConfig(Config):
@@ -35,6 +37,8 @@ class RunConfig(Config):
     queue: QueueConfig = LocalQueueConfig()
     trainer: TrainerConfig = TrainerConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    weights: WeightsConfig = WeightsConfig()
+    cluster: ClusterConfig = ClusterConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     observe: ObserveConfig = ObserveConfig()
@@ -54,6 +58,28 @@ class RunConfig(Config):
         """Optimizer steps of a training step."""
         return self.trainer.train_batch_size // self.mini_batch_size
 
+    @property
+    def weights_mode(self) -> WeightsMode:
+        """How new weights reach separate engines."""
+        return self.weights.mode or ("in_flight" if self.pipeline.max_staleness else "synchronous")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _separate_workers_share_a_queue(cls, values: Any) -> Any:
+        """The default is a queue that they can reach."""
+        if isinstance(values, dict) and "queue" not in values and _placement(values) == "separated":
+            return {**values, "queue": {"type": "service"}}
+        return values
+
+    @model_validator(mode="after")
+    def _separate_workers_reach_the_queue(self) -> Self:
+        if self.pipeline.placement == "separated" and self.queue.type == "local":
+            raise ValueError(
+                "queue.type local is inside one process, and pipeline.placement separated has several; "
+                "use queue.type=service"
+            )
+        return self
+
     @model_validator(mode="after")
     def _batches_divide(self) -> Self:
         batch, group, mini = self.trainer.train_batch_size, self.algorithm.group_size, self.mini_batch_size
@@ -71,10 +97,13 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _queue_holds_a_step(self) -> Self:
-        if self.queue.type != "remote" and self.queue.max_rows < self.trainer.train_batch_size:
+        steps = self.pipeline.max_staleness + 1
+        needed = steps * self.trainer.train_batch_size
+        if self.queue.type != "remote" and self.queue.max_rows < needed:
             raise ValueError(
-                f"queue.max_rows {self.queue.max_rows} cannot hold the {self.trainer.train_batch_size} rows of a step; "
-                f"raise it to trainer.train_batch_size or more"
+                f"queue.max_rows {self.queue.max_rows} cannot hold the {needed} rows of "
+                f"{'a step' if steps == 1 else f'{steps} steps'}; raise it to {needed} or more, or lower "
+                f"trainer.train_batch_size or pipeline.max_staleness"
             )
         return self
 
@@ -89,5 +118,10 @@ class RunConfig(Config):
     @model_validator(mode="after")
     def _in_order_streams(self) -> Self:
         if self.pipeline.in_order and not self.pipeline.streaming:
-            raise ValueError("pipeline.in_order needs pipeline.streaming: true (synchronous is always in order)")
+            raise ValueError("pipeline.in_order needs pipeline.streaming: true (without, it is always in order)")
         return self
+
+
+def _placement(values: dict[str, Any]) -> Any:
+    pipeline = values.get("pipeline")
+    return pipeline.get("placement") if isinstance(pipeline, dict) else getattr(pipeline, "placement", None)

@@ -1,0 +1,27 @@
+"""Schema of the weight transfer."""
+
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from tailrace.config.base import Config
+
+WeightsMode = Literal["synchronous", "delayed", "sub_step", "in_flight"]
+
+
+class WeightsConfig(Config):
+    """How new weights reach the engines, with `pipeline.placement: separated`."""
+
+    mode: WeightsMode | None = None
+    """`synchronous`: training waits until every engine has them. The others move them in the background. `delayed`: an
+    engine takes them when it has finished the responses that it has begun. `sub_step`: so it does, but engines take
+    turns while the rest keep generating. `in_flight`: it takes them at once, and responses go on with the new weights.
+    By default synchronous with `pipeline.max_staleness: 0`, otherwise in_flight."""
+    medium: Literal["auto", "shared_memory", "tcp", "nccl"] = "auto"
+    """What they travel through; auto: shared memory within a machine, TCP between machines. nccl has never run."""
+    dtype: Literal["bfloat16", "float32"] | None = None
+    """Of floats that travel; by default the engine's."""
+    chunk_mib: PositiveFloat = 4.0
+    """Size of the pieces in which they travel, in MiB."""
+    timeout_s: PositiveFloat = 600.0
+    """Seconds that an engine, or a synchronous update, waits for weights at the most."""
