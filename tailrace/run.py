@@ -24,7 +24,7 @@ from tailrace.checkpointing import RunState, check_prompts, read_run_state, rest
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
 from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError
-from tailrace.events import Event, EventLog, Sink
+from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
@@ -131,9 +131,10 @@ def _open_log(
     others = open_sinks(config.observe, directory.path, resolved)
     for sink in others:
         stack.callback(sink.close)
-    sinks: tuple[Sink, ...] = (times, display, *others)
-    log = EventLog(directory.events, sinks=sinks, offset=start.state.elapsed_s if start else 0.0)
-    stack.callback(log.close)
+    file = EventFile(directory.events)
+    stack.callback(file.close)
+    sinks: tuple[Sink, ...] = (file, times, display, *others)
+    log = EventLog(sinks=sinks, offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": resolved,
         "tailrace": tailrace.__version__,

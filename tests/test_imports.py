@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1] / "tailrace"
 ALLOWED = {
     "types": {"config"},
     "events": {"errors"},
+    "activity": {"events"},
     "errors": set(),
     "config": {"errors", "types"},
     "algorithms": set(),
@@ -28,8 +29,8 @@ ALLOWED = {
     "report": set(),
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "errors", "config", "allocator", "cache"}
-NO_TORCH = {"types", "events", "errors", "config", "rewards", "prompts", "planning", "report"}
+L0 = {"types", "events", "activity", "errors", "config", "allocator", "cache"}
+NO_TORCH = {"types", "events", "activity", "errors", "config", "rewards", "prompts", "planning", "report"}
 
 
 def package_of(path: Path) -> str:
