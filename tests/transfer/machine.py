@@ -88,9 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def tasks(self) -> tuple[QueueTask, ...]:
         model = self.model
-        return table(
-            FirstIn(model.first_in), WholeGroups(model.groups), TokenBudget(model.budget, window=model.window)
-        )
+        return table(FirstIn(model.first_in), WholeGroups(model.groups), TokenBudget(model.budget, window=model.window))
 
     @rule(size=st.integers(1, 4), place=st.integers(0, 500), prompt=st.integers(1, 5))
     def put(self, size: int, place: int, prompt: int) -> None:

@@ -34,7 +34,7 @@ class GroupLine:
 
     Without a window that is the order in which they became whole. With one, the run is cut into windows of so many
     consecutive values of `order`; those of a window come in the order in which they became whole, and a window bars the
-    ones after it until its last group was handed out, groups that are lost included: they will come again. A window of 1
+    ones after it until its last group was handed out, those included that are lost and will come again. A window of 1
     is strictly in order.
     """
 
