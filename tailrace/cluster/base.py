@@ -15,7 +15,7 @@ method and ends at once when the worker dies. Nothing here replaces a dead worke
 import asyncio
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -100,7 +100,7 @@ class WorkerHandle(ABC):
     node label of that name, or empty), `cores` (that it may run on, as read back from the system)."""
 
     @abstractmethod
-    def reports(self) -> AsyncIterator[Report]:
+    def reports(self) -> AsyncGenerator[Report, None]:
         """Let the worker `run`, and hear from it until that has returned. Once only.
 
         Raises:
@@ -164,11 +164,10 @@ def foreign(worker: str, error: Exception) -> WorkerError:
     return WorkerError(f"worker {worker}: {type(error).__name__}: {error}")
 
 
-def make_worker(spec: WorkerSpec, emit: Sink) -> Worker:
-    """The worker that `spec` names, made here."""
-    module, _, name = spec.factory.partition(":")
-    factory = getattr(importlib.import_module(module), name)
-    return cast(Worker, factory(spec.settings, WorkerContext(name=spec.name, emit=emit)))
+def make_worker(factory: str, settings: bytes, context: WorkerContext) -> Worker:
+    """The worker that `factory`, `module:callable`, makes."""
+    module, _, name = factory.partition(":")
+    return cast(Worker, getattr(importlib.import_module(module), name)(settings, context))
 
 
 async def call_method(worker: Worker, method: str, args: tuple[Any, ...]) -> Any:

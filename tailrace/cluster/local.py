@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 from asyncio import Task
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from typing import Any, TypeVar
 
 from tailrace.cluster.base import (
@@ -15,6 +15,7 @@ from tailrace.cluster.base import (
     Outbox,
     Report,
     Worker,
+    WorkerContext,
     WorkerHandle,
     WorkerSpec,
     call_method,
@@ -61,10 +62,11 @@ class LocalHandle(WorkerHandle):
         }
 
     async def _open(self) -> dict[str, Any]:
-        self._worker = make_worker(self._spec, self._outbox.emit)
+        context = WorkerContext(name=self.name, emit=self._outbox.emit)
+        self._worker = make_worker(self._spec.factory, self._spec.settings, context)
         return await self._worker.open()
 
-    async def reports(self) -> AsyncIterator[Report]:
+    async def reports(self) -> AsyncGenerator[Report, None]:
         assert self._worker is not None
         if self._died is not None:
             raise self._obituary()
