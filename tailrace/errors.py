@@ -18,7 +18,9 @@ TailraceError
 │   └── QueueClosed             the queue was closed while waiting or before the call
 ├── EngineError (RuntimeError)  generation
 │   └── RequestError            a request that can never be served
-├── WeightsError (RuntimeError)  the weight transfer
+├── ClusterError (RuntimeError) worker processes
+│   ├── WorkerError             a worker raised an error that is not of this tree
+│   └── WorkerDied              a worker's process ended, or was killed because it hung
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
 └── TrainingError (RuntimeError)
     └── NonFiniteError          a loss or gradient that stayed non-finite
@@ -102,8 +104,24 @@ class RequestError(EngineError):
     """A request can never be served by this engine."""
 
 
-class WeightsError(TailraceError, RuntimeError):
-    """New weights did not reach an engine."""
+class ClusterError(TailraceError, RuntimeError):
+    """Worker processes cannot be had or kept."""
+
+
+class WorkerError(ClusterError):
+    """A worker raised an error that is not of this tree, which is its cause."""
+
+
+class WorkerDied(ClusterError):
+    """A worker's process ended, or was killed because it hung."""
+
+    def __init__(self, worker: str, pid: int, how: str) -> None:
+        """`pid`: 0 where it had none yet; `how`: the signal, the exit code, or what it had not done in time."""
+        super().__init__(worker, pid, how)
+        self.worker, self.pid, self.how = worker, pid, how
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}{f' (process {self.pid})' if self.pid else ''} died: {self.how}"
 
 
 class RewardError(TailraceError, RuntimeError):

@@ -27,10 +27,11 @@ ALLOWED = {
     "trainer": {"transfer", "algorithms"},
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
+    "cluster": set(),
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
 L0 = {"types", "events", "activity", "errors", "config", "allocator", "cache"}
-NO_TORCH = {"types", "events", "activity", "errors", "config", "rewards", "prompts", "planning", "report"}
+NO_TORCH = {"types", "events", "activity", "errors", "config", "rewards", "prompts", "planning", "report", "cluster"}
 
 
 def package_of(path: Path) -> str:
@@ -75,6 +76,11 @@ def test_a_torchless_package_never_imports_torch(package: str) -> None:
     for path in FILES:
         if package_of(path) == package:
             assert "torch" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_only_the_cluster_package_imports_ray() -> None:
+    importers = {package_of(path) for path in ROOT.rglob("*.py") if "ray" in {n.split(".")[0] for n in imports(path)}}
+    assert importers <= {"cluster"}
 
 
 def test_every_package_has_a_rule() -> None:
