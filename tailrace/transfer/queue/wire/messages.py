@@ -25,7 +25,7 @@ from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.state import ControlState
 from tailrace.types import ColumnKind, IntArray, TaskSpec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change of a message; only equal ones talk to each other."""
 NONCE_BYTES = DIGEST_BYTES = 32
 NO_VERSION = -1
@@ -96,6 +96,18 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 # To every server
+
+
+class Tell(Message, frozen=True):
+    """What a server that is no queue's is asked, in words of its own: see `transfer.weights.messages`."""
+
+    body: bytes
+
+
+class Told(Message, frozen=True):
+    """Answer to Tell."""
+
+    body: bytes
 
 
 class Hello(Message, frozen=True):
@@ -494,6 +506,7 @@ class Parts(Message, frozen=True):
 
 Request = (
     Hello
+    | Tell
     | Prove
     | Look
     | Beat
@@ -523,6 +536,7 @@ Request = (
 )
 Answer = (
     Challenge
+    | Told
     | Welcome
     | Accepted
     | Waiting
