@@ -16,6 +16,9 @@ TailraceError
 │   ├── WireError               a message between its processes that cannot be read, a peer that is refused
 │   │   └── PeerLost            a peer that did not answer in time
 │   └── QueueClosed             the queue was closed while waiting or before the call
+├── WeightsError (RuntimeError) the weight transfer
+│   ├── WeightsTimeout          weights that did not come, or were not installed, in time
+│   └── SenderLost              a sender of weights that is gone, or gave no sign of life in time
 ├── EngineError (RuntimeError)  generation
 │   └── RequestError            a request that can never be served
 ├── ClusterError (RuntimeError) worker processes
@@ -94,6 +97,18 @@ class PeerLost(WireError):
 
 class QueueClosed(QueueError):
     """The queue is closed: no rows go in, and none will become ready."""
+
+
+class WeightsError(TailraceError, RuntimeError):
+    """Weights cannot be published, or cannot be had."""
+
+
+class WeightsTimeout(WeightsError):
+    """Weights did not come, or were not installed, within the time allowed."""
+
+
+class SenderLost(WeightsError):
+    """The sender of weights was closed, or gives no sign of life."""
 
 
 class EngineError(TailraceError, RuntimeError):
