@@ -28,6 +28,20 @@ ALLOWED = {
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
     "cluster": set(),
+    "workers": {
+        "cluster",
+        "transfer",
+        "engine",
+        "rollout",
+        "trainer",
+        "tasks",
+        "algorithms",
+        "rewards",
+        "models",
+        "assembly",
+        "preparation",
+        "checkpointing",
+    },
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
 L0 = {"types", "events", "activity", "errors", "config", "allocator", "cache"}

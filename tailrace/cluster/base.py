@@ -41,6 +41,10 @@ class WorkerContext:
 
     name: str
     """Such as `rollout-0`."""
+    address: str
+    """IP address of its machine, as others of the cluster reach it."""
+    datacentre: str
+    """Where that is: Ray's node label of this name, or empty."""
     emit: Sink
     """Takes an event to the driver, in the next report. May be called from any thread."""
 

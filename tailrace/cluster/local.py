@@ -62,7 +62,7 @@ class LocalHandle(WorkerHandle):
         }
 
     async def _open(self) -> dict[str, Any]:
-        context = WorkerContext(name=self.name, emit=self._outbox.emit)
+        context = WorkerContext(name=self.name, address="127.0.0.1", datacentre="", emit=self._outbox.emit)
         self._worker = make_worker(self._spec.factory, self._spec.settings, context)
         return await self._worker.open()
 

@@ -89,11 +89,18 @@ class WorkerProcess:
 
     @classmethod
     async def start(
-        cls, spec: WorkerSpec, *, directory: str, start_limit_s: float, heartbeat_limit_s: float
+        cls,
+        spec: WorkerSpec,
+        *,
+        directory: str,
+        address: str,
+        datacentre: str,
+        start_limit_s: float,
+        heartbeat_limit_s: float,
     ) -> tuple[Self, bytes]:
         """A worker that is open, and the pickled facts about it.
 
-        `directory`: where to work, if this machine has one of that name. Raises: as Cluster.start.
+        `directory`: where to work, if this machine has one of that name. `address`, `datacentre`: see WorkerContext. Raises: as Cluster.start.
         """
         try:
             child = await _spawn(spec, directory)
@@ -101,17 +108,24 @@ class WorkerProcess:
             raise WorkerDied(spec.name, 0, f"no process could be started: {error.strerror}") from None
         worker = cls(spec.name, child)
         try:
-            facts = await worker._open(spec, start_limit_s)
+            start = Start(
+                name=spec.name,
+                factory=spec.factory,
+                settings=spec.settings,
+                cores=spec.pool.cores,
+                address=address,
+                datacentre=datacentre,
+            )
+            facts = await worker._open(start, start_limit_s)
         except BaseException:
             await worker.kill()
             raise
         worker._watching = asyncio.create_task(worker._watch(heartbeat_limit_s))
         return worker, facts
 
-    async def _open(self, spec: WorkerSpec, limit_s: float) -> bytes:
+    async def _open(self, start: Start, limit_s: float) -> bytes:
         try:
             async with asyncio.timeout(limit_s):
-                start = Start(name=spec.name, factory=spec.factory, settings=spec.settings, cores=spec.pool.cores)
                 return await self._ask(OPEN, start)
         except TimeoutError:
             await self.kill(f"killed, since it had not opened within {limit_s:g} s")

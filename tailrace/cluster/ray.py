@@ -58,12 +58,14 @@ class Keeper:
         node = ray.get_runtime_context().get_node_id()
         return {"host": socket.gethostname(), "address": ray.util.get_node_ip_address(), "node": node}
 
-    async def open(self) -> tuple[bytes, bytes]:
+    async def open(self, address: str, datacentre: str) -> tuple[bytes, bytes]:
         """Start the worker; the facts about it."""
         try:
             self._worker, facts = await WorkerProcess.start(
                 self._spec,
                 directory=self._directory,
+                address=address,
+                datacentre=datacentre,
                 start_limit_s=self._config.start_limit_s,
                 heartbeat_limit_s=self._config.heartbeat_limit_s,
             )
@@ -122,9 +124,10 @@ class RayHandle(WorkerHandle):
         """Wait for a place, and for the worker to open there."""
         place = await self._placed()
         labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes()}
-        facts = pickle.loads(await self._answer(self._keeper.open.remote()))
+        datacentre = labels.get(place["node"], {}).get("datacentre", "")
+        facts = pickle.loads(await self._answer(self._keeper.open.remote(place["address"], datacentre)))
         self.pid = facts["pid"]
-        self.facts = facts | place | {"datacentre": labels.get(place["node"], {}).get("datacentre", "")}
+        self.facts = facts | place | {"datacentre": datacentre}
 
     async def _placed(self) -> dict[str, Any]:
         placed = asyncio.ensure_future(_result(self._keeper.place.remote()))

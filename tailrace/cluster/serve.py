@@ -109,7 +109,9 @@ class _Serving:
         start = self._start
         bind(start.cores)
         self._worker = make_worker(
-            start.factory, start.settings, WorkerContext(name=start.name, emit=self._outbox.emit)
+            start.factory,
+            start.settings,
+            WorkerContext(name=start.name, address=start.address, datacentre=start.datacentre, emit=self._outbox.emit),
         )
         facts = await self._worker.open()
         return facts | {"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}

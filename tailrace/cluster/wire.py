@@ -24,6 +24,8 @@ class Start(msgspec.Struct, frozen=True, tag="start"):
     factory: str
     settings: bytes
     cores: tuple[int, ...] | None
+    address: str
+    datacentre: str
 
 
 class Run(msgspec.Struct, frozen=True, tag="run"):
