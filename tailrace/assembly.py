@@ -112,7 +112,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     Raises:
         UserError: a part cannot be made as configured.
     """
-    algorithm = make_algorithm(config.algorithm)
+    algorithm = make_algorithm(config.resolved_algorithm)
     pool = await stack.enter_async_context(GraderPool(config.rewards))
     executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     loop = asyncio.get_running_loop()
