@@ -38,7 +38,7 @@ from tailrace.tasks.reward import RewardTask
 from tailrace.trainer.actor import Actor, train_sample
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
-from tailrace.trainer.factory import make_trainer
+from tailrace.trainer.factory import check_trainer, make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
 from tailrace.types import FloatArray
 
@@ -67,6 +67,7 @@ def load_inputs(config: RunConfig) -> Inputs:
     model_dir = resolve_model(config.model)
     check_sampling(config.engine, config.sampling, model_dir)
     check_engine(config.engine, model_dir, device=config.device)
+    check_trainer(config.trainer)
     tokenizer = load_tokenizer(model_dir)
     prompts = load_prompts(
         config.prompts, tokenizer, seed=config.seed, max_tokens=_max_prompt_tokens(config, model_dir)

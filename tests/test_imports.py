@@ -14,6 +14,7 @@ ALLOWED = {
     "types": {"config"},
     "events": {"errors"},
     "errors": set(),
+    "user_code": {"errors"},
     "config": {"errors", "types"},
     "algorithms": set(),
     "rewards": set(),
@@ -28,8 +29,8 @@ ALLOWED = {
     "report": set(),
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "errors", "config", "allocator", "cache"}
-NO_TORCH = {"types", "events", "errors", "config", "rewards", "prompts", "planning", "report"}
+L0 = {"types", "events", "errors", "config", "user_code", "allocator", "cache"}
+NO_TORCH = {"types", "events", "errors", "config", "user_code", "rewards", "prompts", "planning", "report"}
 
 
 def package_of(path: Path) -> str:

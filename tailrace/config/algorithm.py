@@ -21,21 +21,21 @@ class KlConfig(Config):
 
 
 class NoCorrection(Config):
-    """Every token counts the same, whichever weights made it."""
+    """Every token counts the same, whichever weights made it. The default with pipeline.max_staleness 0."""
 
     type: Literal["none"] = "none"
 
 
 class TruncatedCorrection(Config):
     """Truncated importance sampling: the policy loss of a token is multiplied by how much likelier the weights at the
-    start of the step make it than those that sampled it did, up to a limit."""
+    start of the step make it than those that sampled it did, up to a limit. The default with a larger one."""
 
     type: Literal["truncated"] = "truncated"
     limit: Annotated[float, Field(ge=1)] = 2.0
     """The largest factor. Lower ones bound the variance more, and leave more of the bias."""
 
 
-RolloutCorrection = Annotated[NoCorrection | TruncatedCorrection, Field(discriminator="type")]
+RolloutCorrection = NoCorrection | TruncatedCorrection
 
 
 class GrpoConfig(Config):
@@ -55,7 +55,7 @@ class GrpoConfig(Config):
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number."""
     kl: KlConfig = KlConfig()
-    rollout_correction: RolloutCorrection | None = None
+    rollout_correction: RolloutCorrection | None = Field(default=None, discriminator="type")
     """For responses that other weights sampled than those they train; by default truncated where pipeline.max_staleness
     lets that happen, and none at 0."""
 
