@@ -139,8 +139,8 @@ def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, ma
     """
     if longest_prompt >= engine.max_model_len:
         raise ConfigError(
-            f"the longest prompt has {longest_prompt} tokens, and the context of {engine.max_model_len} that the engine "
-            f"has leaves room for {engine.max_model_len - 1}; remove it"
+            f"the longest prompt has {longest_prompt} tokens, and the engine has a context of "
+            f"{engine.max_model_len}; remove it"
         )
     if not isinstance(config, NativeEngineConfig):
         return

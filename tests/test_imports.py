@@ -1,6 +1,7 @@
 """Imports point one way, and what must start fast imports nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ ALLOWED = {
     "trainer": {"transfer", "algorithms"},
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
+    "conformance": {"engine", "trainer", "algorithms"},
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
 L0 = {"types", "events", "errors", "config", "user_code", "allocator", "cache"}
@@ -80,6 +82,13 @@ def test_a_torchless_package_never_imports_torch(package: str) -> None:
 def test_every_package_has_a_rule() -> None:
     packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
     assert packages <= set(ALLOWED)
+
+
+def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None:
+    for path in ROOT.rglob("*.py"):
+        if package_of(path) != "conformance":
+            forbidden = [name for name in imports(path) if re.match(r"_?pytest|tailrace\.conformance", name)]
+            assert not forbidden, path
 
 
 @pytest.mark.parametrize("module", ["tailrace.cli", "tailrace.config.load", "tailrace.types", "tailrace.events"])

@@ -15,12 +15,12 @@ from transformers.utils import logging
 from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
 from tailrace.config.algorithm import GrpoConfig, KlConfig, LossAggMode
+from tailrace.conformance.tiny import FAMILIES
 from tailrace.errors import CheckpointError, ModelError, NonFiniteError
 from tailrace.trainer import log_probs
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import Loss, TrainSample, UpdateResult
 from tests.conftest import TinyModel
-from tests.tiny import FAMILIES
 from tests.trainer.batches import load_plain, make_samples, make_trainer, plain_log_probs, with_log_probs
 from tests.trainer.largest import LargestTensor
 
