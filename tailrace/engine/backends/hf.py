@@ -45,16 +45,12 @@ class HfCore(OneByOneCore):
         self._model = model.to(device).eval()
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # or its settings would mix with the request's
         self._device = device
-        tied = self._model.config.tie_word_embeddings
-        shapes = {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
-        if tied:
-            shapes.pop("lm_head.weight", None)
         super().__init__(
             model_dir,
             max_model_len=self._model.config.max_position_embeddings,
             vocab_size=self._model.config.vocab_size,
-            shapes=shapes,
-            tied=tied,
+            shapes={name: tuple(tensor.shape) for name, tensor in self._model.named_parameters()},
+            tied=self._model.config.tie_word_embeddings,
         )
 
     @torch.no_grad()
