@@ -45,6 +45,8 @@ _METRICS = {
     "flat_groups": Metric("Groups without signal", "groups"),
     "rollout_mismatch": Metric("Rollout mismatch", "nats"),
     "approx_kl": Metric("KL from the start of the step", "nats"),
+    "staleness_mean": Metric("Mean staleness", "versions"),
+    "staleness_max": Metric("Greatest staleness", "versions"),
     "ref_kl": Metric("KL from the reference", "nats"),
 }
 
