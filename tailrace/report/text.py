@@ -46,7 +46,7 @@ _METRICS = {
     "rollout_mismatch": Metric("Rollout mismatch", "nats"),
     "approx_kl": Metric("KL from the start of the step", "nats"),
     "staleness_mean": Metric("Mean staleness", "versions"),
-    "staleness_max": Metric("Greatest staleness", "versions"),
+    "staleness_max": Metric("Max staleness", "versions"),
     "ref_kl": Metric("KL from the reference", "nats"),
 }
 

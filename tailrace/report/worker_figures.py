@@ -11,10 +11,7 @@ from tailrace.events import Event
 from tailrace.report.figures import BLUE, GREY, ORANGE, RED, Figure, Section, task_colours
 from tailrace.report.run_data import RunData, metric_names
 from tailrace.report.text import duration, number, percent
-from tailrace.report.workers import WorkerSummary, summaries, weight_flights
-
-STATE_TITLES = {"busy": "busy", "data": "waiting for data", "weights": "waiting for weights", "idle": "idle"}
-"""In the order in which they are shown."""
+from tailrace.report.workers import STATE_TITLES, WorkerSummary, summaries, weight_flights
 
 _COLOURS = {"busy": BLUE, "data": ORANGE, "weights": RED, "idle": "#b8c1ca"}
 _POINTS = 600

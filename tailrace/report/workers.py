@@ -6,10 +6,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tailrace.activity import STATES
+from tailrace.activity import STATES, State
 from tailrace.events import Event
 from tailrace.report.run_data import RunData
 
+STATE_TITLES: dict[State, str] = {
+    "busy": "busy",
+    "data": "waiting for data",
+    "weights": "waiting for weights",
+    "idle": "idle",
+}
+"""The states of `tailrace.activity`, in the order in which they are shown."""
 _ACTORS = ("driver", "rollout", "engine", "reward", "reference", "trainer", "weights")
 """Kinds of workers, and the actors within each, in the order of their rows."""
 
