@@ -39,12 +39,11 @@ async def run(config: RunConfig, directory: Path) -> None:
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)
         queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory / "queue", stack)
-        times = TaskTimes()
         file = EventFile(directory / "events.jsonl")
         stack.callback(file.close)
-        log = EventLog(sinks=(file, times, take_turns))
+        log = EventLog(sinks=(TaskTimes(), file, take_turns))
         store = CheckpointStore(directory / "checkpoints", keep=1)
-        pipeline = build_pipeline(config, inputs, parts, queue, store, log, times)
+        pipeline = build_pipeline(config, inputs, parts, queue, store, log)
         gate.wait()
         await pipeline.run()
 

@@ -18,6 +18,7 @@ TailraceError
 │   └── QueueClosed             the queue was closed while waiting or before the call
 ├── EngineError (RuntimeError)  generation
 │   └── RequestError            a request that can never be served
+├── WeightsError (RuntimeError)  the weight transfer
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
 └── TrainingError (RuntimeError)
     └── NonFiniteError          a loss or gradient that stayed non-finite
@@ -99,6 +100,10 @@ class EngineError(TailraceError, RuntimeError):
 
 class RequestError(EngineError):
     """A request can never be served by this engine."""
+
+
+class WeightsError(TailraceError, RuntimeError):
+    """New weights did not reach an engine."""
 
 
 class RewardError(TailraceError, RuntimeError):

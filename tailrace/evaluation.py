@@ -3,10 +3,12 @@
 import asyncio
 import math
 import statistics
+from collections.abc import Sequence
 from contextlib import aclosing
+from typing import Protocol
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.engine.base import Engine
+from tailrace.engine.base import EngineStats, SampleStream
 from tailrace.events import EventLog
 from tailrace.metrics import failure_metrics, reward_metrics
 from tailrace.rewards.base import Grade, GradingRequest
@@ -15,12 +17,22 @@ from tailrace.rollout.worker import Decode
 from tailrace.types import Prompt, Request, Sample
 
 
+class Generator(Protocol):
+    """What generates: an engine, or several behind one face."""
+
+    def submit(self, requests: Sequence[Request]) -> SampleStream:
+        """See `Engine.submit`."""
+
+    def stats(self) -> EngineStats:
+        """See `Engine.stats`."""
+
+
 class Evaluator:
     """Answers every held-out prompt greedily and grades the answers."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Generator,
         pool: GraderPool,
         prompts: tuple[Prompt, ...],
         sampling: SamplingConfig,

@@ -19,13 +19,14 @@ import torch
 
 import tailrace
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts
-from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore
+from tailrace.assembly import Inputs, build_pipeline, load_inputs, open_parts
+from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore_queue
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
 from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
+from tailrace.learner import Learner
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
 from tailrace.preparation import prepare_torch
@@ -105,27 +106,23 @@ async def _run(
             directory.check_new()  # again: another process may have been faster
         queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory.queue, stack)
         if start is not None:
-            await restore(start.checkpoint, parts.trainer, queue, parts.executor)
+            await restore_queue(start.checkpoint, queue)
         directory.begin(config)
-        times = TaskTimes()
-        log = _open_log(config, directory, start, times, stack)
-        pipeline = build_pipeline(config, inputs, parts, queue, store, log, times)
+        log = _open_log(config, directory, start, stack)
+        pipeline = build_pipeline(config, inputs, parts, queue, store, log)
         if start is not None:
-            await pipeline.resume_at(start.state)
-        if not await _train(pipeline, parts, directory, interrupt):
+            await pipeline.resume_at(start.checkpoint, start.state)
+        if not await _train(pipeline, directory, interrupt):
             print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
             return INTERRUPTED
-        with log.span("export", "trainer", info={"path": str(directory.model)}):
-            await parts.compute(lambda: parts.trainer.export(directory.model))
+        await pipeline.learner.export(directory.model)
     report = write_report(directory.path)
     write_trace(directory.path)
     print(f"Report: {report}\nModel:  {directory.model}")
     return 0
 
 
-def _open_log(
-    config: RunConfig, directory: RunDirectory, start: Resume | None, times: TaskTimes, stack: AsyncExitStack
-) -> EventLog:
+def _open_log(config: RunConfig, directory: RunDirectory, start: Resume | None, stack: AsyncExitStack) -> EventLog:
     display = stack.enter_context(Display())
     resolved = config.model_dump(mode="json")
     others = open_sinks(config.observe, directory.path, resolved)
@@ -133,7 +130,7 @@ def _open_log(
         stack.callback(sink.close)
     file = EventFile(directory.events)
     stack.callback(file.close)
-    sinks: tuple[Sink, ...] = (file, times, display, *others)
+    sinks: tuple[Sink, ...] = (TaskTimes(), file, display, *others)
     log = EventLog(sinks=sinks, offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": resolved,
@@ -146,7 +143,7 @@ def _open_log(
     return log
 
 
-async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory, interrupt: Interrupt) -> bool:
+async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:
     """Run the pipeline to its end; False when it was interrupted, and saved."""
     try:
         await pipeline.run()
@@ -155,19 +152,19 @@ async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory, inte
             interrupt.accept()
             await pipeline.save()
         if isinstance(error, BaseExceptionGroup):
-            raise _explained(_first_error(error), parts, directory) from error
+            raise await _explained(_first_error(error), pipeline.learner, directory) from error
         if not interrupt.asked:
             raise
         return False
     return True
 
 
-def _explained(error: BaseException, parts: Parts, directory: RunDirectory) -> BaseException:
+async def _explained(error: BaseException, learner: Learner, directory: RunDirectory) -> BaseException:
     """The error to raise; a step that stayed non-finite leaves its evidence in the run's directory."""
     if not isinstance(error, NonFiniteError):
         return error
     try:
-        directory.evidence.write_bytes(msgspec.json.encode(parts.trainer.evidence()))
+        directory.evidence.write_bytes(msgspec.json.encode(await learner.evidence()))
     except OSError as problem:
         return NonFiniteError(f"{error}; its evidence could not be written: {problem.strerror}")
     return NonFiniteError(f"{error}; the evidence is in {directory.evidence}")

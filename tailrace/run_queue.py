@@ -33,6 +33,7 @@ _GREETING_LIMIT_S = 10.0
 def run_table(config: RunConfig, algorithm: Algorithm) -> TableConfig:
     """The table that the tasks of a run work through."""
     streaming = config.pipeline.streaming
+    in_order = config.pipeline.in_order or not streaming
     groups = WholeGroupsConfig(max_groups=config.groups_per_step)
     policies: dict[str, PolicyConfig] = {
         "rollout": groups,
@@ -41,7 +42,7 @@ def run_table(config: RunConfig, algorithm: Algorithm) -> TableConfig:
         "advantage": groups,
         "actor": TokenBudgetConfig(
             tokens=config.trainer.micro_batch_tokens if streaming else None,
-            in_order=config.pipeline.in_order or not streaming,
+            window=1 if in_order else config.trainer.train_batch_size,
         ),
     }
     return TableConfig(

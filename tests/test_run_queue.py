@@ -42,9 +42,9 @@ OTHER_COLUMNS = TABLE.model_copy(update={"columns": {**TABLE.columns, "colour": 
 @pytest.mark.parametrize(
     ("pipeline", "policy"),
     [
-        ({}, {"tokens": None, "in_order": True}),
-        ({"streaming": True}, {"tokens": 64, "in_order": False}),
-        ({"streaming": True, "in_order": True}, {"tokens": 64, "in_order": True}),
+        ({}, {"tokens": None, "window": 1}),
+        ({"streaming": True}, {"tokens": 64, "window": 8}),
+        ({"streaming": True, "in_order": True}, {"tokens": 64, "window": 1}),
     ],
 )
 def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwise(
@@ -53,7 +53,7 @@ def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwi
     config = small_run(tmp_path, Path("model"), Path("prompts.jsonl"), pipeline=pipeline)
     table = run_table(config, make_algorithm(GrpoConfig()))
     assert [task.name for task in table.tasks] == ["rollout", "reward", "advantage", "actor"]
-    assert table.tasks[-1].policy.model_dump(include={"tokens", "in_order"}) == policy
+    assert table.tasks[-1].policy.model_dump(include={"tokens", "window"}) == policy
     check_table(make_tasks(table), table.columns)
 
 

@@ -88,6 +88,7 @@ EXAMPLES: list[messages.Message] = [
     messages.Describe(packed([0, 9]), ROWS, [RUN]),
     messages.Withdraw(ROWS, ROWS),
     messages.Advance(3),
+    messages.Dismiss("rollout-0"),
     messages.Lost(5.0),
     messages.Close(),
     messages.Export(),

@@ -35,6 +35,7 @@ from tailrace.transfer.queue.wire.messages import (
     Claim,
     Claimed,
     Close,
+    Dismiss,
     Counted,
     Groups,
     Lost,
@@ -302,6 +303,11 @@ def renew(session: Session, lease_id: int) -> Operation[None]:
 def advance(session: Session, version: WeightVersion) -> Operation[None]:
     """See `TransferQueue.advance`."""
     yield from tell(session, Advance(version))
+
+
+def dismiss(session: Session, name: str) -> Operation[None]:
+    """See `RemoteQueue.dismiss`."""
+    yield from tell(session, Dismiss(name))
 
 
 def lost_groups(session: Session, *, timeout: float) -> Operation[list[int]]:

@@ -35,7 +35,7 @@ from tailrace.transfer.queue.wire.frames import (
     decode_request,
     encode,
 )
-from tailrace.transfer.queue.wire.handshake import Door, Identity
+from tailrace.transfer.queue.wire.handshake import Door, Identity, name_of
 from tailrace.transfer.queue.wire.messages import (
     Accepted,
     Answer,
@@ -222,6 +222,10 @@ class Server:
             reply = Reply(Failure.of(error))
         if reply is not None:
             self.reply(incoming.ticket, *reply)
+
+    def clients_named(self, name: str) -> list[str]:
+        """The clients whose connections were made under this name."""
+        return [client for client in self._clients if name_of(client) == name]
 
     def answered(self, ticket: Ticket) -> Answer | None:
         """What a request that mutates was answered; None while it waits, or once its client has the answer."""
