@@ -25,7 +25,7 @@ from tailrace.events import Event
 from tailrace.report.progress import Progress
 from tailrace.report.run_data import first_and_last
 from tailrace.report.text import duration, metric, percent
-from tailrace.report.workers import STATE_TITLES, kind_of, worker_order
+from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_order
 
 _TABLE = (
     "reward",
@@ -79,7 +79,7 @@ class Display:
             for error in self._new_failures(event):
                 self._console.print(f"grading failed · {error}", markup=False, highlight=False, soft_wrap=True)
             if event.task == "worker_died" and self._console.is_interactive:
-                self._console.print(_death(event), markup=False, highlight=False, soft_wrap=True)
+                self._console.print(death_text(event), markup=False, highlight=False, soft_wrap=True)
             if not self._console.is_interactive:
                 for line in plain_lines(event, self._progress):
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -112,13 +112,9 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
         figures = [f"{name} {metric(name).write(value)}" for name, value in event.metrics.items()]
         yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
     elif event.task == "worker_died":
-        yield _death(event)
+        yield death_text(event)
     elif event.task in ("checkpoint", "export") and "path" in event.info:
         yield f"{event.task} · {event.info['path']}"
-
-
-def _death(event: Event) -> str:
-    return " · ".join(word for word in (f"{event.worker} died", str(event.info.get("reason", ""))) if word)
 
 
 def draw(progress: Progress, *, now: float) -> RenderableType:

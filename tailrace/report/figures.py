@@ -27,6 +27,7 @@ TASK_COLOURS = {
     "weights_transfer": "#e2958c",
     "weights_in_flight": "#b9a09d",
     "evaluation": PURPLE,
+    "worker_started": "#9aa84f",
     "checkpoint": "#a4734b",
     "export": "#b7a595",
     "step": GREY,

@@ -27,6 +27,7 @@ from tailrace.report.run_data import (
 from tailrace.report.text import counted, duration, metric, number, percent, setting
 from tailrace.report.timeline import timeline
 from tailrace.report.worker_figures import worker_sections
+from tailrace.report.workers import restarts, worker_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +175,10 @@ def _staleness_card(run: RunData) -> Iterator[Card]:
 
 
 def _deaths_card(run: RunData) -> Iterator[Card]:
-    died = Counter(event.worker for event in run.of("worker_died"))
+    died = Counter(map(worker_of, run.of("worker_died")))
     if died:
         workers = ", ".join(f"{worker} × {times}" if times > 1 else worker for worker, times in died.items())
-        yield Card("Deaths of workers", number(died.total()), workers, warning=True)
+        yield Card("Deaths of workers", number(died.total()), f"{workers}; {restarts(run)} started anew", warning=True)
 
 
 def _evaluations(run: RunData) -> list[dict[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tailrace.events import Event
 from tailrace.report.text import setting
+from tailrace.report.workers import worker_of
 
 _LATELY = 10
 """What a worker said of its time lately: so many events."""
@@ -64,7 +65,7 @@ class Progress:
         elif event.task == "step":
             self._add_step(event)
         elif event.task == "activity":
-            self.activities[event.worker or event.actor].append(event.metrics)
+            self.activities[worker_of(event)].append(event.metrics)
         elif event.task == "queue":
             self.queue = event.metrics
         elif event.task == "worker_died":

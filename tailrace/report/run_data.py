@@ -13,9 +13,7 @@ from tailrace.events import Event, read_events
 
 EVENTS_FILE = "events.jsonl"
 
-MARKS = ("worker_died", "worker_started")
-"""Events that are moments in the life of a worker."""
-_NO_WORK = frozenset({"run", "activity", "queue", *MARKS})
+_NO_WORK = frozenset({"run", "activity", "queue", "worker_died"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from tailrace.events import Event
 from tailrace.report.figures import task_colours
 from tailrace.report.lanes import assign_lanes
-from tailrace.report.run_data import MARKS, RunData, step_of
+from tailrace.report.run_data import RunData, step_of
 from tailrace.report.text import duration
-from tailrace.report.workers import kind_of, row_name, row_order, weight_flights
+from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights, worker_of
 
 STEPS_SHOWN = 3
 """Steps in one window of the timeline."""
@@ -49,12 +49,12 @@ def timeline(run: RunData) -> dict[str, Any] | None:
         return None
     windows = thin_out(make_windows(run), len(events))
     shown = [event for event in events if _is_in(event, windows)]
-    marks = list(run.of(*MARKS))
-    rows, places = _rows(shown, {event.worker for event in marks})
+    deaths = list(run.of("worker_died"))
+    rows, places = _rows(shown, deaths)
     return {
         "rows": [{name: row[name] for name in ("name", "middle", "height")} for row in rows],
         "tracks": _tracks(shown, places),
-        "marks": [_mark(event, rows) for event in marks],
+        "deaths": [_mark(event, rows) for event in deaths],
         "windows": [{"label": window.label, "start": window.start, "end": window.end} for window in windows],
         "selected": _representative(windows),
         "height": round(_MARGIN + _PIXELS * sum(row["height"] for row in rows)),
@@ -103,16 +103,18 @@ def _is_in(event: Event, windows: Iterable[Window]) -> bool:
     return any(event.start < window.end and event.end > window.start for window in windows)
 
 
-def _rows(events: Sequence[Event], marked: Iterable[str]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
-    """A row for each actor, one for its responses, one at least for each worker that is `marked`.
+def _rows(events: Sequence[Event], deaths: Iterable[Event]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
+    """A row for each actor, one for its responses, and one for a worker of which nothing is known but its death.
 
     With them, for each event the middle and the height of its bar.
     """
     members: dict[_Row, list[int]] = defaultdict(list)
     for index, event in enumerate(events):
-        members[_Row(event.worker, event.actor, event.task == "sample")].append(index)
-    for worker in set(marked).difference(row.worker for row in members):
-        members[_Row(worker, kind_of(worker) or "driver", False)] = []
+        members[_Row(*row_of(event), event.task == "sample")].append(index)
+    known = {row.worker for row in members}
+    for event in deaths:
+        if worker_of(event) not in known:
+            members[_Row(*row_of(event), False)] = []
     rows: list[dict[str, Any]] = []
     places = [(0.0, 0.0)] * len(events)
     top = 0.0
@@ -145,11 +147,9 @@ class _Row(NamedTuple):
 
 
 def _mark(event: Event, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """A moment in the life of a worker, on the first of its rows."""
-    row = next(row for row in rows if row["worker"] == event.worker)
-    reason = event.info.get("reason")
-    text = f"{event.worker} {event.task.removeprefix('worker_')}" + (f": {reason}" if reason else "")
-    return {"task": event.task, "time": round(event.end, 4), "y": row["middle"], "text": text}
+    """The death of a worker, on the first of its rows."""
+    row = next(row for row in rows if row["worker"] == worker_of(event))
+    return {"time": round(event.end, 4), "y": row["middle"], "text": death_text(event)}
 
 
 def _tracks(events: Sequence[Event], places: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ import msgspec
 
 from tailrace.events import Event
 from tailrace.report.lanes import assign_lanes
-from tailrace.report.run_data import MARKS, is_work, load_run, write_file
-from tailrace.report.workers import kind_of, row_name, row_order, weight_flights
+from tailrace.report.run_data import is_work, load_run, write_file
+from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights
 
 TraceEvent = dict[str, Any]
 
@@ -47,8 +47,7 @@ def trace_events(events: Sequence[Event]) -> list[TraceEvent]:
     """The trace events of a run: names, spans, instants and counters. Times are in microseconds."""
     by_row: dict[tuple[str, str], list[_Span]] = defaultdict(list)
     for event in (*events, *weight_flights(events)):
-        actor = kind_of(event.worker) if event.task in MARKS else event.actor
-        by_row[event.worker, actor].append(_in_microseconds(event))
+        by_row[row_of(event)].append(_in_microseconds(event))
     traced: list[TraceEvent] = []
     for pid, ((worker, actor), spans) in enumerate(sorted(by_row.items(), key=lambda row: row_order(*row[0])), 1):
         name = row_name(worker, actor)
@@ -64,7 +63,7 @@ def _in_microseconds(event: Event) -> _Span:
 
 
 def _row_events(pid: int, name: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
-    yield from (_instant(pid, span) for span in spans if span.event.task in ("run", *MARKS))
+    yield from (_instant(pid, span) for span in spans if span.event.task in ("run", "worker_died"))
     samples = [span for span in spans if span.event.task == "sample"]
     others = [span for span in spans if is_work(span.event) and span.event.task != "sample"]
     yield from _threads(pid, _FIRST_THREAD, name, others)
@@ -91,12 +90,12 @@ def _name(kind: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
 
 def _instant(pid: int, span: _Span) -> TraceEvent:
     event = span.event
-    scope, name = "p", event.task.replace("_", " ")
     if event.task == "run":
         resumed = event.info.get("resumed_from")
         scope, name = "g", f"resumed from {resumed}" if resumed else "start"
-    args = {"args": event.info} if event.task in MARKS else {}
-    return {"ph": "i", "s": scope, "name": name, "pid": pid, "tid": _FIRST_THREAD, "ts": span.start, **args}
+    else:
+        scope, name = "p", death_text(event)
+    return {"ph": "i", "s": scope, "name": name, "pid": pid, "tid": _FIRST_THREAD, "ts": span.start}
 
 
 def _complete(pid: int, tid: int, span: _Span) -> TraceEvent:

@@ -45,6 +45,20 @@ class WorkerSummary:
         return self.seconds[state] / self.total if self.total > 0 else 0.0
 
 
+def worker_of(event: Event) -> str:
+    """Whose it is. What the driver says of a worker has the worker as its actor."""
+    return event.worker or event.actor
+
+
+def row_of(event: Event) -> tuple[str, str]:
+    """The worker and the actor in whose row it stands."""
+    if event.task in ("worker_started", "worker_died"):
+        return worker_of(event), kind_of(worker_of(event))
+    if event.task == "weights_transfer":
+        return worker_of(event), "weights"
+    return event.worker, event.actor
+
+
 def kind_of(worker: str) -> str:
     """rollout of rollout-0."""
     return re.sub(r"-\d+$", "", worker)
@@ -68,13 +82,18 @@ def row_name(worker: str, actor: str) -> str:
     return worker if actor == kind_of(worker) else f"{worker} · {actor}"
 
 
+def death_text(event: Event) -> str:
+    """Who died, and how where that is known."""
+    return ": ".join(word for word in (f"{worker_of(event)} died", str(event.info.get("how") or "")) if word)
+
+
 def summaries(run: RunData) -> list[WorkerSummary]:
     """One for each worker that has said where its time goes."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(STATES, 0.0))
     for event in _after_warm_up(run):
         for state in STATES:
-            seconds[event.worker or event.actor][state] += event.metrics.get(state, 0.0)
-    deaths = Counter(event.worker for event in run.of("worker_died"))
+            seconds[worker_of(event)][state] += event.metrics.get(state, 0.0)
+    deaths = Counter(map(worker_of, run.of("worker_died")))
     flights: dict[str, list[float]] = defaultdict(list)
     for event in weight_flights(run.events):
         flights[event.worker].append(event.end - event.start)
@@ -90,6 +109,18 @@ def summaries(run: RunData) -> list[WorkerSummary]:
     ]
 
 
+def restarts(run: RunData) -> int:
+    """Workers that were started after one of the same name had died."""
+    died: set[str] = set()
+    count = 0
+    for event in run.of("worker_died", "worker_started"):
+        if event.task == "worker_died":
+            died.add(worker_of(event))
+        elif worker_of(event) in died:
+            count += 1
+    return count
+
+
 def weight_flights(events: Iterable[Event]) -> list[Event]:
     """The ways of weights, as spans: from the publication of a version until a worker had installed it.
 
@@ -101,7 +132,7 @@ def weight_flights(events: Iterable[Event]) -> list[Event]:
     flights: list[Event] = []
     for event in events:
         if event.task == "worker_started":
-            started[event.worker] = event.end
+            started[worker_of(event)] = event.end
         elif event.task == "update_weights" and event.worker and event.version in published:
             begun = max(published[event.version], started.get(event.worker, 0.0))
             flights.append(

@@ -29,10 +29,10 @@ def _start(steps: int) -> Iterator[Event]:
     info = {"config": CONFIG, "tailrace": "0.1.0", "resumed_from": None, "total_steps": steps, "machine": "2 cores"}
     yield Event(task="run", actor="driver", start=0, end=0, info=info)
     for worker in (*ROLLOUT, "reward-0", "trainer-0"):
-        yield Event(task="worker_started", actor="driver", start=0.5, end=0.5, worker=worker)
-    reason = {"reason": "killed by signal 9"}
-    yield Event(task="worker_died", actor="driver", start=DIED, end=DIED, worker="rollout-1", info=reason)
-    yield Event(task="worker_started", actor="driver", start=STARTED, end=STARTED, worker="rollout-1")
+        yield Event(task="worker_started", actor=worker, start=0.1, end=0.9)
+    how = {"pid": 17, "how": "killed by signal 9"}
+    yield Event(task="worker_died", actor="rollout-1", start=DIED, end=DIED, info=how)
+    yield Event(task="worker_started", actor="rollout-1", start=DIED + 1, end=STARTED)
 
 
 def _dead(worker: str, at: float) -> bool:
@@ -105,7 +105,7 @@ def _weights(version: int, at: float, rng: Any) -> Iterator[Event]:
         if _dead(worker, began) or _dead(worker, came):
             continue
         same: dict[str, Any] = {"version": version, "worker": worker}
-        yield Event(task="weights_transfer", actor="weights", start=began, end=came, **same)
+        yield Event(task="weights_transfer", actor=worker, start=began, end=came, **same)
         yield Event(task="update_weights", actor="engine", start=came + 0.1, end=came + 0.35, **same)
 
 

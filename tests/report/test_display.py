@@ -233,4 +233,4 @@ def test_a_death_is_a_line_with_its_reason(interactive: bool) -> None:
     with Display(Console(file=output, width=80, force_terminal=interactive, force_interactive=interactive)) as display:
         for event in separated_run(2):
             display(event)
-    assert output.getvalue().count("rollout-1 died · killed by signal 9") == 1
+    assert output.getvalue().count("rollout-1 died: killed by signal 9") == 1

@@ -69,25 +69,24 @@ def test_what_workers_and_queue_say_of_themselves_is_not_in_the_timeline() -> No
     assert make_windows(run_of(events)) == make_windows(run_of(separated_run()))
 
 
-def test_a_death_and_a_start_are_marked_on_the_row_of_their_worker() -> None:
+def test_a_death_is_marked_on_the_row_of_its_worker_where_its_new_start_is_a_bar() -> None:
     drawn = timeline(run_of(separated_run()))
     assert drawn is not None
     row = next(row for row in drawn["rows"] if row["name"] == "rollout-1")
-    marks = [mark for mark in drawn["marks"] if mark["y"] == row["middle"]]
-    assert [(mark["task"], mark["time"], mark["text"]) for mark in marks] == [
-        ("worker_started", 0.5, "rollout-1 started"),
-        ("worker_died", DIED, "rollout-1 died: killed by signal 9"),
-        ("worker_started", STARTED, "rollout-1 started"),
-    ]
+    assert drawn["deaths"] == [{"time": DIED, "y": row["middle"], "text": "rollout-1 died: killed by signal 9"}]
+    starts = next(track for track in drawn["tracks"] if track["task"] == "worker_started")
+    again = starts["start"].index(DIED + 1)
+    assert starts["seconds"][again] == STARTED - DIED - 1
+    assert abs(starts["y"][again] - row["middle"]) < row["height"] / 2
 
 
 def test_a_worker_that_died_before_it_did_anything_has_a_row_for_its_mark() -> None:
-    died = Event(task="worker_died", actor="driver", start=1.0, end=1.0, worker="reward-3")
+    died = Event(task="worker_died", actor="reward-3", start=1.0, end=1.0)
     work = Event(task="step", actor="driver", start=0.0, end=2.0, step=0)
     drawn = timeline(run_of([work, died]))
     assert drawn is not None
     assert [row["name"] for row in drawn["rows"]] == ["driver", "reward-3"]
-    assert drawn["marks"][0]["y"] == drawn["rows"][1]["middle"]
+    assert drawn["deaths"][0]["y"] == drawn["rows"][1]["middle"]
 
 
 def test_the_way_of_weights_is_a_bar_with_its_version_from_publication_to_installation() -> None:

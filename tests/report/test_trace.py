@@ -106,9 +106,9 @@ def test_workers_are_processes_in_the_order_of_the_work(separated: list[dict[str
 
 
 def test_a_death_is_marked_on_its_worker(separated: list[dict[str, Any]]) -> None:
-    (mark,) = (event for event in separated if event["name"] == "worker died")
+    (mark,) = (event for event in separated if event["ph"] == "i" and event["ts"])
     assert processes(separated)[mark["pid"]] == "rollout-1"
-    assert (mark["ph"], mark["ts"], mark["args"]) == ("i", round(DIED * 1e6), {"reason": "killed by signal 9"})
+    assert (mark["name"], mark["ts"]) == ("rollout-1 died: killed by signal 9", round(DIED * 1e6))
 
 
 def test_activity_and_queue_are_counters_and_no_spans(separated: list[dict[str, Any]]) -> None:

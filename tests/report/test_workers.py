@@ -26,7 +26,7 @@ def activity(start: float, worker: str = "rollout-0", **seconds: float) -> Event
 
 
 def moment(task: str, at: float, worker: str = "rollout-0") -> Event:
-    return Event(task=task, actor="driver", start=at, end=at, worker=worker)
+    return Event(task=task, actor=worker, start=at, end=at)
 
 
 def publish(version: int, at: float) -> Event:
@@ -156,7 +156,7 @@ def test_the_table_has_a_row_for_each_worker_and_counts_its_deaths() -> None:
 
 def test_deaths_and_staleness_are_among_the_headline_figures() -> None:
     page = render(run_of([*separated_run(), moment("worker_died", 90), moment("worker_died", 91, "rollout-1")]))
-    assert "rollout-1 × 2, rollout-0" in page
+    assert "rollout-1 × 2, rollout-0; 1 started anew" in page
     assert "2 versions at the most" in page
 
 
