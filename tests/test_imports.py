@@ -14,6 +14,7 @@ ALLOWED = {
     "types": {"config"},
     "events": {"errors"},
     "activity": {"events"},
+    "metrics_server": {"errors"},
     "errors": set(),
     "config": {"errors", "types"},
     "algorithms": set(),
@@ -29,8 +30,19 @@ ALLOWED = {
     "report": set(),
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "activity", "errors", "config", "allocator", "cache"}
-NO_TORCH = {"types", "events", "activity", "errors", "config", "rewards", "prompts", "planning", "report"}
+L0 = {"types", "events", "activity", "metrics_server", "errors", "config", "allocator", "cache"}
+NO_TORCH = {
+    "types",
+    "events",
+    "activity",
+    "metrics_server",
+    "errors",
+    "config",
+    "rewards",
+    "prompts",
+    "planning",
+    "report",
+}
 
 
 def package_of(path: Path) -> str:

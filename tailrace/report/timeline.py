@@ -121,7 +121,7 @@ def _rows(events: Sequence[Event], deaths: Iterable[Event]) -> tuple[list[dict[s
     for row, indexes in sorted(members.items(), key=lambda item: item[0].order):
         lanes = assign_lanes([events[index] for index in indexes])
         count = max(lanes, default=0) + 1
-        unit = min(_LANE, _LANES / count) if row.is_samples else min(_ROW, _TALLEST / count)
+        unit = row.lane_height(count)
         height = max(_ROW, unit * count)
         middle = round(top + height / 2, 3)
         rows.append({"worker": row.worker, "name": row.name, "middle": middle, "height": round(height, 3)})
@@ -140,6 +140,12 @@ class _Row(NamedTuple):
     def name(self) -> str:
         name = row_name(self.worker, self.actor)
         return f"{name}: responses" if self.is_samples else name
+
+    def lane_height(self, lanes: int) -> float:
+        """Of each lane; weights of several versions may be in flight, and share one row."""
+        if self.is_samples:
+            return min(_LANE, _LANES / lanes)
+        return min(_ROW, (_ROW if self.actor == "weights" else _TALLEST) / lanes)
 
     @property
     def order(self) -> tuple[Any, ...]:
