@@ -15,6 +15,7 @@ ALLOWED = {
     "types": {"config"},
     "events": {"errors"},
     "activity": {"events"},
+    "metrics_server": {"errors"},
     "errors": set(),
     "user_code": {"errors"},
     "config": {"errors", "types"},
@@ -47,11 +48,12 @@ ALLOWED = {
     },
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "activity", "errors", "config", "user_code", "allocator", "cache"}
+L0 = {"types", "events", "activity", "metrics_server", "errors", "config", "user_code", "allocator", "cache"}
 NO_TORCH = {
     "types",
     "events",
     "activity",
+    "metrics_server",
     "errors",
     "config",
     "user_code",
