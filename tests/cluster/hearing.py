@@ -1,18 +1,24 @@
 """Reads the reports of a worker in the background."""
 
 import asyncio
-from collections.abc import Callable
-from typing import Self
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol, Self
 
-from tailrace.cluster.base import Report, WorkerHandle
+from tailrace.cluster.base import Report
 
 LIMIT_S = 60.0
+
+
+class Reporting(Protocol):
+    """A worker, from its driver or its keeper."""
+
+    def reports(self) -> AsyncIterator[Report]: ...
 
 
 class Hearing:
     """What a worker has reported. It runs from now on."""
 
-    def __init__(self, handle: WorkerHandle) -> None:
+    def __init__(self, handle: Reporting) -> None:
         self.tasks: list[str] = []
         self.lines: list[str] = []
         self.reports = 0
@@ -37,7 +43,7 @@ class Hearing:
         async with asyncio.timeout(LIMIT_S):
             await self.ended
 
-    async def _hear(self, handle: WorkerHandle) -> None:
+    async def _hear(self, handle: Reporting) -> None:
         try:
             async for report in handle.reports():
                 await self._take(report)
