@@ -37,6 +37,8 @@ Result = TypeVar("Result")
 
 _STORE_BYTES = 80 * 2**20
 """Of a local Ray's object store, the least that it takes: nothing large goes through Ray."""
+_MAX_BASE_CHARS = 24
+"""Of the directory for temporary files: below it are Ray's sockets, whose paths may have 107."""
 _REACH_LIMIT_S = 5.0
 """For a cluster to answer at all."""
 _PLACED_SOON_S = 5.0
@@ -117,6 +119,7 @@ class RayHandle(WorkerHandle):
         resources = spec.pool.resources
         options = {"num_cpus": spec.pool.cpus, "num_gpus": spec.pool.gpus, "resources": resources, "max_restarts": 0}
         self._keeper: Any = ray.remote(Keeper).options(**options).remote(spec, os.getcwd(), config)
+        self._has_place = False
         self._ended = ""
         """How the keeper was ended, where it was."""
 
@@ -133,11 +136,9 @@ class RayHandle(WorkerHandle):
         limit_s, what = self._config.start_limit_s, described(asked(self._spec.pool))
         try:
             await asyncio.wait([placed], timeout=min(_PLACED_SOON_S, limit_s))
-            if not placed.done():
-                print(
-                    f"{self.name} waits for a place in the cluster, up to {limit_s:g} s: it needs {what}",
-                    file=sys.stderr,
-                )
+            if not placed.done() and limit_s > _PLACED_SOON_S:
+                message = f"{self.name} waits for a place in the cluster, up to {limit_s:g} s: it needs {what}"
+                print(message, file=sys.stderr)
                 await asyncio.wait([placed], timeout=limit_s - _PLACED_SOON_S)
             if not placed.done():
                 raise ConfigError(
@@ -145,6 +146,7 @@ class RayHandle(WorkerHandle):
                     "for it to be free, raise cluster.start_limit_s, or use fewer workers"
                 )
             place: dict[str, Any] = placed.result()
+            self._has_place = True
             return place
         except RayError as error:
             raise self._obituary(error) from error
@@ -215,7 +217,7 @@ class RayHandle(WorkerHandle):
         self._ended = how
         try:
             with suppress(TimeoutError, WorkerDied):
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout(limit_s if self._has_place else 0.0):  # without one it has no worker
                     await self._answer(method.remote())
         finally:
             ray.kill(self._keeper)
@@ -234,12 +236,12 @@ class RayCluster(Cluster):
         self._handles: list[RayHandle] = []
         # The kernel ends the processes of a local Ray with the thread that started them: it must live as long.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._connection: _Connection | None = None
+        self._connection: RayConnection | None = None
 
     async def __aenter__(self) -> Self:
         try:
             if not ray.is_initialized():
-                self._connection = _Connection(self._config.address)
+                self._connection = RayConnection(self._config.address)
                 await self._in_thread(self._connection.open)
             check_room(self._pools, [node["Resources"] for node in _nodes() if node["Alive"]])
         except BaseException:
@@ -269,7 +271,7 @@ class RayCluster(Cluster):
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-class _Connection:
+class RayConnection:
     """This process's connection to Ray, and the Ray that was started for it."""
 
     def __init__(self, address: str | None) -> None:
@@ -285,8 +287,10 @@ class _Connection:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._address is None:
-            # Not below TMPDIR, which may be too long for the names of Ray's sockets.
-            self._directory = tempfile.mkdtemp(prefix="tailrace-ray-", dir="/tmp")
+            base = tempfile.gettempdir()
+            self._directory = tempfile.mkdtemp(
+                prefix="tailrace-ray-", dir=base if len(base) <= _MAX_BASE_CHARS else "/tmp"
+            )
             os.environ.setdefault(
                 "RAY_AUTH_TOKEN", secrets.token_hex(32)
             )  # or Ray would leave one in the home directory

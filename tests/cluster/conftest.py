@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.cluster.base import Cluster, WorkerSpec
 from tailrace.cluster.local import LocalCluster
-from tailrace.cluster.ray import RayCluster, _Connection
+from tailrace.cluster.ray import RayCluster, RayConnection
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 
 POOL = PoolConfig(cpus=0.0)
@@ -16,7 +16,7 @@ CONFIG = ClusterConfig(start_limit_s=60.0, heartbeat_limit_s=20.0)
 @pytest.fixture(scope="session")
 def ray_connection() -> Iterator[None]:
     """This process is connected to a Ray of its own."""
-    connection = _Connection(None)
+    connection = RayConnection(None)
     try:
         connection.open()
         yield

@@ -1,7 +1,7 @@
 """Pools keep their workers alive, within limits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,13 +23,22 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.events: list[Event] = []
+        self._news = asyncio.Event()
         self.log = EventLog(path, sinks=(self._take,))
 
     def _take(self, event: Event) -> None:
         self.events.append(event)
+        self._news.set()
 
     def of(self, task: str) -> list[Event]:
         return [event for event in self.events if event.task == task]
+
+    async def until(self, count: int, task: str) -> None:
+        """Wait until there are so many events of `task`."""
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.of(task)) < count:
+                self._news.clear()
+                await self._news.wait()
 
 
 @pytest.fixture
@@ -82,20 +91,13 @@ async def test_a_dead_worker_is_replaced_after_its_work_was_given_back(log: Log)
             await dead.kill()
             with pytest.raises(WorkerDied):
                 await pool.call(0, "add", 1, 1)
-            await until(lambda: len(log.of("worker_started")) == 3)
+            await log.until(3, "worker_started")
             await pool.call(0, "stop")
             await pool.call(1, "stop")
             await run
     assert given_back == [(dead, 2)]
     (died,) = log.of("worker_died")
     assert (died.actor, died.info) == ("rollout-0", {"pid": dead.pid, "how": "killed"})
-
-
-async def until(true: Callable[[], bool]) -> None:
-    """Give way to others until this is true."""
-    async with asyncio.timeout(LIMIT_S):
-        while not true():
-            await asyncio.sleep(0)
 
 
 async def test_a_call_waits_for_the_replacement(log: Log) -> None:
@@ -108,7 +110,7 @@ async def test_a_call_waits_for_the_replacement(log: Log) -> None:
         pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1), on_death=hold)
         async with running(pool) as run:
             await pool.handles[0].kill()
-            await until(lambda: not pool.handles)
+            await log.until(1, "worker_died")
             call = asyncio.create_task(pool.call(0, "add", 2, 2))
             released.set()
             assert await call == 4
@@ -125,7 +127,7 @@ async def test_a_call_does_not_wait_for_ever_for_a_replacement(log: Log) -> None
         pool = Pool(cluster, servants(1), config, log.log, budget=DeathBudget(1), on_death=hold)
         async with running(pool):
             await pool.handles[0].kill()
-            await until(lambda: not pool.handles)
+            await log.until(1, "worker_died")
             with pytest.raises(ClusterError, match=r"rollout-0 died, and was not replaced within 0\.1 s"):
                 await pool.call(0, "add", 2, 2)
 
@@ -137,7 +139,7 @@ async def test_one_death_too_many_ends_all_pools_that_share_the_budget(log: Log)
         second = Pool(cluster, [servant("reward-0")], CONFIG, log.log, budget=budget)
         async with running(first), running(second) as run:
             await first.handles[0].kill()
-            await until(lambda: len(log.of("worker_started")) == 3)
+            await log.until(3, "worker_started")
             await second.handles[0].kill()
             with pytest.raises(ClusterError, match=r"2 workers died within 10 minutes, .*max_deaths is 1; .*reward-0"):
                 await run
@@ -162,7 +164,7 @@ async def test_a_worker_that_died_before_the_pool_runs_is_replaced(log: Log) -> 
         await pool.start()
         await pool.handles[0].kill()
         run = asyncio.create_task(pool.run())
-        await until(lambda: len(log.of("worker_started")) == 2)
+        await log.until(2, "worker_started")
         await pool.call(0, "stop")
         await run
 
@@ -218,7 +220,8 @@ async def test_on_ray_a_killed_worker_is_replaced_by_another_process(
         before = pool.handles[0].pid
         with pytest.raises(WorkerDied, match="exit code 9"):
             await pool.call(0, "die", 9)
-        await until(lambda: not pool.handles or pool.handles[0].pid != before)
+        await log.until(2, "worker_started")
+        assert pool.handles[0].pid != before
         assert await pool.call(0, "add", 1, 1) == 2
         await pool.call(0, "stop")
         await run
