@@ -32,7 +32,7 @@ Below it, the words that messages share.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class TailraceError(Exception):
@@ -149,6 +149,23 @@ class TrainingError(TailraceError, RuntimeError):
 
 class NonFiniteError(TrainingError):
     """Losses or gradients stayed non-finite for too many steps in a row."""
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error to show of tasks that failed together: a death before what followed from it, what was raised on purpose
+    before any other.
+    """
+    leaves = list(_leaves(group))
+    known = [leaf for kind in (WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
+    return next(iter(known), leaves[0])
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
 
 
 def one_line(error: BaseException) -> str:

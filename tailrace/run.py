@@ -10,7 +10,6 @@ import asyncio
 import os
 import platform
 import sys
-from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from tailrace.checkpointing import RunState, check_prompts, read_run_state, rest
 from tailrace.cluster.pool import DeathBudget
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
-from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError, WorkerDied
+from tailrace.errors import CheckpointError, NonFiniteError, QueueError, WorkerDied, first_error
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.learner import Learner
@@ -218,7 +217,7 @@ async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interru
             interrupt.accept()
             await pipeline.save()
         if isinstance(error, BaseExceptionGroup):
-            raise await _explained(_first_error(error), pipeline.learner, directory) from error
+            raise await _explained(first_error(error), pipeline.learner, directory) from error
         if not interrupt.asked:
             raise
         return False
@@ -234,20 +233,3 @@ async def _explained(error: BaseException, learner: Learner, directory: RunDirec
     except OSError as problem:
         return NonFiniteError(f"{error}; its evidence could not be written: {problem.strerror}")
     return NonFiniteError(f"{error}; the evidence is in {directory.evidence}")
-
-
-def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to show of a failed task group: a death before what followed from it, what was raised on purpose before
-    any other.
-    """
-    leaves = list(_leaves(group))
-    known = [leaf for kind in (WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
-    return next(iter(known), leaves[0])
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

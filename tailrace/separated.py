@@ -32,6 +32,7 @@ from tailrace.errors import WorkerDied
 from tailrace.events import EventLog
 from tailrace.learner import Learner
 from tailrace.pipeline import Pipeline
+from tailrace.queue_observer import QueueObserver
 from tailrace.rewards.pool import GraderPool
 from tailrace.run_queue import OpenQueue
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -39,6 +40,9 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.types import Request, Sample, WeightVersion
 from tailrace.workers.settings import RunSettings
+
+_OBSERVE_S = 1.0
+"""Between looks at the queue's depths."""
 
 
 class RemoteLearner(Learner):
@@ -139,7 +143,8 @@ class Separated(Placement):
             pools.rollout, workers=config.cluster.rollout.workers, version=lambda: learner.trained_steps
         )
         evaluation = EvaluationParts(engine=engines, pool=graders)
-        return make_pipeline(config, self._inputs, queue.queue, pools.services, learner, evaluation, log)
+        services = [*pools.services, QueueObserver(queue.queue, log, every_s=_OBSERVE_S)]
+        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluation, log)
 
 
 class _Workers:

@@ -112,15 +112,20 @@ class LocalHandle(WorkerHandle):
     async def close(self) -> None:
         if self._died is None:
             await self._end("closed")
-            if self._worker is not None:
-                try:
-                    async with asyncio.timeout(CLOSE_LIMIT_S):
-                        await self._worker.close()
-                except TimeoutError:
-                    pass  # a process would be killed now
+            try:
+                async with asyncio.timeout(CLOSE_LIMIT_S):
+                    await self.free()
+            except TimeoutError:
+                pass  # a process would be killed now
 
     async def kill(self) -> None:
         await self._end("killed")
+
+    async def free(self) -> None:
+        """Have what was killed give back what a process would lose with its end. Twice is harmless."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.close()
 
     async def _end(self, how: str) -> None:
         self._died = self._died or how
@@ -136,14 +141,16 @@ class LocalCluster(Cluster):
 
     def __init__(self, config: ClusterConfig) -> None:
         self._config = config
-        self._handles: list[LocalHandle] = []
+        self.handles: list[LocalHandle] = []
+        """Of all workers that were started."""
 
     async def start(self, spec: WorkerSpec) -> LocalHandle:
         handle = LocalHandle(spec)
-        self._handles.append(handle)
+        self.handles.append(handle)
         await handle.open(self._config.start_limit_s)
         return handle
 
     async def close(self) -> None:
-        for handle in self._handles:
+        for handle in self.handles:
             await handle.kill()
+            await handle.free()

@@ -14,6 +14,7 @@ from typing import Any
 
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.cluster.base import Worker, WorkerContext
+from tailrace.errors import first_error
 from tailrace.events import EventLog
 from tailrace.preparation import prepare_torch
 from tailrace.transfer.queue.base import Claim
@@ -87,13 +88,16 @@ class RunWorker(Worker):
         return ()
 
     async def run(self) -> None:
-        """See `Worker`."""
-        async with asyncio.TaskGroup() as tasks:
-            endless = [tasks.create_task(service.run()) for service in self.background()]
-            endless.append(tasks.create_task(self._tell_activity()))
-            await asyncio.gather(*(tasks.create_task(service.run()) for service in self.services()))
-            for task in endless:
-                task.cancel()
+        """See `Worker`. Of the errors of several services it raises the one that explains the others."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                endless = [tasks.create_task(service.run()) for service in self.background()]
+                endless.append(tasks.create_task(self._tell_activity()))
+                await asyncio.gather(*(tasks.create_task(service.run()) for service in self.services()))
+                for task in endless:
+                    task.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
         self.activity.emit()
 
     async def close(self) -> None:

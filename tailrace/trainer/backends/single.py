@@ -5,6 +5,7 @@ apply: .grad / denominator, clip, AdamW, schedule
 """
 
 import math
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,9 @@ from tailrace.trainer.log_probs import token_log_probs
 from tailrace.trainer.optimizer import learning_rate, make_optimizer
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
 from tailrace.types import FloatArray
+
+_LOADING = threading.Lock()
+"""transformers loads one model at a time: it changes what belongs to the whole process."""
 
 
 @dataclass(slots=True)
@@ -260,9 +264,10 @@ def _json(value: float) -> float | str:
 
 def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the run's display
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED, output_loading_info=True
-    )
+    with _LOADING:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED, output_loading_info=True
+        )
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     if missing := report["missing_keys"]:  # transformers has filled them with random numbers
         raise ModelError(f"{model_dir} lacks {len(missing)} weights, such as {min(missing)}; fetch the model again")

@@ -1,0 +1,258 @@
+"""Runs whose tasks are in workers of their own: the same training, whichever worker dies.
+
+Most run their workers in this event loop; what only processes can show is in the last ones.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tailrace.cluster.local import LocalCluster
+from tailrace.cluster.ray import RayConnection
+from tailrace.config.run import RunConfig
+from tailrace.errors import ClusterError, ConfigError
+from tailrace.events import Event, EventLog, read_events
+from tailrace.run import train
+from tests.conftest import TinyModel
+from tests.runs import learned, small_run, steps_of, write_prompts
+
+KL: dict[str, Any] = {"algorithm__kl": {"coefficient": 0.01}}
+SYNCHRONOUS: dict[str, Any] = {"placement": "separated"}
+FULLY_ASYNCHRONOUS: dict[str, Any] = {"placement": "separated", "max_staleness": 1, "streaming": True}
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    return write_prompts(tmp_path / "prompts.jsonl")
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
+    """Workers of runs are in the event loop of the test; the clusters that were made."""
+    made: list[LocalCluster] = []
+
+    def make_cluster(config: Any, _: Any) -> LocalCluster:
+        made.append(LocalCluster(config))
+        return made[-1]
+
+    monkeypatch.setattr("tailrace.separated.make_cluster", make_cluster)
+    return made
+
+
+@pytest.fixture(scope="session")
+def connected_to_ray() -> Iterator[None]:
+    """Runs of this process share one Ray."""
+    connection = RayConnection(None)
+    try:
+        connection.open()
+        yield
+    finally:
+        connection.close()
+
+
+def at_events(monkeypatch: pytest.MonkeyPatch, deeds: dict[str, Callable[[dict[str, int]], None]]) -> None:
+    """Do each deed at the first event `task step` of its name; it gets the newest process of each worker."""
+    pids: dict[str, int] = {}
+
+    class Watched(EventLog):
+        def forward(self, event: Event) -> None:
+            super().forward(event)
+            if event.task == "worker_started":
+                pids[event.actor] = event.info["pid"]
+            if deed := deeds.pop(f"{event.task} {event.step}", None):
+                deed(pids)
+
+    monkeypatch.setattr("tailrace.run.EventLog", Watched)
+
+
+def killing(*workers: str) -> Callable[[dict[str, int]], None]:
+    def kill(pids: dict[str, int]) -> None:
+        for worker in workers:
+            os.kill(pids[worker], signal.SIGKILL)
+
+    return kill
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    return load_file(run / "model" / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Figures of every step and the final weights are equal bit for bit."""
+    assert {e.step: learned(e) for e in steps_of(one)} == {e.step: learned(e) for e in steps_of(other)}
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def of(run: Path, task: str) -> list[Event]:
+    return [event for event in read_events(run / "events.jsonl") if event.task == task]
+
+
+def assert_whole(run: Path, steps: int, *, max_staleness: int) -> None:
+    """Every step was trained, on all of its rows, and none was staler than it may be."""
+    trained = steps_of(run)
+    assert [event.step for event in trained] == list(range(steps))
+    assert all(event.samples == 8 for event in trained)
+    assert max(event.metrics["staleness_max"] for event in trained) <= max_staleness
+    assert (run / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "mode"),
+    [
+        (SYNCHRONOUS, "synchronous"),
+        ({**SYNCHRONOUS, "streaming": True, "in_order": True}, "in_flight"),
+        ({**SYNCHRONOUS, "streaming": True, "in_order": True}, "delayed"),
+        ({**SYNCHRONOUS, "streaming": True, "in_order": True}, "sub_step"),
+    ],
+)
+def test_without_staleness_a_separated_run_equals_a_colocated_one_bit_for_bit(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, pipeline: dict[str, Any], mode: str
+) -> None:
+    train(small_run(tmp_path / "colocated", tiny_model("llama"), prompts, **KL), resume=False)
+    config = small_run(
+        tmp_path / "separated", tiny_model("llama"), prompts, pipeline=pipeline, weights={"mode": mode}, **KL
+    )
+    train(config, resume=False)
+    assert_same_run(tmp_path / "colocated", tmp_path / "separated")
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "delayed", "sub_step", "in_flight"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_an_asynchronous_run_trains_every_step_within_the_bound(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, mode: str, streaming: bool
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(
+        run,
+        tiny_model("llama"),
+        prompts,
+        pipeline={"placement": "separated", "max_staleness": 2, "streaming": streaming},
+        weights={"mode": mode},
+        cluster={"rollout": {"workers": 2, "cpus": 0}},
+        trainer__steps=6,
+    )
+    assert train(config, resume=False) == 0
+    assert_whole(run, 6, max_staleness=2)
+    assert {event.worker for event in of(run, "rollout")} <= {"rollout-0", "rollout-1"}
+    assert [event.version for event in of(run, "weights_publish")] == list(range(1, 7))
+
+
+def test_a_killed_trainer_costs_the_steps_since_the_last_checkpoint_and_changes_nothing(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for run in (whole, cut):
+        config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS)
+        if run is cut:
+            at_events(monkeypatch, {"sample 3": lambda _: kill_local(local[-1], "trainer")})
+        assert train(config, resume=False) == 0
+    assert [event.step for event in steps_of(cut)] == [0, 1, 2, 2, 3]
+    assert_same_run(whole, cut)
+
+
+def kill_local(cluster: LocalCluster, name: str) -> None:
+    import asyncio
+
+    handle = next(handle for handle in cluster.handles if handle.name == name)
+    asyncio.get_running_loop().create_task(handle.kill())
+
+
+def test_a_run_whose_worker_cannot_start_is_none(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
+) -> None:
+    run = tmp_path / "run"
+    engine = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.0001}
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, engine=engine)
+    with pytest.raises(ConfigError, match="kv_cache_gib"):
+        train(config, resume=False)
+    assert not (run / "events.jsonl").exists()
+
+
+def test_pools_that_no_machine_can_hold_are_refused_before_anything_is_written(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None
+) -> None:
+    run = tmp_path / "run"
+    cluster = {"rollout": {"gpus": 3}}
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, cluster=cluster)
+    with pytest.raises(ConfigError, match=re.escape("cluster.rollout asks for 1 CPU, 3 GPU")):
+        train(config, resume=False)
+    assert not run.exists() or not any(run.iterdir())
+
+
+def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(
+        run,
+        tiny_model("llama"),
+        prompts,
+        pipeline=FULLY_ASYNCHRONOUS,
+        trainer__steps=8,
+        cluster={kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward", "reference")},
+        **KL,
+    )
+    deaths = {"sample 1": killing("rollout-0"), "step 2": killing("reward-0", "reference-0")}
+    at_events(monkeypatch, {**deaths, "step 5": killing("trainer")})
+    assert train(config, resume=False) == 0
+    assert not deaths.keys() & {"sample 1", "step 2"}, "each was killed"
+    died = Counter(event.actor for event in of(run, "worker_died"))
+    assert died == {"rollout-0": 1, "reward-0": 1, "reference-0": 1, "trainer": 1}
+    last = {event.step: event for event in steps_of(run)}
+    assert sorted(last) == list(range(8))
+    assert all(event.samples == 8 for event in last.values())
+    assert all(event.metrics["staleness_max"] <= 1 for event in last.values())
+
+
+def test_a_run_ends_when_too_many_workers_die(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(
+        run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, cluster={"max_deaths": 0}, trainer__steps=50
+    )
+    at_events(monkeypatch, {"step 1": lambda _: kill_local(local[-1], "rollout-0")})
+    with pytest.raises(ClusterError, match=r"cluster\.max_deaths is 0"):
+        train(config, resume=False)
+
+
+def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
+    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return [sys.executable, "-m", "tailrace", "train", str(recipe), *options]
+
+
+def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(
+        run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, trainer__steps=30, checkpoint={"every": 100}
+    )
+    start = command(config, tmp_path / "recipe.yaml")
+    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "step 2/30" in line:
+                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                break
+        process.stdout.read()
+        assert process.wait(timeout=60) == 130
+    pids = [event.info["pid"] for event in of(run, "worker_started")]
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    done = subprocess.run([*start, "--resume"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    trained = [event.step for event in steps_of(run)]
+    assert trained == list(range(30))
