@@ -11,7 +11,7 @@ import gate
 from tailrace.assembly import build_pipeline, load_inputs, open_parts
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
-from tailrace.events import Event, EventLog
+from tailrace.events import Event, EventFile, EventLog
 from tailrace.metrics import TaskTimes
 from tailrace.preparation import prepare_torch
 from tailrace.run_queue import open_queue, run_table
@@ -39,11 +39,11 @@ async def run(config: RunConfig, directory: Path) -> None:
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)
         queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory / "queue", stack)
-        times = TaskTimes()
-        log = EventLog(directory / "events.jsonl", sinks=(times, take_turns))
-        stack.callback(log.close)
+        file = EventFile(directory / "events.jsonl")
+        stack.callback(file.close)
+        log = EventLog(sinks=(TaskTimes(), file, take_turns))
         store = CheckpointStore(directory / "checkpoints", keep=1)
-        pipeline = build_pipeline(config, inputs, parts, queue, store, log, times)
+        pipeline = build_pipeline(config, inputs, parts, queue.queue, store, log)
         gate.wait()
         await pipeline.run()
 

@@ -6,12 +6,12 @@ Colocated: engine and trainer share one single-threaded executor, and with it th
 """
 
 import asyncio
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
@@ -21,9 +21,9 @@ from tailrace.checkpointing import Checkpointer
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError
-from tailrace.evaluation import Evaluator
+from tailrace.evaluation import Evaluator, Generator
 from tailrace.events import EventLog
-from tailrace.metrics import TaskTimes
+from tailrace.learner import Learner, LocalLearner, Publisher
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
@@ -32,6 +32,7 @@ from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.rollout.worker import RolloutWorker
+from tailrace.run_queue import OpenQueue
 from tailrace.tasks.advantage import AdvantageTask
 from tailrace.tasks.reference import LogProbs, ReferenceTask
 from tailrace.tasks.reward import RewardTask
@@ -40,9 +41,7 @@ from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import check_trainer, make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
-from tailrace.types import FloatArray
-
-T = TypeVar("T")
+from tailrace.types import FloatArray, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +51,11 @@ class Inputs:
     model_dir: Path
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of it."""
+        return max(len(prompt.prompt_ids) for prompt in (*self.prompts.train, *self.prompts.held_out))
 
     def decode(self, token_ids: list[int]) -> str:
         """Text without special tokens."""
@@ -93,18 +97,22 @@ def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationParts:
+    """What answers the held-out prompts, and what grades the answers."""
+
+    engine: Generator
+    pool: GraderPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The long-lived objects of a run, but the queue."""
+    """The long-lived objects of a run in one process, but the queue."""
 
     executor: Executor
     algorithm: Algorithm
     pool: GraderPool
     engine: Engine
     trainer: Trainer
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """Do `work` in the device's executor."""
-        return await asyncio.get_running_loop().run_in_executor(self.executor, work)
 
 
 async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -> Parts:
@@ -122,65 +130,160 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     check_cache(
         config.engine,
         engine,
-        longest_prompt=max(len(prompt.prompt_ids) for prompt in (*inputs.prompts.train, *inputs.prompts.held_out)),
+        longest_prompt=inputs.longest_prompt,
         max_new_tokens=config.sampling.max_new_tokens,
     )
-    trainer = await loop.run_in_executor(executor, lambda: _trainer(config, inputs, algorithm))
+    trainer = await loop.run_in_executor(
+        executor, lambda: make_run_trainer(config, inputs.model_dir, reference=algorithm.needs_reference)
+    )
     return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer)
 
 
-def _trainer(config: RunConfig, inputs: Inputs, algorithm: Algorithm) -> Trainer:
+def make_run_trainer(config: RunConfig, model_dir: Path, *, reference: bool) -> Trainer:
+    """The trainer of a run; see `make_trainer`."""
     return make_trainer(
-        inputs.model_dir,
+        model_dir,
         config.trainer,
         temperature=config.sampling.temperature,
         total_updates=config.trainer.steps * config.mini_batches_per_step,
         device=config.device,
-        reference=algorithm.needs_reference,
+        reference=reference,
     )
 
 
+class Placement(ABC):
+    """Where the tasks of a run are: one implementation is below, the other is tailrace/separated.py."""
+
+    @abstractmethod
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Start what can be started before anything is written; `stack` closes it.
+
+        Raises:
+            UserError: a part cannot be made as configured.
+        """
+
+    @abstractmethod
+    async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
+        """The main loop, with everything that it drives.
+
+        Raises:
+            TailraceError: a part cannot start.
+        """
+
+
+class Colocated(Placement):
+    """Everything in this process."""
+
+    def __init__(self, config: RunConfig, inputs: Inputs) -> None:
+        self._config = config
+        self._inputs = inputs
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Start grading processes, engine and trainer."""
+        self._parts = await open_parts(self._config, self._inputs, stack)
+
+    async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
+        """Connect the parts and the queue."""
+        return build_pipeline(self._config, self._inputs, self._parts, queue.queue, store, log)
+
+
 def build_pipeline(
-    config: RunConfig,
-    inputs: Inputs,
-    parts: Parts,
-    queue: TransferQueue,
-    store: CheckpointStore,
-    log: EventLog,
-    times: TaskTimes,
+    config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, store: CheckpointStore, log: EventLog
 ) -> Pipeline:
     """Connect the parts and the queue into the main loop."""
     parts.engine.log_to(log)
-    feeder = PromptFeeder(
+    learner = make_learner(
+        config,
+        queue,
+        parts.trainer,
+        parts.executor,
+        EngineWeights(parts, log),
+        store,
+        log,
+        prompts=inputs.prompts.fingerprint,
+    )
+    evaluation = EvaluationParts(engine=parts.engine, pool=parts.pool)
+    return make_pipeline(config, inputs, queue, _services(config, inputs, parts, queue, log), learner, evaluation, log)
+
+
+def make_pipeline(
+    config: RunConfig,
+    inputs: Inputs,
+    queue: TransferQueue,
+    services: Sequence[Service],
+    learner: Learner,
+    evaluation: EvaluationParts,
+    log: EventLog,
+) -> Pipeline:
+    """The main loop around services and a learner, wherever they are."""
+    prompts = inputs.prompts.held_out[: config.evaluation.max_prompts]
+    return Pipeline(
+        steps=config.trainer.steps,
+        evaluate_every=config.evaluation.every,
+        save_every=config.checkpoint.every,
+        queue=queue,
+        services=services,
+        feeder=_feeder(config, inputs, queue),
+        learner=learner,
+        evaluator=Evaluator(evaluation.engine, evaluation.pool, prompts, config.sampling, inputs.decode, log)
+        if prompts
+        else None,
+    )
+
+
+def make_learner(
+    config: RunConfig,
+    queue: TransferQueue,
+    trainer: Trainer,
+    executor: Executor,
+    publisher: Publisher,
+    store: CheckpointStore,
+    log: EventLog,
+    *,
+    prompts: str,
+    run_log: EventLog | None = None,
+) -> LocalLearner:
+    """The training side of the loop, in this process.
+
+    `prompts`: their fingerprint. `run_log`: takes the events of whole steps, where `log` is a worker's.
+    """
+    actor = Actor(
+        queue,
+        trainer,
+        make_algorithm(config.algorithm),
+        executor,
+        log,
+        batch_size=config.trainer.train_batch_size,
+        mini_batch_size=config.mini_batch_size,
+    )
+    checkpointer = Checkpointer(store, trainer, queue, executor, log, prompts=prompts)
+    return LocalLearner(actor, trainer, executor, publisher, checkpointer, run_log or log)
+
+
+def _feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> PromptFeeder:
+    """Puts the run's prompts into the queue."""
+    return PromptFeeder(
         queue,
         inputs.prompts.train,
         seed=config.seed,
         shuffle=config.prompts.shuffle,
         group_size=config.algorithm.group_size,
         groups_per_step=config.groups_per_step,
+        max_staleness=config.pipeline.max_staleness,
     )
-    return Pipeline(
-        steps=config.trainer.steps,
-        evaluate_every=config.evaluation.every,
-        queue=queue,
-        services=_services(config, inputs, parts, queue, log),
-        feeder=feeder,
-        actor=_actor(config, parts, queue, log),
-        trainer=parts.trainer,
-        engine=parts.engine,
-        evaluator=_evaluator(config, inputs, parts, log),
-        checkpointer=Checkpointer(
-            store,
-            config.checkpoint,
-            parts.trainer,
-            queue,
-            parts.executor,
-            log,
-            prompts=inputs.prompts.fingerprint,
-        ),
-        times=times,
-        log=log,
-    )
+
+
+class EngineWeights:
+    """Gives the trainer's weights to the engine in the same process."""
+
+    def __init__(self, parts: Parts, log: EventLog) -> None:
+        self._parts = parts
+        self._log = log
+
+    async def publish(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        with self._log.span("update_weights", "engine", version=version):
+            await self._parts.engine.update_weights(version, self._parts.trainer.weights())
 
 
 def _services(config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, log: EventLog) -> list[Service]:
@@ -188,37 +291,29 @@ def _services(config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQu
     samples = config.trainer.train_batch_size
     makers: dict[str, Callable[[], Service]] = {
         "rollout": lambda: RolloutWorker(
-            queue, parts.engine, config.sampling, inputs.decode, log, samples_per_step=samples
+            queue,
+            parts.engine,
+            config.sampling,
+            inputs.decode,
+            log,
+            samples_per_step=samples,
+            max_staleness=config.pipeline.max_staleness,
         ),
         "reward": lambda: RewardTask(queue, log, parts.pool, config.rewards, samples_per_step=samples),
-        "reference": lambda: ReferenceTask(queue, log, _reference_log_probs(parts), samples_per_step=samples),
+        "reference": lambda: ReferenceTask(
+            queue, log, reference_log_probs(parts.trainer, parts.executor), samples_per_step=samples
+        ),
         "advantage": lambda: AdvantageTask(queue, log, parts.algorithm, samples_per_step=samples),
     }
     return [makers[spec.name]() for spec in parts.algorithm.tasks if spec.name != "actor"]
 
 
-def _reference_log_probs(parts: Parts) -> LogProbs:
+def reference_log_probs(trainer: Trainer, executor: Executor) -> LogProbs:
+    """What the reference task computes, in the trainer's executor."""
+
     async def log_probs(claim: Claim) -> list[FloatArray]:
         samples = [train_sample(row) for row in claim.rows]
-        return await parts.compute(lambda: parts.trainer.log_probs(samples, reference=True))
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(executor, lambda: trainer.log_probs(samples, reference=True))
 
     return log_probs
-
-
-def _actor(config: RunConfig, parts: Parts, queue: TransferQueue, log: EventLog) -> Actor:
-    return Actor(
-        queue,
-        parts.trainer,
-        parts.algorithm,
-        parts.executor,
-        log,
-        batch_size=config.trainer.train_batch_size,
-        mini_batch_size=config.mini_batch_size,
-    )
-
-
-def _evaluator(config: RunConfig, inputs: Inputs, parts: Parts, log: EventLog) -> Evaluator | None:
-    prompts = inputs.prompts.held_out[: config.evaluation.max_prompts]
-    if not prompts:
-        return None
-    return Evaluator(parts.engine, parts.pool, prompts, config.sampling, inputs.decode, log)

@@ -1,4 +1,4 @@
-"""What a checkpoint of a whole run holds, and when one is due.
+"""What a checkpoint of a whole run holds.
 
 step_000012/
   weights, optimizer, schedule, random states     written by the trainer
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.config.trainer import CheckpointConfig
 from tailrace.errors import CheckpointError, QueueError
 from tailrace.events import EventLog
 from tailrace.trainer.base import Trainer
@@ -72,7 +71,6 @@ class Checkpointer:
     def __init__(
         self,
         store: CheckpointStore,
-        config: CheckpointConfig,
         trainer: Trainer,
         queue: TransferQueue,
         executor: Executor,
@@ -83,15 +81,10 @@ class Checkpointer:
         """`prompts`: their fingerprint."""
         self._prompts = prompts
         self._store = store
-        self._config = config
         self._trainer = trainer
         self._queue = queue
         self._executor = executor
         self._log = log
-
-    def due(self, trained_steps: int, steps: int) -> bool:
-        """Whether a checkpoint follows this step: every so often, and after the last."""
-        return trained_steps % self._config.every == 0 or trained_steps == steps
 
     async def save(self, trained_steps: int, next_step: int, unacked: Iterable[int]) -> None:
         """Write a checkpoint; the one before survives whatever goes wrong. `unacked`: see `RunState`.
@@ -119,14 +112,13 @@ class Checkpointer:
             span.info = {"path": str(path)}
 
 
-async def restore(checkpoint: Path, trainer: Trainer, queue: TransferQueue, executor: Executor) -> None:
-    """Restore trainer (in its `executor`) and queue from a verified checkpoint.
+async def restore_queue(checkpoint: Path, queue: TransferQueue) -> None:
+    """Fill a new queue with the rows of a verified checkpoint.
 
     Raises:
-        CheckpointError: it does not belong to this model or this table of tasks.
+        CheckpointError: it does not belong to this table of tasks.
     """
     try:
         await queue.restore((checkpoint / QUEUE_FILE).read_bytes())
     except (OSError, QueueError) as error:
         raise CheckpointError(f"{checkpoint / QUEUE_FILE} cannot be restored: {error}") from None
-    await asyncio.get_running_loop().run_in_executor(executor, lambda: trainer.load(checkpoint))

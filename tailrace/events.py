@@ -1,7 +1,7 @@
 """One event record. The runtime and the simulator both emit it; the display, the report and the timeline read it.
 
 A span of work is one line of `events.jsonl`. Times are seconds since the run's start, so that a resumed run
-goes on where the interrupted one stopped.
+goes on where the interrupted one stopped, and the same in every process, as far as the clocks of machines agree.
 """
 
 import math
@@ -22,7 +22,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     task: str
     """rollout, sample, reward, advantage, actor, update_weights, evaluation, checkpoint, step, run …"""
     actor: str
-    """The worker that did it: a row of the timeline."""
+    """Who of them did it: driver, rollout, engine, reward, trainer … A row of the timeline for each worker."""
     start: float
     """Seconds since the start of the run."""
     end: float
@@ -37,45 +37,50 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Named figures; `step` events carry every figure of their training step."""
     info: dict[str, Any] = {}
     """What does not fit: a request id, a path, a reason."""
+    worker: str = ""
+    """The process that did it, such as rollout-0; empty for the run's own."""
 
 
 Sink = Callable[[Event], None]
 
 
 class EventLog:
-    """Appends events to a file, a line at a time, and hands each to the sinks."""
+    """The clock of a run, and what takes its events: a file, the display, or what brings them to another process.
 
-    def __init__(self, path: Path, *, sinks: tuple[Sink, ...] = (), offset: float = 0.0) -> None:
-        """`offset`: seconds that the run had taken before, when it is resumed."""
-        self.path = path
-        _drop_cut_line(path)
-        self._file = path.open("ab")
+    A worker has a log of its own, whose clock is the run's: it is given the `origin` of the driver's.
+    """
+
+    def __init__(
+        self, *, sinks: tuple[Sink, ...], offset: float = 0.0, worker: str = "", origin: float | None = None
+    ) -> None:
+        """`offset`: seconds that the run had taken before, when it is resumed. `worker`: whose events these are.
+
+        `origin`: the unix time at which the run's clock was 0; by default `offset` before now.
+        """
         self._sinks = sinks
-        self._origin = time.perf_counter() - offset
+        self._worker = worker
+        now, unix_now = time.perf_counter(), time.time()
+        self.origin = unix_now - offset if origin is None else origin
+        self._zero = now - (unix_now - self.origin)  # only here, so that a clock that is set later tears no span
 
     def now(self) -> float:
         """Seconds since the start of the run."""
-        return time.perf_counter() - self._origin
+        return self.at(time.perf_counter())
 
     def at(self, perf_counter: float) -> float:
-        """What `now` was when `time.perf_counter` was this."""
-        return perf_counter - self._origin
+        """What `now` was when this process's `time.perf_counter` was this."""
+        return perf_counter - self._zero
 
     def emit(self, event: Event) -> None:
-        """Write `event` and tell the sinks. Metrics that are not finite are dropped: JSON has no word for them."""
+        """Hand `event` to the sinks. Metrics that are not finite are dropped: JSON has no word for them."""
         event.metrics = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
-        try:
-            self._write(event)
-        except OSError as error:
-            raise UserError(
-                f"{self.path} cannot be written: {error.strerror}; mend that, then go on with --resume"
-            ) from None
+        event.worker = event.worker or self._worker
+        self.forward(event)
+
+    def forward(self, event: Event) -> None:
+        """Hand the sinks, as it is, an event that the log of a worker emitted."""
         for sink in self._sinks:
             sink(event)
-
-    def _write(self, event: Event) -> None:
-        self._file.write(msgspec.json.encode(event) + b"\n")
-        self._file.flush()
 
     @contextmanager
     def span(self, task: str, actor: str, **fields: Any) -> Iterator[Event]:
@@ -84,6 +89,30 @@ class EventLog:
         yield event
         event.end = self.now()
         self.emit(event)
+
+
+class EventFile:
+    """A sink that appends to a file, a line at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Drops a last line that was cut short."""
+        self._path = path
+        _drop_cut_line(path)
+        self._file = path.open("ab")
+
+    def __call__(self, event: Event) -> None:
+        """Write one line.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            self._file.write(msgspec.json.encode(event) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(
+                f"{self._path} cannot be written: {error.strerror}; mend that, then go on with --resume"
+            ) from None
 
     def close(self) -> None:
         """Close the file."""

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from tailrace.events import Event
+from tailrace.planning.admission import staleness
 from tailrace.rewards.base import failure_kind
 from tailrace.trainer.actor import StepResult
 from tailrace.trainer.base import UpdateResult
@@ -20,7 +21,10 @@ CORRECT = 1.0
 
 
 class TaskTimes:
-    """A sink that adds up the seconds of each task since it was last read."""
+    """A sink that adds up the seconds of each task, and writes them into the `step` events that pass: stands first.
+
+    `time/<task>`: seconds of each task since the step before; tasks overlap, so they may exceed the wall clock.
+    """
 
     TASKS = ("rollout", "reward", "reference", "advantage", "actor", "optimizer", "update_weights")
 
@@ -31,16 +35,13 @@ class TaskTimes:
         """Count one span."""
         if event.task in self.TASKS:
             self._seconds[event.task] = self._seconds.get(event.task, 0.0) + event.end - event.start
-
-    def take(self) -> dict[str, float]:
-        """`time/<task>`: seconds of each task since the last call; tasks overlap, so they may exceed the wall clock."""
-        taken = {f"time/{task}": seconds for task, seconds in self._seconds.items()}
-        self._seconds = {}
-        return taken
+        elif event.task == "step":
+            event.metrics |= {f"time/{task}": seconds for task, seconds in self._seconds.items()}
+            self._seconds = {}
 
 
-def step_metrics(result: StepResult, seconds: float) -> dict[str, float]:
-    """Every figure of a step that took `seconds`."""
+def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, float]:
+    """Every figure of training step `step`, which took `seconds`."""
     lengths = [response_tokens(row) for row in result.rows]
     return {
         **reward_metrics([cast(float, row.cells["reward"]) for row in result.rows]),
@@ -51,6 +52,7 @@ def step_metrics(result: StepResult, seconds: float) -> dict[str, float]:
         "truncated_fraction": statistics.fmean(
             row.cells["finish_reason"] == FinishReason.LENGTH for row in result.rows
         ),
+        **_staleness_metrics(result.rows, step),
         "samples_per_s": len(lengths) / seconds,
         "tokens_per_s": sum(lengths) / seconds,
         **_update_metrics(result.updates),
@@ -90,6 +92,17 @@ def _flat_groups(rows: Sequence[Row]) -> int:
         reward = cast(float, row.cells["reward"])
         rewards.setdefault(row.group_id, set()).update(() if math.isnan(reward) else (reward,))
     return sum(len(values) <= 1 for values in rewards.values())
+
+
+def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
+    """Mean and largest staleness, and `staleness/<versions>`, the samples of each."""
+    oldest = [int(cast("np.ndarray[Any, Any]", row.cells["weight_versions"]).min()) for row in rows]
+    ages = [staleness(step, version) for version in oldest]
+    return {
+        "staleness_mean": statistics.fmean(ages),
+        "staleness_max": float(max(ages)),
+        **{f"staleness/{age}": float(count) for age, count in sorted(Counter(ages).items())},
+    }
 
 
 def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:

@@ -1,35 +1,35 @@
 """The main loop of a run.
 
-    prompts ─▶ rollout ─▶ reward ─▶ (reference) ─▶ advantage ─▶ actor ─▶ weights ─▶ engine
+    prompts ─▶ rollout ─▶ reward ─▶ (reference) ─▶ advantage ─▶ actor ─▶ weights ─▶ engines
        ▲                                                                              │
-       └────────────── the next step's prompts, once its weights are there ◀──────────┘
+       └───────────── prompts of later steps, as soon as weights admit them ◀─────────┘
 
 Every arrow but the last is the transfer queue. The tasks between prompts and actor run all the time, each taking what
-is ready; the loop below only admits prompts, updates the actor and hands its weights on.
+is ready; the loop below evaluates, admits prompts, has the actor update the weights, and saves.
 
     who         waits for
-    prompts     the previous step's weights in the engine; room in the queue
+    prompts     weights that are at most `max_staleness` updates older than those their step trains; room in the queue
     lost rows   the end of a storage unit that had them; then, to be put again, room in the queue
-    rollout     prompts; blocks of the KV cache (inside the engine)
+    rollout     prompts, and the weights that may begin them; blocks of the KV cache (inside the engine)
     reward      responses; a free grading process
     advantage   the rewards of a whole group
-    actor       synchronous: the whole batch; streaming: a micro-batch's worth of whole groups
+    actor       its step's rows: all of them, or, streaming, a micro-batch's worth of whole groups
+
+All modes are this loop. Where engine and trainer are (placement) is in the services and the learner; how far prompts
+run ahead (max_staleness) in the feeder; what the actor waits for (streaming) in the queue's table.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
-from tailrace.checkpointing import Checkpointer, RunState
-from tailrace.engine.base import Engine
+from tailrace.checkpointing import RunState
 from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.evaluation import Evaluator
-from tailrace.events import Event, EventLog
-from tailrace.metrics import TaskTimes, response_tokens, step_metrics
+from tailrace.learner import Learner
 from tailrace.rollout.feeder import PromptFeeder
-from tailrace.trainer.actor import Actor, StepResult
-from tailrace.trainer.base import Trainer
 from tailrace.transfer.queue.base import TransferQueue
 
 
@@ -41,38 +41,28 @@ class Service(Protocol):
 
 
 class Pipeline:
-    """Trains from `trained_steps` to `steps`."""
+    """Trains from where the learner stands to `steps`."""
 
     def __init__(
         self,
         *,
         steps: int,
         evaluate_every: int,
+        save_every: int,
         queue: TransferQueue,
         services: Sequence[Service],
         feeder: PromptFeeder,
-        actor: Actor,
-        trainer: Trainer,
-        engine: Engine,
+        learner: Learner,
         evaluator: Evaluator | None,
-        checkpointer: Checkpointer,
-        times: TaskTimes,
-        log: EventLog,
     ) -> None:
-        self.trained_steps = 0
-        """Steps whose update is in the weights; also the version of the weights."""
         self._steps = steps
         self._evaluate_every = evaluate_every
+        self._save_every = save_every
         self._queue = queue
         self._services = services
         self._feeder = feeder
-        self._actor = actor
-        self._trainer = trainer
-        self._engine = engine
+        self.learner = learner
         self._evaluator = evaluator
-        self._checkpointer = checkpointer
-        self._times = times
-        self._log = log
 
     async def run(self) -> None:
         """Train to the end. An error of any task stops all of them and is raised (in an ExceptionGroup)."""
@@ -80,12 +70,19 @@ class Pipeline:
             for service in self._services:
                 tasks.create_task(service.run())
             tasks.create_task(self._put_lost_groups())
-            while self.trained_steps < self._steps:
-                await self._evaluate_if(self.trained_steps % self._evaluate_every == 0)
-                await self._train_step(self.trained_steps)
-                await self._save_if(self._checkpointer.due(self.trained_steps, self._steps))
-            await self._evaluate_if(True)
+            tasks.create_task(self._feeder.run(self._steps))
+            while (version := self.learner.trained_steps) < self._steps:
+                await self._evaluate_if(version, version % self._evaluate_every == 0)
+                await self._queue.advance(version)  # lets in the prompts that wait for these weights
+                await self.learner.train(version)
+                await self._save_if_due(version + 1)
+            await self._evaluate_if(version, True)
             await self._queue.close()
+
+    async def resume_at(self, checkpoint: Path, state: RunState) -> None:
+        """Go on from a verified checkpoint whose rows are in the queue."""
+        await self.learner.restore(checkpoint, state)
+        self._feeder.resume_at(state.next_step)
 
     async def _put_lost_groups(self) -> None:
         """Until the queue is closed, put groups again whose rows were lost with a storage unit."""
@@ -97,53 +94,14 @@ class Pipeline:
                     continue  # all is well: nothing was lost for that long
                 await self._feeder.put_again(groups)
 
-    async def _train_step(self, step: int) -> None:
-        self._times.take()
-        start = self._log.now()
-
-        async def finish(result: StepResult) -> None:
-            self.trained_steps += 1
-            await self._update_weights()
-            self._log.emit(self._step_event(step, start, result))
-
-        await self._feeder.put(step)
-        await self._actor.update(step, on_commit=finish)
-
-    def _step_event(self, step: int, start: float, result: StepResult) -> Event:
-        end = self._log.now()
-        return Event(
-            task="step",
-            actor="driver",
-            start=start,
-            end=end,
-            step=step,
-            version=step,
-            samples=len(result.rows),
-            tokens=sum(response_tokens(row) for row in result.rows),
-            metrics={**step_metrics(result, end - start), **self._times.take()},
-        )
-
-    async def resume_at(self, state: RunState) -> None:
-        """Go on where a restored trainer and queue stand."""
-        self.trained_steps = state.trained_steps
-        self._feeder.resume_at(state.next_step)
-        self._actor.unacked.update(state.unacked)
-        await self._update_weights()
-
-    async def _update_weights(self) -> None:
-        """Give the engine the trainer's weights, and let in the prompts that wait for them."""
-        with self._log.span("update_weights", "engine", version=self.trained_steps):
-            await self._engine.update_weights(self.trained_steps, self._trainer.weights())
-        await self._queue.advance(self.trained_steps)
-
-    async def _evaluate_if(self, due: bool) -> None:
+    async def _evaluate_if(self, version: int, due: bool) -> None:
         if due and self._evaluator is not None:
-            await self._evaluator.run(self.trained_steps)
+            await self._evaluator.run(version)
 
-    async def _save_if(self, due: bool) -> None:
-        if due:
+    async def _save_if_due(self, trained: int) -> None:
+        if trained % self._save_every == 0 or trained == self._steps:
             await self.save()
 
     async def save(self) -> None:
         """Write a checkpoint of this moment."""
-        await self._checkpointer.save(self.trained_steps, self._feeder.next_step, self._actor.unacked)
+        await self.learner.save(self._feeder.next_step)

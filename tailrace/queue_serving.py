@@ -1,7 +1,6 @@
 """`tailrace queue serve`: a queue in processes of its own, for clients that come and go."""
 
 import signal
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ from tailrace.config.load import keys_of, load_as, load_config
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RedisStorageConfig, ServiceQueueConfig
-from tailrace.errors import ConfigError, PeerLost, UserError, nearest
+from tailrace.errors import ConfigError, PeerLost, nearest
 from tailrace.interrupt import SIGNALS
+from tailrace.metrics_server import check_port
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.look import look
-from tailrace.transfer.queue.metrics import serving_metrics
+from tailrace.transfer.queue.metrics import SETTING, serving_metrics
 from tailrace.transfer.queue.processes import QueueProcesses
 
 _LOOK_LIMIT_S = 2.0
@@ -70,7 +70,7 @@ def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
         UserError, QueueError: see `QueueProcesses`; the port of the metrics is taken.
     """
     if metrics_port is not None:
-        _check_port(metrics_port)
+        check_port(metrics_port, setting=SETTING)
     config = served.config
     processes = QueueProcesses(config.queue, config.table, directory, resume=True)
     asked: SimpleQueue[bool] = SimpleQueue()  # may be put to in a signal handler
@@ -93,22 +93,6 @@ def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
         print(end="", flush=True)
         if asked.get():
             _say_what_goes(processes, config.queue)
-
-
-def _check_port(port: int) -> None:
-    """Whether the metrics can have it: better known before processes are started.
-
-    Raises:
-        UserError: they cannot.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server of the metrics does
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UserError(
-                f"--metrics-port {port} cannot be had: {error.strerror}; give another one, or 0 for one that is free"
-            ) from None
 
 
 def greeting(served: Served, connection: Path) -> list[str]:

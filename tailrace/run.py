@@ -9,6 +9,7 @@ pipeline, saves a checkpoint and exits; a second one exits at once.
 import asyncio
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
@@ -19,13 +20,15 @@ import torch
 
 import tailrace
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import Inputs, Parts, build_pipeline, load_inputs, open_parts
-from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore
+from tailrace.assembly import Colocated, Inputs, Placement, load_inputs
+from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore_queue
+from tailrace.cluster.pool import DeathBudget
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
-from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError
-from tailrace.events import Event, EventLog, Sink
+from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError, WorkerDied
+from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
+from tailrace.learner import Learner
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
 from tailrace.preparation import prepare_torch
@@ -35,6 +38,7 @@ from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
+from tailrace.separated import Separated
 from tailrace.trainer.checkpoint import CheckpointStore
 
 
@@ -67,7 +71,8 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
         else:
             directory.check_new()
         check_sinks(config.observe)
-        prepare_torch(config.device, config.threads)
+        if config.pipeline.placement == "colocated":
+            prepare_torch(config.device, config.threads)
         check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
         inputs = load_inputs(config)
         try:
@@ -95,45 +100,104 @@ def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Pat
 async def _run(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, store: CheckpointStore, start: Resume | None
 ) -> int:
-    async with AsyncExitStack() as stack:
+    if start is not None:
+        check_prompts(start.state, inputs.prompts.fingerprint)
+    budget = DeathBudget(config.cluster.max_deaths)
+    with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt.watching())
-        if start is not None:
-            check_prompts(start.state, inputs.prompts.fingerprint)
-        parts = await open_parts(config, inputs, stack)
-        if start is None:
-            stack.enter_context(directory.locked())
-            directory.check_new()  # again: another process may have been faster
-        queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory.queue, stack)
-        if start is not None:
-            await restore(start.checkpoint, parts.trainer, queue, parts.executor)
-        directory.begin(config)
-        times = TaskTimes()
-        log = _open_log(config, directory, start, times, stack)
-        pipeline = build_pipeline(config, inputs, parts, queue, store, log, times)
-        if start is not None:
-            await pipeline.resume_at(start.state)
-        if not await _train(pipeline, parts, directory, interrupt):
-            print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
-            return INTERRUPTED
-        with log.span("export", "trainer", info={"path": str(directory.model)}):
-            await parts.compute(lambda: parts.trainer.export(directory.model))
-    report = write_report(directory.path)
-    write_trace(directory.path)
-    print(f"Report: {report}\nModel:  {directory.model}")
-    return 0
+        run = _Run(config, inputs, directory, store, interrupt, budget)
+        locked = None if start is not None else stack
+        while (code := await run.attempt(start, locked)) is None:
+            start, locked = run.newest(), None
+    if code == 0:
+        report = write_report(directory.path)
+        write_trace(directory.path)
+        print(f"Report: {report}\nModel:  {directory.model}")
+    return code
 
 
-def _open_log(
-    config: RunConfig, directory: RunDirectory, start: Resume | None, times: TaskTimes, stack: AsyncExitStack
-) -> EventLog:
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint."""
+
+    config: RunConfig
+    inputs: Inputs
+    directory: RunDirectory
+    store: CheckpointStore
+    interrupt: Interrupt
+    budget: DeathBudget
+
+    async def attempt(self, start: Resume | None, lock: ExitStack | None) -> int | None:
+        """Train to the end; the exit code, or None where the trainer died and another attempt is to be made.
+
+        `lock`: holds the run's directory from here on, where it is a new one.
+        """
+        async with AsyncExitStack() as stack:
+            placement = self._placement()
+            await placement.open(stack)
+            if lock is not None:
+                lock.enter_context(self.directory.locked())
+                self.directory.check_new()  # again: another process may have been faster
+            pipeline = await self._connect(placement, start, stack)
+            try:
+                if not await _train(pipeline, self.directory, self.interrupt):
+                    print(f"Interrupted and saved. Go on with: tailrace train {self.directory.config} --resume")
+                    return INTERRUPTED
+                await pipeline.learner.export(self.directory.model)
+            except WorkerDied as death:
+                self._go_on_after(death)
+                return None
+        return 0
+
+    def newest(self) -> Resume | None:
+        """Where to go on; None at the beginning."""
+        latest = self.store.latest()
+        return None if latest is None else _find_start(self.directory, self.store, latest)
+
+    def _placement(self) -> Placement:
+        config = self.config
+        if config.pipeline.placement == "colocated":
+            return Colocated(config, self.inputs)
+        return Separated(config, self.inputs, self.budget)
+
+    async def _connect(self, placement: Placement, start: Resume | None, stack: AsyncExitStack) -> Pipeline:
+        config, directory = self.config, self.directory
+        table = run_table(config, make_algorithm(config.algorithm))
+        queue = await open_queue(config.queue, table, directory.queue, stack)
+        if start is not None:
+            await restore_queue(start.checkpoint, queue.queue)
+        with directory.begun(config):
+            log = _open_log(config, directory, start, stack)
+            pipeline = await placement.connect(queue, self.store, log, stack)
+        if start is not None:
+            await pipeline.resume_at(start.checkpoint, start.state)
+        return pipeline
+
+    def _go_on_after(self, death: WorkerDied) -> None:
+        """See that another attempt may be made.
+
+        Raises:
+            WorkerDied: it may not, since the queue that has served this one is not the run's to begin anew.
+            ClusterError: too many workers have died.
+        """
+        if isinstance(self.config.queue, RemoteQueueConfig):
+            raise death
+        self.budget.spend(death)
+        latest = self.store.latest()
+        where = "from the beginning" if latest is None else f"from {latest}"
+        print(f"{death}; the run goes on {where}.", file=sys.stderr)
+
+
+def _open_log(config: RunConfig, directory: RunDirectory, start: Resume | None, stack: AsyncExitStack) -> EventLog:
     display = stack.enter_context(Display())
     resolved = config.model_dump(mode="json")
     others = open_sinks(config.observe, directory.path, resolved)
     for sink in others:
         stack.callback(sink.close)
-    sinks: tuple[Sink, ...] = (times, display, *others)
-    log = EventLog(directory.events, sinks=sinks, offset=start.state.elapsed_s if start else 0.0)
-    stack.callback(log.close)
+    file = EventFile(directory.events)
+    stack.callback(file.close)
+    sinks: tuple[Sink, ...] = (TaskTimes(), file, display, *others)
+    log = EventLog(sinks=sinks, offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": resolved,
         "tailrace": tailrace.__version__,
@@ -145,7 +209,7 @@ def _open_log(
     return log
 
 
-async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory, interrupt: Interrupt) -> bool:
+async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:
     """Run the pipeline to its end; False when it was interrupted, and saved."""
     try:
         await pipeline.run()
@@ -154,28 +218,31 @@ async def _train(pipeline: Pipeline, parts: Parts, directory: RunDirectory, inte
             interrupt.accept()
             await pipeline.save()
         if isinstance(error, BaseExceptionGroup):
-            raise _explained(_first_error(error), parts, directory) from error
+            raise await _explained(_first_error(error), pipeline.learner, directory) from error
         if not interrupt.asked:
             raise
         return False
     return True
 
 
-def _explained(error: BaseException, parts: Parts, directory: RunDirectory) -> BaseException:
+async def _explained(error: BaseException, learner: Learner, directory: RunDirectory) -> BaseException:
     """The error to raise; a step that stayed non-finite leaves its evidence in the run's directory."""
     if not isinstance(error, NonFiniteError):
         return error
     try:
-        directory.evidence.write_bytes(msgspec.json.encode(parts.trainer.evidence()))
+        directory.evidence.write_bytes(msgspec.json.encode(await learner.evidence()))
     except OSError as problem:
         return NonFiniteError(f"{error}; its evidence could not be written: {problem.strerror}")
     return NonFiniteError(f"{error}; the evidence is in {directory.evidence}")
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to show of a failed task group: one raised on purpose before any other."""
+    """The error to show of a failed task group: a death before what followed from it, what was raised on purpose before
+    any other.
+    """
     leaves = list(_leaves(group))
-    return next((leaf for leaf in leaves if isinstance(leaf, TailraceError)), leaves[0])
+    known = [leaf for kind in (WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
+    return next(iter(known), leaves[0])
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

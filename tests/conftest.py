@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tailrace.events import EventLog
+from tailrace.events import Event, EventLog
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(1)
@@ -18,11 +18,15 @@ TinyModel = Callable[..., Path]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[EventLog]:
-    """An event log in the test's directory."""
-    event_log = EventLog(tmp_path / "events.jsonl")
-    yield event_log
-    event_log.close()
+def events() -> list[Event]:
+    """What `log` was told."""
+    return []
+
+
+@pytest.fixture
+def log(events: list[Event]) -> EventLog:
+    """An event log without a file."""
+    return EventLog(sinks=(events.append,))
 
 
 @pytest.fixture

@@ -45,14 +45,14 @@ def main() -> int:
     config, kills = map(json.loads, sys.argv[1:])
     Killer.kills = kills
 
-    def recorded(result: StepResult, seconds: float) -> dict[str, float]:
+    def recorded(result: StepResult, step: int, seconds: float) -> dict[str, float]:
         trained.append([row.order for row in result.rows])
-        return step_metrics(result, seconds)
+        return step_metrics(result, step, seconds)
 
     with (
         patch("tailrace.run_queue.QueueProcesses", Known),
         patch("tailrace.run.EventLog", Killer),
-        patch("tailrace.pipeline.step_metrics", recorded),
+        patch("tailrace.learner.step_metrics", recorded),
     ):
         code = train(parse_config(config, source="test"), resume=False)
     assert not Killer.kills, f"these moments never came: {Killer.kills}"

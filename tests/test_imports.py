@@ -14,6 +14,8 @@ ROOT = Path(__file__).parents[1] / "tailrace"
 ALLOWED = {
     "types": {"config"},
     "events": {"errors"},
+    "activity": {"events"},
+    "metrics_server": {"errors"},
     "errors": set(),
     "user_code": {"errors"},
     "config": {"errors", "types"},
@@ -28,11 +30,39 @@ ALLOWED = {
     "trainer": {"transfer", "algorithms"},
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
+    "cluster": set(),
     "conformance": {"engine", "trainer", "algorithms"},
+    "workers": {
+        "cluster",
+        "transfer",
+        "engine",
+        "rollout",
+        "trainer",
+        "tasks",
+        "algorithms",
+        "rewards",
+        "models",
+        "assembly",
+        "preparation",
+        "checkpointing",
+    },
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "errors", "config", "user_code", "allocator", "cache"}
-NO_TORCH = {"types", "events", "errors", "config", "user_code", "rewards", "prompts", "planning", "report"}
+L0 = {"types", "events", "activity", "metrics_server", "errors", "config", "user_code", "allocator", "cache"}
+NO_TORCH = {
+    "types",
+    "events",
+    "activity",
+    "metrics_server",
+    "errors",
+    "config",
+    "user_code",
+    "rewards",
+    "prompts",
+    "planning",
+    "report",
+    "cluster",
+}
 
 
 def package_of(path: Path) -> str:
@@ -77,6 +107,11 @@ def test_a_torchless_package_never_imports_torch(package: str) -> None:
     for path in FILES:
         if package_of(path) == package:
             assert "torch" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_only_the_cluster_package_imports_ray() -> None:
+    importers = {package_of(path) for path in ROOT.rglob("*.py") if "ray" in {n.split(".")[0] for n in imports(path)}}
+    assert importers <= {"cluster"}
 
 
 def test_every_package_has_a_rule() -> None:

@@ -15,7 +15,15 @@ from tailrace.types import FinishReason
 NAN = math.nan
 
 
-def make_row(reward: float, *, group: int = 0, tokens: int = 1, error: str = "", cut: bool = False) -> Row:
+def make_row(
+    reward: float,
+    *,
+    group: int = 0,
+    tokens: int = 1,
+    error: str = "",
+    cut: bool = False,
+    versions: tuple[int, ...] = (0,),
+) -> Row:
     return Row(
         id=RowId(0, 0),
         group_id=group,
@@ -24,6 +32,7 @@ def make_row(reward: float, *, group: int = 0, tokens: int = 1, error: str = "",
             "reward": reward,
             "reward_error": error,
             "response_ids": np.zeros(tokens, np.int64),
+            "weight_versions": np.array(versions),
             "finish_reason": FinishReason.LENGTH if cut else FinishReason.STOP,
         },
     )
@@ -33,8 +42,10 @@ def make_update(loss: float, *, applied: bool = True, lr: float = 0.1, **metrics
     return UpdateResult(applied=applied, loss=loss, grad_norm=2 * loss, lr=lr, metrics=metrics)
 
 
-def metrics_of(*rows: Row, updates: tuple[UpdateResult, ...] = (), seconds: float = 1.0) -> dict[str, float]:
-    return step_metrics(StepResult(rows=rows, updates=updates), seconds)
+def metrics_of(
+    *rows: Row, updates: tuple[UpdateResult, ...] = (), step: int = 0, seconds: float = 1.0
+) -> dict[str, float]:
+    return step_metrics(StepResult(rows=rows, updates=updates), step, seconds)
 
 
 def test_rewards_are_described_by_mean_deviation_and_accuracy() -> None:
@@ -123,18 +134,31 @@ def make_span(task: str, start: float, end: float) -> Event:
     return Event(actor="a", task=task, start=start, end=end)
 
 
-def test_times_of_a_task_add_up_until_they_are_taken() -> None:
-    times = TaskTimes()
-    for event in (make_span("reward", 1.0, 2.0), make_span("actor", 1.5, 4.0), make_span("reward", 1.0, 1.5)):
+def passed(times: TaskTimes, *events: Event) -> dict[str, float]:
+    """The metrics of a step that ends after `events`."""
+    step = make_span("step", 0.0, 9.0)
+    for event in (*events, step):
         times(event)
-    assert times.take() == {"time/reward": 1.5, "time/actor": 2.5}
-    assert times.take() == {}
-    times(make_span("reward", 5.0, 5.25))
-    assert times.take() == {"time/reward": 0.25}
+    return step.metrics
+
+
+def test_a_step_gets_the_times_that_its_tasks_took_since_the_one_before() -> None:
+    times = TaskTimes()
+    spans = make_span("reward", 1.0, 2.0), make_span("actor", 1.5, 4.0), make_span("reward", 1.0, 1.5)
+    assert passed(times, *spans) == {"time/reward": 1.5, "time/actor": 2.5}
+    assert passed(times) == {}
+    assert passed(times, make_span("reward", 5.0, 5.25)) == {"time/reward": 0.25}
 
 
 def test_events_that_are_no_work_of_a_task_have_no_time() -> None:
-    times = TaskTimes()
-    for task in ("step", "sample", "evaluation"):
-        times(make_span(task, 0.0, 1.0))
-    assert times.take() == {}
+    assert passed(TaskTimes(), make_span("sample", 0.0, 1.0), make_span("evaluation", 0.0, 1.0)) == {}
+
+
+def test_staleness_is_counted_from_the_oldest_token() -> None:
+    metrics = metrics_of(*(make_row(1.0, versions=versions) for versions in ((3,), (2, 3), (3, 3), (1, 2, 3))), step=3)
+    assert (metrics["staleness_mean"], metrics["staleness_max"]) == (0.75, 2.0)
+    assert {name: metrics[name] for name in metrics if "/" in name} == {
+        "staleness/0": 2.0,
+        "staleness/1": 1.0,
+        "staleness/2": 1.0,
+    }

@@ -42,9 +42,9 @@ OTHER_COLUMNS = TABLE.model_copy(update={"columns": {**TABLE.columns, "colour": 
 @pytest.mark.parametrize(
     ("pipeline", "policy"),
     [
-        ({}, {"tokens": None, "in_order": True}),
-        ({"streaming": True}, {"tokens": 64, "in_order": False}),
-        ({"streaming": True, "in_order": True}, {"tokens": 64, "in_order": True}),
+        ({}, {"tokens": None, "window": 1}),
+        ({"streaming": True}, {"tokens": 64, "window": 8}),
+        ({"streaming": True, "in_order": True}, {"tokens": 64, "window": 1}),
     ],
 )
 def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwise(
@@ -53,7 +53,7 @@ def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwi
     config = small_run(tmp_path, Path("model"), Path("prompts.jsonl"), pipeline=pipeline)
     table = run_table(config, make_algorithm(GrpoConfig()))
     assert [task.name for task in table.tasks] == ["rollout", "reward", "advantage", "actor"]
-    assert table.tasks[-1].policy.model_dump(include={"tokens", "in_order"}) == policy
+    assert table.tasks[-1].policy.model_dump(include={"tokens", "window"}) == policy
     check_table(make_tasks(table), table.columns)
 
 
@@ -84,7 +84,7 @@ async def _claim_while_a_unit_dies(config: ServiceQueueConfig, processes: QueueP
     async with AsyncExitStack() as stack:
         opened = await open_queue(config, TABLE, directory, stack)
         os.kill(processes.pids["unit-0"], signal.SIGKILL)
-        await opened.claim("rollout")
+        await opened.queue.claim("rollout")
 
 
 async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run
         for _ in range(2):
             async with AsyncExitStack() as stack:
                 opened = await open_queue(config, TABLE, tmp_path / "unused", stack)
-                assert (await opened.stats()).rows == 0
+                assert (await opened.queue.stats()).rows == 0
 
 
 async def test_a_run_names_its_own_limit_to_a_remote_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """Schemas of the main loop and of what is observed of it."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt
 
@@ -30,3 +30,5 @@ class ObserveConfig(Config):
     """Write TensorBoard files into the run's directory."""
     wandb_project: str | None = Field(default=None, min_length=1)
     """Log to this Weights & Biases project; needs `pip install wandb`."""
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Serve metrics to Prometheus at http://127.0.0.1:PORT/metrics while the run lasts; by default none are."""

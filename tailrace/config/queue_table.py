@@ -39,8 +39,10 @@ class TokenBudgetConfig(Config):
     type: Literal["token_budget"] = "token_budget"
     tokens: PositiveInt | None = None
     """Tokens of a claim at the most; by default there is no such bound."""
-    in_order: bool = False
-    """Whether groups come strictly in the order of the run, so that a slow one is waited for."""
+    window: PositiveInt | None = None
+    """Rows, by their order in the run, that are handed out before any after them, so that a slow group holds those
+    back: 1 is strictly in order, the rows of a training step let a group overtake others of its step. By default groups
+    come as they become whole."""
     prompt_column: str = "prompt_ids"
     """The column whose elements are counted once in each group."""
     response_column: str = "response_ids"

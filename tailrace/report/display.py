@@ -7,7 +7,8 @@ Neither waits on the other for longer than one redraw; a lock keeps the drawing 
 
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from types import TracebackType
 from typing import Self
@@ -24,6 +25,7 @@ from tailrace.events import Event
 from tailrace.report.progress import Progress
 from tailrace.report.run_data import first_and_last
 from tailrace.report.text import duration, metric, percent
+from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_order
 
 _TABLE = (
     "reward",
@@ -35,10 +37,14 @@ _TABLE = (
     "loss",
     "grad_norm",
     "lr",
+    "staleness_mean",
+    "staleness_max",
 )
-_LINE = ("reward", "accuracy", "response_tokens_mean", "loss", "grad_norm", "ref_kl", "samples_per_s")
+_LINE = ("reward", "accuracy", "response_tokens_mean", "loss", "grad_norm", "ref_kl", "samples_per_s", "staleness_mean")
 _WARNINGS = ("reward_failures", "skipped_updates")
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan", "red", "white")
+_FEW = 4
+"""Workers of one kind that have a line each."""
 _WIDTH, _BAR_WIDTH = 80, 76
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -72,6 +78,8 @@ class Display:
             self._progress.add(event, at=time.monotonic())
             for error in self._new_failures(event):
                 self._console.print(f"grading failed · {error}", markup=False, highlight=False, soft_wrap=True)
+            if event.task == "worker_died" and self._console.is_interactive:
+                self._console.print(death_text(event), markup=False, highlight=False, soft_wrap=True)
             if not self._console.is_interactive:
                 for line in plain_lines(event, self._progress):
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -94,7 +102,8 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
     if event.task == "run":
         yield progress.headline
     elif event.task == "step" and event.step is not None:
-        figures = [f"{name} {metric(name).write(event.metrics[name])}" for name in _LINE if name in event.metrics]
+        said = [name for name in _LINE if _says_something(name, (event.metrics.get(name),))]
+        figures = [f"{name} {metric(name).write(event.metrics[name])}" for name in said]
         warnings = [f"{name} {event.metrics[name]:.0f}" for name in _WARNINGS if event.metrics.get(name)]
         left = f"{duration(progress.remaining)} left" if progress.remaining else "done"
         took = duration(event.end - event.start)
@@ -102,6 +111,8 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
     elif event.task == "evaluation" and event.step is not None:
         figures = [f"{name} {metric(name).write(value)}" for name, value in event.metrics.items()]
         yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
+    elif event.task == "worker_died":
+        yield death_text(event)
     elif event.task in ("checkpoint", "export") and "path" in event.info:
         yield f"{event.task} · {event.info['path']}"
 
@@ -114,7 +125,12 @@ def draw(progress: Progress, *, now: float) -> RenderableType:
     if progress.done:
         parts.extend([Text(), _metrics(progress), Text(), _time_split(progress.task_seconds)])
     parts.extend(_warnings(progress))
-    parts.append(Text(progress.phase, style="dim"))
+    if progress.activities:
+        parts.extend([Text(), _workers(progress)])
+    if progress.queue:
+        parts.append(_queue(progress.queue))
+    if not progress.activities:  # workers do everything at once
+        parts.append(Text(progress.phase, style="dim"))
     return Panel(Group(*parts), title=Text(progress.headline), title_align="left", border_style="dim", width=_WIDTH)
 
 
@@ -144,12 +160,50 @@ def _metrics(progress: Progress) -> Table:
         table.add_column(heading, justify="right", min_width=9)
     table.add_column("trend", style="cyan")
     for name in _TABLE:
-        values = progress.metrics.get(name)
-        if values:
+        values = progress.metrics.get(name, [])
+        if _says_something(name, values):
             shown = metric(name)
             first, last = (shown.write(value) for value in first_and_last(values))
             table.add_row(shown.full_title, Text(shown.write(values[-1]), style="bold"), first, last, sparkline(values))
     return table
+
+
+def _says_something(name: str, values: Sequence[float | None]) -> bool:
+    """Whether there are figures; that nothing was stale goes without saying."""
+    return any(values) if name.startswith("staleness") else any(value is not None for value in values)
+
+
+def _workers(progress: Progress) -> Table:
+    """What each worker did lately; the mean of those of a kind where they are many."""
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("workers, lately")
+    for state in STATE_TITLES:
+        table.add_column(state, justify="right", min_width=7)
+    for name, said in lately(progress.activities).items():
+        total = sum(said.values())
+        table.add_row(name, *(f"{100 * said[state] / total:.0f} %" if total else "–" for state in STATE_TITLES))
+    return table
+
+
+def lately(activities: Mapping[str, Iterable[Mapping[str, float]]]) -> dict[str, dict[str, float]]:
+    """Seconds by state of each worker, in the order of their work; kinds with more than a few workers are summed up."""
+    of_kind = Counter(map(kind_of, activities))
+    shown: dict[str, dict[str, float]] = {}
+    for worker in sorted(activities, key=worker_order):
+        kind = kind_of(worker)
+        name = f"{kind} × {of_kind[kind]}" if of_kind[kind] > _FEW else worker
+        seconds = shown.setdefault(name, dict.fromkeys(STATE_TITLES, 0.0))
+        for said in activities[worker]:
+            for state in STATE_TITLES:
+                seconds[state] += said.get(state, 0.0)
+    return shown
+
+
+def _queue(metrics: Mapping[str, float]) -> Text:
+    """Rows of each task that are ready and in work."""
+    tasks = [name.removeprefix("ready/") for name in metrics if name.startswith("ready/")]
+    words = [f"{task} {metrics[f'ready/{task}']:.0f}+{metrics.get(f'leased/{task}', 0.0):.0f}" for task in tasks]
+    return Text.assemble(("rows ready+in work  ", "dim"), " · ".join(words))
 
 
 def _time_split(seconds: dict[str, float]) -> RenderableType:
@@ -164,8 +218,9 @@ def _time_split(seconds: dict[str, float]) -> RenderableType:
 
 
 def _warnings(progress: Progress) -> Iterator[Text]:
-    counts = {name: sum(progress.metrics.get(name, ())) for name in _WARNINGS}
-    words = [f"{metric(name).title.lower()}: {count:.0f}" for name, count in counts.items() if count > 0]
+    counts = {metric(name).title.lower(): sum(progress.metrics.get(name, ())) for name in _WARNINGS}
+    counts["deaths of workers"] = progress.deaths
+    words = [f"{name}: {count:.0f}" for name, count in counts.items() if count > 0]
     if words:
         yield Text("! " + ", ".join(words), style="bold yellow")
 

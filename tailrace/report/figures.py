@@ -1,6 +1,7 @@
 """The charts of a run, as plotly figures in plain dictionaries. Colours of text and grid are set by the page."""
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,11 @@ TASK_COLOURS = {
     "actor": GREEN,
     "optimizer": "#5fbf9f",
     "update_weights": RED,
+    "weights_publish": "#a8559b",
+    "weights_transfer": "#e2958c",
+    "weights_in_flight": "#b9a09d",
     "evaluation": PURPLE,
+    "worker_started": "#9aa84f",
     "checkpoint": "#a4734b",
     "export": "#b7a595",
     "step": GREY,
@@ -30,7 +35,11 @@ TASK_COLOURS = {
 """Legible on white and on black, and told apart by people who confuse red and green."""
 
 _STEP = "Training step"
-_CHARTED = frozenset({"reward", "accuracy", "samples_per_s", "tokens_per_s", "reward_failures", "loss", "grad_norm"})
+_CHARTED = frozenset(
+    {"reward", "accuracy", "samples_per_s", "tokens_per_s", "reward_failures", "loss", "grad_norm"}
+) | {"staleness_mean", "staleness_max"}
+_STALENESS = "staleness/"
+"""Followed by a number of versions: the samples of a step that were that stale."""
 _OPTIMIZATION = (
     "loss",
     "grad_norm",
@@ -56,6 +65,8 @@ class Figure:
     layout: dict[str, Any]
     wide: bool = False
     """Takes the width of the page."""
+    height: int = 300
+    """Pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +75,8 @@ class Section:
 
     title: str
     figures: list[Figure]
+    table: Sequence[Mapping[str, str]] = ()
+    """Rows of a table below them, with the same columns each; the first has their names."""
 
 
 def progress_sections(run: RunData) -> list[Section]:
@@ -74,6 +87,7 @@ def progress_sections(run: RunData) -> list[Section]:
             "Learning": [series_figure(steps, "reward"), accuracy_figure(run)],
             "Responses": [lengths_figure(run), early_late_figure(run)],
             "Speed": [*_series_figures(steps, ("samples_per_s", "tokens_per_s")), task_time_figure(steps)],
+            "Staleness": [staleness_figure(steps), staleness_of_steps_figure(steps)],
         }
     )
 
@@ -171,6 +185,56 @@ def early_late_figure(run: RunData) -> Figure | None:
         caption=f"Distribution in the first and in the last {count} of {len(steps)} steps.",
         data=[_histogram(lengths, edges, _span_of(part), colour) for lengths, part, colour in parts],
         layout=_layout("Response length (tokens)", "Responses", percent=True) | {"barmode": "overlay", "bargap": 0.03},
+    )
+
+
+def staleness_figure(events: Sequence[Event]) -> Figure | None:
+    """How many samples were trained on at each staleness; nothing where none was stale."""
+    counts: Counter[int] = Counter()
+    for event in events:
+        for name, count in event.metrics.items():
+            if name.startswith(_STALENESS):
+                counts[int(name.removeprefix(_STALENESS))] += int(count)
+    if not any(counts[staleness] for staleness in counts if staleness):
+        return None
+    total = counts.total()
+    x = list(range(max(counts) + 1))
+    bars = {
+        "type": "bar",
+        "x": x,
+        "y": [counts[staleness] / total for staleness in x],
+        "text": [f"{counts[staleness]:,}" for staleness in x],
+        "textposition": "none",
+        "marker": {"color": BLUE},
+        "hovertemplate": "%{x} versions: %{text} samples, %{y:.1%}<extra></extra>",
+    }
+    layout = _layout("Staleness (versions)", "Samples", percent=True) | {"showlegend": False, "bargap": 0.15}
+    layout["xaxis"] |= {"tickformat": "d", "dtick": math.ceil(len(x) / 20)}
+    return Figure(
+        id="staleness",
+        title="Staleness",
+        caption="Updates between the oldest weights that made a response and those that trained on it.",
+        data=[bars],
+        layout=layout,
+    )
+
+
+def staleness_of_steps_figure(events: Sequence[Event]) -> Figure | None:
+    """Mean and greatest staleness of each step; nothing where no sample was stale."""
+    steps, means = metric_series(events, "staleness_mean")
+    greatest_steps, greatest = metric_series(events, "staleness_max")
+    if not any(greatest):
+        return None
+    data = [
+        _line(steps, means, "mean", BLUE, width=2.4),
+        _line(greatest_steps, greatest, "greatest", ORANGE, width=1.2, dash="dot"),
+    ]
+    return Figure(
+        id="staleness-of-steps",
+        title="Staleness of each step",
+        caption="Mean and greatest of the samples that a step trained on.",
+        data=[trace for trace in data if trace["x"]],
+        layout=_layout(_STEP, "Staleness (versions)", from_zero=True),
     )
 
 
@@ -329,6 +393,6 @@ def _span_of(steps: Sequence[int]) -> str:
 
 def _other_metrics(events: Sequence[Event]) -> list[str]:
     """Metrics that no other chart shows and that ever change from zero."""
-    names = [name for name in metric_names(events) if not name.startswith("time/")]
+    names = [name for name in metric_names(events) if not name.startswith(("time/", _STALENESS))]
     shown = _CHARTED.union(_OPTIMIZATION)
     return [name for name in names if name not in shown and any(metric_series(events, name)[1])]

@@ -1,6 +1,8 @@
 """The report of a run: one HTML page that needs no network."""
 
 import json
+import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,8 @@ from tailrace.report.run_data import (
 )
 from tailrace.report.text import counted, duration, metric, number, percent, setting
 from tailrace.report.timeline import timeline
+from tailrace.report.worker_figures import worker_sections
+from tailrace.report.workers import restarts, worker_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,7 @@ def render(run: RunData) -> str:
         lstrip_blocks=True,
     )
     progress, details = progress_sections(run), detail_sections(run)
+    progress.extend(worker_sections(run))
     if (adaptive_tp := adaptive_tp_figure(run)) is not None:
         progress.append(Section("Engine", [adaptive_tp]))
     figures = [figure for section in (*progress, *details) for figure in section.figures]
@@ -111,7 +116,9 @@ def _cards(run: RunData) -> Iterator[Card]:
     if steps:
         yield from _speed_cards(run)
     yield from _change_card(run, "response_tokens_mean", "Response length")
+    yield from _staleness_card(run)
     yield _time_card(run)
+    yield from _deaths_card(run)
     for name in ("reward_failures", "skipped_updates"):
         total = sum(metric_series(steps, name)[1])
         if total:
@@ -155,6 +162,23 @@ def _speed_cards(run: RunData) -> Iterator[Card]:
 def _time_card(run: RunData) -> Card:
     made = sum(event.samples or 0 for event in run.steps)
     return Card("Total time", duration(run.seconds), f"{counted(len(run.steps), 'step')}, {counted(made, 'sample')}")
+
+
+def _staleness_card(run: RunData) -> Iterator[Card]:
+    steps = run.steps
+    _, greatest = metric_series(steps, "staleness_max")
+    _, means = metric_series(steps, "staleness_mean")
+    if any(greatest) and means:
+        yield Card(
+            "Staleness", f"{number(statistics.fmean(means))} mean", f"{number(max(greatest))} versions at the most"
+        )
+
+
+def _deaths_card(run: RunData) -> Iterator[Card]:
+    died = Counter(map(worker_of, run.of("worker_died")))
+    if died:
+        workers = ", ".join(f"{worker} × {times}" if times > 1 else worker for worker, times in died.items())
+        yield Card("Deaths of workers", number(died.total()), f"{workers}; {restarts(run)} started anew", warning=True)
 
 
 def _evaluations(run: RunData) -> list[dict[str, str]]:

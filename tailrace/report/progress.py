@@ -2,10 +2,15 @@
 
 import math
 import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping
 
 from tailrace.events import Event
 from tailrace.report.text import setting
+from tailrace.report.workers import worker_of
 
+_LATELY = 10
+"""What a worker said of its time lately: so many events."""
 _NEXT = {
     "run": "starting",
     "rollout": "grading",
@@ -38,6 +43,12 @@ class Progress:
         self.held_out: list[float] = []
         """Accuracies of the evaluations seen here."""
         self.phase = "starting"
+        self.activities: dict[str, deque[Mapping[str, float]]] = defaultdict(lambda: deque(maxlen=_LATELY))
+        """For each worker that says where its time goes, the seconds by state that it said last."""
+        self.queue: Mapping[str, float] = {}
+        """The metrics of the newest `queue` event."""
+        self.deaths = 0
+        """Of workers."""
         self._step_seconds: list[float] = []
         self._between_steps = 0.0
         self._first_start = 0.0
@@ -53,6 +64,12 @@ class Progress:
             self._add_run(event)
         elif event.task == "step":
             self._add_step(event)
+        elif event.task == "activity":
+            self.activities[worker_of(event)].append(event.metrics)
+        elif event.task == "queue":
+            self.queue = event.metrics
+        elif event.task == "worker_died":
+            self.deaths += 1
         elif event.task == "evaluation" and math.isfinite(event.metrics.get("accuracy", math.nan)):
             self.held_out.append(event.metrics["accuracy"])
         self._follow(event)

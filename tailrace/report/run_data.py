@@ -13,6 +13,8 @@ from tailrace.events import Event, read_events
 
 EVENTS_FILE = "events.jsonl"
 
+_NO_WORK = frozenset({"run", "activity", "queue", "worker_died"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
@@ -28,6 +30,11 @@ class RunData:
     def steps(self) -> list[Event]:
         """The finished training steps, by number."""
         return _newest_by_step(self.of("step"))
+
+    @property
+    def spans(self) -> list[Event]:
+        """The work, without what workers and queue say of themselves many times a minute."""
+        return [event for event in self.events if is_work(event)]
 
     @property
     def evaluations(self) -> list[Event]:
@@ -121,6 +128,11 @@ def drop_superseded(events: Iterable[Event]) -> list[Event]:
             kept = [before for before in kept if before.end <= event.start or _wrote(before, event)]
         kept.append(event)
     return kept
+
+
+def is_work(event: Event) -> bool:
+    """Whether an event is a span of work."""
+    return event.task not in _NO_WORK
 
 
 def metric_series(events: Iterable[Event], name: str) -> tuple[list[int], list[float]]:

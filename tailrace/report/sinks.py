@@ -1,4 +1,4 @@
-"""Sinks that hand a run's metrics to other tools: TensorBoard and Weights & Biases."""
+"""Sinks that hand a run's metrics to other tools: TensorBoard, Weights & Biases and Prometheus."""
 
 import importlib
 import math
@@ -16,6 +16,8 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type
 from tailrace.config.pipeline import ObserveConfig
 from tailrace.errors import UserError, one_line
 from tailrace.events import Event
+from tailrace.metrics_server import check_port
+from tailrace.report.prometheus import SETTING, PrometheusSink
 
 LENGTHS_TAG = "train/response_tokens"
 
@@ -34,8 +36,10 @@ def check_sinks(observe: ObserveConfig) -> None:
     """Find out before a run begins whether its sinks can be opened.
 
     Raises:
-        UserError: Weights & Biases is asked for and not installed.
+        UserError: Weights & Biases is asked for and not installed, or the port of the metrics cannot be had.
     """
+    if observe.metrics_port is not None:
+        check_port(observe.metrics_port, setting=SETTING)
     if observe.wandb_project is not None:
         _wandb(observe.wandb_project)
 
@@ -44,13 +48,16 @@ def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any])
     """The sinks that `observe` asks for. `config` is the resolved configuration, to be shown with the metrics.
 
     Raises:
-        UserError: Weights & Biases is asked for, and not installed or not willing.
+        UserError: Weights & Biases is asked for, and not installed or not willing; or the port of the metrics cannot be
+            had.
     """
     sinks: list[ClosableSink] = []
     if observe.wandb_project is not None:
         sinks.append(WandbSink(observe.wandb_project, run_dir, config))
     if observe.tensorboard:
         sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+    if observe.metrics_port is not None:
+        sinks.append(PrometheusSink(observe.metrics_port))
     return sinks
 
 

@@ -47,6 +47,8 @@ _METRICS = {
     "correction_weight": Metric("Rollout correction"),
     "correction_truncated": Metric("Truncated corrections", percent=True),
     "approx_kl": Metric("KL from the start of the step", "nats"),
+    "staleness_mean": Metric("Mean staleness", "versions"),
+    "staleness_max": Metric("Max staleness", "versions"),
     "ref_kl": Metric("KL from the reference", "nats"),
 }
 

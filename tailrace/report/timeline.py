@@ -1,4 +1,4 @@
-"""The timeline of the page: a row for each actor.
+"""The timeline of the page: a row for each actor of each worker.
 
 A few steps show at a time, so that a long run does not freeze a browser.
 """
@@ -9,13 +9,14 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.events import Event
 from tailrace.report.figures import task_colours
 from tailrace.report.lanes import assign_lanes
 from tailrace.report.run_data import RunData, step_of
 from tailrace.report.text import duration
+from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights, worker_of
 
 STEPS_SHOWN = 3
 """Steps in one window of the timeline."""
@@ -24,6 +25,8 @@ MAX_SPANS = 8_000
 
 _ROW, _LANE, _LANES = 1.0, 0.2, 14.0
 """Heights of a row, of the lane of one response, and at the most of all such lanes together."""
+_TALLEST = 3.0
+"""Height of a row at the most in which other work overlaps."""
 _PIXELS, _MARGIN = 30, 110
 
 
@@ -41,15 +44,17 @@ def timeline(run: RunData) -> dict[str, Any] | None:
 
     Nothing where the run has no spans.
     """
-    events = [event for event in run.events if event.task != "run"]
+    events = [*run.spans, *weight_flights(run.events)]
     if not events:
         return None
     windows = thin_out(make_windows(run), len(events))
     shown = [event for event in events if _is_in(event, windows)]
-    rows, places = _rows(shown)
+    deaths = list(run.of("worker_died"))
+    rows, places = _rows(shown, deaths)
     return {
-        "rows": rows,
+        "rows": [{name: row[name] for name in ("name", "middle", "height")} for row in rows],
         "tracks": _tracks(shown, places),
+        "deaths": [_mark(event, rows) for event in deaths],
         "windows": [{"label": window.label, "start": window.start, "end": window.end} for window in windows],
         "selected": _representative(windows),
         "height": round(_MARGIN + _PIXELS * sum(row["height"] for row in rows)),
@@ -63,7 +68,7 @@ def make_windows(run: RunData) -> list[Window]:
     if not blocks:
         return [Window("the run so far", 0.0, run.seconds)]
     starts = [block[0].start for block in blocks]
-    ends = _last_ends(run.events, starts)
+    ends = _last_ends(run.spans, starts)
     windows = [Window(_label(block), start, end) for block, start, end in zip(blocks, starts, ends[1:], strict=True)]
     before = [Window("before training", 0.0, starts[0])] if ends[0] > 0 else []
     return before + windows
@@ -98,31 +103,59 @@ def _is_in(event: Event, windows: Iterable[Window]) -> bool:
     return any(event.start < window.end and event.end > window.start for window in windows)
 
 
-def _rows(events: Sequence[Event]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
-    """A row for each actor, and one for its responses; and for each event the middle and the height of its bar."""
-    members: dict[tuple[str, bool], list[int]] = defaultdict(list)
+def _rows(events: Sequence[Event], deaths: Iterable[Event]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
+    """A row for each actor, one for its responses, and one for a worker of which nothing is known but its death.
+
+    With them, for each event the middle and the height of its bar.
+    """
+    members: dict[_Row, list[int]] = defaultdict(list)
     for index, event in enumerate(events):
-        members[event.actor, event.task == "sample"].append(index)
+        members[_Row(*row_of(event), event.task == "sample")].append(index)
+    known = {row.worker for row in members}
+    for event in deaths:
+        if worker_of(event) not in known:
+            members[_Row(*row_of(event), False)] = []
     rows: list[dict[str, Any]] = []
     places = [(0.0, 0.0)] * len(events)
     top = 0.0
-    for (actor, is_samples), indexes in sorted(members.items(), key=_row_order):
+    for row, indexes in sorted(members.items(), key=lambda item: item[0].order):
         lanes = assign_lanes([events[index] for index in indexes])
-        count = max(lanes) + 1
-        unit = min(_LANE, _LANES / count) if is_samples else _ROW
+        count = max(lanes, default=0) + 1
+        unit = row.lane_height(count)
         height = max(_ROW, unit * count)
-        name = f"{actor}: responses" if is_samples else actor
-        rows.append({"name": name, "middle": round(top + height / 2, 3), "height": round(height, 3)})
+        middle = round(top + height / 2, 3)
+        rows.append({"worker": row.worker, "name": row.name, "middle": middle, "height": round(height, 3)})
         for index, lane in zip(indexes, lanes, strict=True):
             places[index] = (round(top + unit * (lane + 0.5), 4), round(unit * 0.8, 4))
         top += height
     return rows, places
 
 
-def _row_order(item: tuple[tuple[str, bool], list[int]]) -> tuple[int, str, bool]:
-    (actor, is_samples), _ = item
-    known = ("driver", "rollout", "engine", "reward", "trainer")
-    return known.index(actor) if actor in known else len(known), actor, is_samples
+class _Row(NamedTuple):
+    worker: str
+    actor: str
+    is_samples: bool
+
+    @property
+    def name(self) -> str:
+        name = row_name(self.worker, self.actor)
+        return f"{name}: responses" if self.is_samples else name
+
+    def lane_height(self, lanes: int) -> float:
+        """Of each lane; weights of several versions may be in flight, and share one row."""
+        if self.is_samples:
+            return min(_LANE, _LANES / lanes)
+        return min(_ROW, (_ROW if self.actor == "weights" else _TALLEST) / lanes)
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        return *row_order(self.worker, self.actor), self.is_samples
+
+
+def _mark(event: Event, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The death of a worker, on the first of its rows."""
+    row = next(row for row in rows if row["worker"] == worker_of(event))
+    return {"time": round(event.end, 4), "y": row["middle"], "text": death_text(event)}
 
 
 def _tracks(events: Sequence[Event], places: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """The timeline of a run in Chrome's trace-event format, for Perfetto and chrome://tracing.
 
-An actor is a process of the trace. Its spans lie on one thread, or on several where they overlap; a response has a
-thread of its own for as long as it is being generated. Counters show how many responses run and how fast they grow.
+An actor of a worker is a process of the trace. Its spans lie on one thread, or on several where they overlap; a
+response has a thread of its own for as long as it is being generated. Counters show how many responses run and how fast
+they grow, how busy a worker is, and the rows of the queue.
 """
 
 from collections import defaultdict
@@ -14,7 +15,8 @@ import msgspec
 
 from tailrace.events import Event
 from tailrace.report.lanes import assign_lanes
-from tailrace.report.run_data import load_run, write_file
+from tailrace.report.run_data import is_work, load_run, write_file
+from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights
 
 TraceEvent = dict[str, Any]
 
@@ -41,15 +43,17 @@ def write_trace(run_dir: Path) -> Path:
     return write_file(run_dir, "trace.json", msgspec.json.encode(trace))
 
 
-def trace_events(events: Iterable[Event]) -> list[TraceEvent]:
+def trace_events(events: Sequence[Event]) -> list[TraceEvent]:
     """The trace events of a run: names, spans, instants and counters. Times are in microseconds."""
-    by_actor: dict[str, list[_Span]] = defaultdict(list)
-    for event in events:
-        by_actor[event.actor].append(_in_microseconds(event))
+    by_row: dict[tuple[str, str], list[_Span]] = defaultdict(list)
+    for event in (*events, *weight_flights(events)):
+        by_row[row_of(event)].append(_in_microseconds(event))
     traced: list[TraceEvent] = []
-    for pid, (actor, spans) in enumerate(by_actor.items(), 1):
-        traced.append(_name("process_name", actor, pid))
-        traced.extend(_actor_events(pid, actor, spans))
+    for pid, ((worker, actor), spans) in enumerate(sorted(by_row.items(), key=lambda row: row_order(*row[0])), 1):
+        name = row_name(worker, actor)
+        traced.append(_name("process_name", name, pid))
+        traced.append({"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": {"sort_index": pid}})
+        traced.extend(_row_events(pid, name, spans))
     return traced
 
 
@@ -58,13 +62,15 @@ def _in_microseconds(event: Event) -> _Span:
     return _Span(start, max(start, round(event.end * 1e6)), event)
 
 
-def _actor_events(pid: int, actor: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
-    yield from (_instant(pid, span) for span in spans if span.event.task == "run")
+def _row_events(pid: int, name: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
+    yield from (_instant(pid, span) for span in spans if span.event.task in ("run", "worker_died"))
     samples = [span for span in spans if span.event.task == "sample"]
-    others = [span for span in spans if span.event.task not in ("sample", "run")]
-    yield from _threads(pid, _FIRST_THREAD, actor, others)
+    others = [span for span in spans if is_work(span.event) and span.event.task != "sample"]
+    yield from _threads(pid, _FIRST_THREAD, name, others)
     yield from _threads(pid, _FIRST_SAMPLE_THREAD, "responses", samples)
-    yield from _counters(pid, samples)
+    yield from _response_counters(pid, samples)
+    for span in spans:
+        yield from _reported_counters(pid, span)
 
 
 def _threads(pid: int, first: int, name: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
@@ -83,9 +89,13 @@ def _name(kind: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
 
 
 def _instant(pid: int, span: _Span) -> TraceEvent:
-    resumed = span.event.info.get("resumed_from")
-    name = f"resumed from {resumed}" if resumed else "start"
-    return {"ph": "i", "s": "g", "name": name, "pid": pid, "tid": _FIRST_THREAD, "ts": span.start}
+    event = span.event
+    if event.task == "run":
+        resumed = event.info.get("resumed_from")
+        scope, name = "g", f"resumed from {resumed}" if resumed else "start"
+    else:
+        scope, name = "p", death_text(event)
+    return {"ph": "i", "s": scope, "name": name, "pid": pid, "tid": _FIRST_THREAD, "ts": span.start}
 
 
 def _complete(pid: int, tid: int, span: _Span) -> TraceEvent:
@@ -100,7 +110,7 @@ def _arguments(event: Event) -> dict[str, Any]:
     return {name: value for name, value in amounts.items() if value is not None} | event.metrics | event.info
 
 
-def _counters(pid: int, samples: Iterable[_Span]) -> Iterator[TraceEvent]:
+def _response_counters(pid: int, samples: Iterable[_Span]) -> Iterator[TraceEvent]:
     """Responses in flight, and tokens per second if each response grows evenly."""
     changes: dict[int, list[float]] = defaultdict(lambda: [0, 0.0])
     for span in samples:
@@ -114,6 +124,16 @@ def _counters(pid: int, samples: Iterable[_Span]) -> Iterator[TraceEvent]:
         tokens_per_s = tokens_per_s + changes[at][1] if running else 0.0
         yield _counter(pid, "running responses", at, running)
         yield _counter(pid, "tokens per second", at, round(max(0.0, tokens_per_s), 1))
+
+
+def _reported_counters(pid: int, span: _Span) -> Iterator[TraceEvent]:
+    """What a worker or the queue says of itself."""
+    event = span.event
+    if event.task == "activity" and span.end > span.start:
+        yield _counter(pid, "busy (%)", span.start, round(100 * event.metrics["busy"] / (event.end - event.start), 1))
+    elif event.task == "queue":
+        for name, value in event.metrics.items():
+            yield _counter(pid, f"queue: {name}", span.end, value)
 
 
 def _counter(pid: int, name: str, at: int, value: float) -> TraceEvent:

@@ -1,6 +1,6 @@
-"""Admission of prompts: the rows of a training step enter the queue when its weights are there.
+"""Admission of prompts: the rows of a training step enter the queue when weights are there that may generate for it.
 
-put(step)            its groups ──▶ queue: they wait for weight version `step`, then for room
+put(step)            its groups ──▶ queue: they wait for weight version `step` - `max_staleness`, then for room
 put_again(groups)    groups whose rows were lost ──▶ queue: made anew from their positions; they wait for room only
 """
 
@@ -9,7 +9,8 @@ from contextlib import suppress
 
 import numpy as np
 
-from tailrace.errors import GroupExists
+from tailrace.errors import GroupExists, QueueTimeout
+from tailrace.planning.admission import oldest_version
 from tailrace.prompts.order import PromptOrder, sample_seed
 from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.types import Prompt, WeightVersion
@@ -30,28 +31,39 @@ class PromptFeeder:
         shuffle: bool,
         group_size: int,
         groups_per_step: int,
+        max_staleness: int = 0,
     ) -> None:
         self.next_step = 0
         """First step whose prompts have not been put; the data position that a checkpoint keeps."""
-        self._resumed_at: int | None = None
+        self._resumed = False
+        """Whether the next step may be in the queue already."""
         self._queue = queue
         self._prompts = prompts
         self._order = PromptOrder(count=len(prompts), seed=seed, shuffle=shuffle)
         self._seed = seed
         self._group_size = group_size
         self._groups_per_step = groups_per_step
+        self._max_staleness = max_staleness
 
     def resume_at(self, next_step: int) -> None:
         """Go on from the data position of a checkpoint, with the queue as it was then.
 
-        A put that was cancelled may have happened: then the queue has the rows of `next_step` already, all of them.
+        Puts may have happened after the position was noted: then the queue has the rows of some steps from `next_step`
+        on already, all of them.
         """
-        self.next_step = self._resumed_at = next_step
+        self.next_step = next_step
+        self._resumed = True
+
+    async def run(self, steps: int) -> None:
+        """Put the rows of every step before `steps`, each as soon as it is admitted."""
+        while self.next_step < steps:
+            with suppress(QueueTimeout):  # updates take as long as they take; who waits for these rows has a limit
+                await self.put(self.next_step)
 
     async def put(self, step: int) -> None:
         """Put the rows of `step`, unless a resumed run has them already.
 
-        Waits until the queue has heard of weight version `step`, then while it is full.
+        Waits until the queue has heard of a weight version that `step` may be generated with, then while it is full.
 
         Raises:
             GroupExists: somebody else has put them.
@@ -60,10 +72,12 @@ class PromptFeeder:
             return
         first = step * self._groups_per_step
         positions = range(first, first + self._groups_per_step)
+        not_before = oldest_version(step, self._max_staleness)
         try:
-            await self._queue.put([row for k in positions for row in self._group(k, not_before=step)])
+            await self._queue.put([row for k in positions for row in self._group(k, not_before=not_before)])
+            self._resumed = False
         except GroupExists:
-            if step != self._resumed_at:
+            if not self._resumed:
                 raise
         self.next_step = step + 1
 

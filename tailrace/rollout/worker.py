@@ -2,15 +2,16 @@
 
     queue ──claim prompts──▶ engine.submit ──each sample as it finishes──▶ ack ──▶ reward …
 
-Claims never wait for one another: new prompts join the engine's batch while older ones are still generating; what the
-engine cannot run yet waits inside it, bounded by the queue's capacity. A claim that turns out to be void when a sample
-is acked is broken off: its other rows go back, or come again, and the engine forgets them.
+Claims never wait for one another: new prompts join the engine's batch while older ones are still generating. Who waits
+on whom: a claim on room in the engine, where it has a bound, so that the prompts that it cannot start are left to
+others; what was claimed on weights that may generate for its step (`WeightsGate`). A claim that turns out to be void
+when a sample is acked is broken off: its other rows go back, or come again, and the engine forgets them.
 """
 
 import asyncio
 import itertools
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.engine.base import Engine
 from tailrace.errors import QueueClosed
 from tailrace.events import Event, EventLog
+from tailrace.planning.admission import oldest_version
+from tailrace.rollout.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
 from tailrace.transfer.queue.lease import VOID, ack_if_held, give_back, held
 from tailrace.types import Request, Sample, Value
@@ -38,13 +41,24 @@ class RolloutWorker:
         log: EventLog,
         *,
         samples_per_step: int,
+        group_size: int = 1,
+        room: int | None = None,
+        max_staleness: int = 0,
+        gate: WeightsGate | None = None,
     ) -> None:
+        """`room`: rows that are in hand at the most, a group at the least; None leaves that to the queue's capacity.
+
+        `gate`: by default the engine always has the weights that its prompts wait for.
+        """
         self._queue = queue
         self._engine = engine
         self._sampling = sampling
         self._decode = decode
         self._log = log
         self._samples_per_step = samples_per_step
+        self._room = _Room(room, group_size)
+        self._max_staleness = max_staleness
+        self._gate = gate or OpenGate()
         self._request_ids = itertools.count()
         """New ones for rows that come again: what they were before may still be in the engine."""
 
@@ -61,21 +75,27 @@ class RolloutWorker:
             await give_back(self._queue, not_started.values())
 
     async def _claim(self) -> Claim | None:
-        """The next claim; None when the queue is closed."""
+        """The next claim, as soon as there is room for it; None when the queue is closed."""
+        limit = await self._room.some()
         try:
-            return await self._queue.claim("rollout")
+            claim = await self._queue.claim("rollout", limit=limit)
         except QueueClosed:
             return None
+        self._room.take(len(claim.rows))
+        return claim
 
     async def _generate(self, claim: Claim, not_started: dict[int, Claim]) -> None:
         del not_started[claim.lease_id]
         step = claim.rows[0].order // self._samples_per_step
-        with self._log.span("rollout", "rollout", step=step, samples=len(claim.rows)) as span:
-            span.version = self._engine.stats().version
-            async with held(self._queue, claim):
-                await self._stream(claim, step, span)
+        async with AsyncExitStack() as stack:
+            taken = stack.enter_context(self._room.taken(len(claim.rows)))
+            await stack.enter_async_context(held(self._queue, claim))
+            await stack.enter_async_context(self._gate.generating(oldest_version(step, self._max_staleness)))
+            with self._log.span("rollout", "rollout", step=step, samples=len(claim.rows)) as span:
+                span.version = self._engine.stats().version
+                await self._stream(claim, step, span, taken)
 
-    async def _stream(self, claim: Claim, step: int, span: Event) -> None:
+    async def _stream(self, claim: Claim, step: int, span: Event, taken: "_Taken") -> None:
         """Ack each sample as it finishes, while the claim is good; `span` gets the tokens made."""
         rows = {next(self._request_ids): row for row in claim.rows}
         start = self._log.now()
@@ -85,6 +105,7 @@ class RolloutWorker:
         ) as samples:
             async for sample in samples:
                 span.tokens += len(sample.response_ids)
+                taken.free(1)
                 if not await ack_if_held(self._queue, claim, {rows[sample.request_id].id: self._outputs(sample)}):
                     span.info = VOID
                     return
@@ -119,3 +140,52 @@ class RolloutWorker:
             version=int(sample.weight_versions[0]),
             info={"group": sample.group_id, "finish_reason": sample.finish_reason.value},
         )
+
+
+class _Room:
+    """Rows that may still be claimed."""
+
+    def __init__(self, rows: int | None, group_size: int) -> None:
+        self._free = None if rows is None else max(rows, group_size)
+        self._group_size = group_size
+        self._news = asyncio.Event()
+
+    async def some(self) -> int | None:
+        """How many there are, as soon as a group has room; None for any number."""
+        while self._free is not None and self._free < self._group_size:
+            self._news.clear()
+            await self._news.wait()
+        return self._free
+
+    def take(self, rows: int) -> None:
+        """They are claimed; from then on `taken` keeps count."""
+        if self._free is not None:
+            self._free -= rows
+
+    def free(self, rows: int) -> None:
+        """They are done with."""
+        if self._free is not None:
+            self._free += rows
+            self._news.set()
+
+    @contextmanager
+    def taken(self, rows: int) -> Iterator["_Taken"]:
+        """Free what is left of `rows` at the end of the block."""
+        taken = _Taken(self, rows)
+        try:
+            yield taken
+        finally:
+            taken.free(taken.rows)
+
+
+class _Taken:
+    """The rows of one claim that are in hand."""
+
+    def __init__(self, room: _Room, rows: int) -> None:
+        self.rows = rows
+        self._room = room
+
+    def free(self, rows: int) -> None:
+        """So many are done with."""
+        self.rows -= rows
+        self._room.free(rows)

@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 
 from tailrace.events import Event
-from tailrace.report.display import Display, draw, sparkline
+from tailrace.report.display import Display, draw, lately, sparkline
 from tailrace.report.progress import Progress
 from tests.report.synthetic import SyntheticRun
+from tests.report.synthetic_workers import separated_run
 
 STEP = {"reward": 0.25, "accuracy": 0.125, "response_tokens_mean": 101.5, "loss": -0.0021, "grad_norm": 0.75}
 
@@ -188,3 +189,48 @@ def test_sparklines_span_the_values(values: list[float], line: str) -> None:
 
 def test_long_series_are_averaged_into_the_width() -> None:
     assert sparkline([0.0] * 50 + [1.0] * 50, width=4) == "▁▁██"
+
+
+def test_a_separated_run_shows_its_workers_its_staleness_and_its_queue() -> None:
+    shown = drawn(progress_of(separated_run()))
+    rows = {line.split()[1]: line.split()[2:-1] for line in shown.splitlines() if "-0 " in line or "-1 " in line}
+    assert list(rows) == ["rollout-0", "rollout-1", "reward-0", "trainer-0"]
+    for shares in rows.values():
+        assert sum(int(share) for share in shares if share != "%") == pytest.approx(100, abs=2)
+    assert "Mean staleness (versions)" in shown
+    assert "rollout 5+1" in shown
+    assert "actor 42+16" in shown
+    assert "! deaths of workers: 1" in shown
+    assert max(len(line) for line in shown.splitlines()) <= 80
+
+
+def test_a_colocated_run_shows_neither_workers_nor_a_staleness_of_nothing() -> None:
+    shown = drawn(progress_of([run_event(), step_event(0, 0, staleness_mean=0.0, staleness_max=0.0)]))
+    assert "staleness" not in shown
+    assert "workers" not in shown
+    assert "generating" in shown
+
+
+def test_a_worker_shows_what_it_did_lately() -> None:
+    def activity(start: int, state: str) -> Event:
+        metrics = {"busy": 0.0, "weights": 0.0, "data": 0.0, "idle": 0.0, state: 1.0}
+        return Event(task="activity", actor="trainer", start=start, end=start + 1, metrics=metrics, worker="trainer-0")
+
+    events = [*(activity(n, "weights") for n in range(50)), *(activity(n, "busy") for n in range(50, 60))]
+    assert lately(progress_of(events).activities) == {"trainer-0": {"busy": 10, "weights": 0, "data": 0, "idle": 0}}
+
+
+def test_many_workers_of_a_kind_share_a_line() -> None:
+    said = [{"busy": 1.0, "idle": 3.0}]
+    shown = lately({f"rollout-{number}": said for number in range(16)} | {"trainer-0": said})
+    assert list(shown) == ["rollout × 16", "trainer-0"]
+    assert shown["rollout × 16"] == {"busy": 16, "weights": 0, "data": 0, "idle": 48}
+
+
+@pytest.mark.parametrize("interactive", [True, False])
+def test_a_death_is_a_line_with_its_reason(interactive: bool) -> None:
+    output = io.StringIO()
+    with Display(Console(file=output, width=80, force_terminal=interactive, force_interactive=interactive)) as display:
+        for event in separated_run(2):
+            display(event)
+    assert output.getvalue().count("rollout-1 died: killed by signal 9") == 1

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import UserError
-from tailrace.events import Event, EventLog
+from tailrace.events import Event, EventFile, EventLog
 from tailrace.report.run_data import drop_superseded, first_and_last, load_run, metric_series
 from tests.report.synthetic import SyntheticRun, resumed_run, write_run
 
@@ -77,9 +77,11 @@ def test_metrics_that_are_not_finite_or_missing_are_passed_over() -> None:
 
 
 def test_a_run_with_a_metric_that_is_not_finite_can_be_read(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.jsonl")
-    log.emit(Event(task="step", actor="driver", start=0, end=1, step=0, metrics={"loss": math.nan, "reward": 1.0}))
-    log.close()
+    file = EventFile(tmp_path / "events.jsonl")
+    EventLog(sinks=(file,)).emit(
+        Event(task="step", actor="driver", start=0, end=1, step=0, metrics={"loss": math.nan, "reward": 1.0})
+    )
+    file.close()
     assert load_run(tmp_path).steps[0].metrics == {"reward": 1.0}
 
 

@@ -5,6 +5,7 @@ from tailrace.events import Event
 from tailrace.report.run_data import RunData
 from tailrace.report.timeline import MAX_SPANS, STEPS_SHOWN, make_windows, thin_out, timeline
 from tests.report.synthetic import SyntheticRun
+from tests.report.synthetic_workers import DIED, STARTED, separated_run
 
 
 def run_of(events: list[Event]) -> RunData:
@@ -50,3 +51,61 @@ def test_the_first_window_shown_is_neither_the_shortest_nor_the_longest() -> Non
     assert drawn is not None
     lengths = [window["end"] - window["start"] for window in drawn["windows"]]
     assert min(lengths) < lengths[drawn["selected"]] < max(lengths)
+
+
+def test_each_worker_has_its_rows_in_the_order_of_the_work() -> None:
+    drawn = timeline(run_of(separated_run()))
+    assert drawn is not None
+    of_engine = ["", " · engine", " · engine: responses", " · weights"]
+    expected = [f"{worker}{row}" for worker in ("rollout-0", "rollout-1") for row in of_engine]
+    assert [row["name"] for row in drawn["rows"]] == ["driver", *expected, "reward-0", "trainer-0"]
+
+
+def test_what_workers_and_queue_say_of_themselves_is_not_in_the_timeline() -> None:
+    drawn = timeline(run_of(separated_run()))
+    assert drawn is not None
+    assert {track["task"] for track in drawn["tracks"]}.isdisjoint({"activity", "queue", "run", "worker_died"})
+    events = [*separated_run(), Event(task="queue", actor="driver", start=9000.0, end=9000.0)]
+    assert make_windows(run_of(events)) == make_windows(run_of(separated_run()))
+
+
+def test_a_death_is_marked_on_the_row_of_its_worker_where_its_new_start_is_a_bar() -> None:
+    drawn = timeline(run_of(separated_run()))
+    assert drawn is not None
+    row = next(row for row in drawn["rows"] if row["name"] == "rollout-1")
+    assert drawn["deaths"] == [{"time": DIED, "y": row["middle"], "text": "rollout-1 died: killed by signal 9"}]
+    starts = next(track for track in drawn["tracks"] if track["task"] == "worker_started")
+    again = starts["start"].index(DIED + 1)
+    assert starts["seconds"][again] == STARTED - DIED - 1
+    assert abs(starts["y"][again] - row["middle"]) < row["height"] / 2
+
+
+def test_a_worker_that_died_before_it_did_anything_has_a_row_for_its_mark() -> None:
+    died = Event(task="worker_died", actor="reward-3", start=1.0, end=1.0)
+    work = Event(task="step", actor="driver", start=0.0, end=2.0, step=0)
+    drawn = timeline(run_of([work, died]))
+    assert drawn is not None
+    assert [row["name"] for row in drawn["rows"]] == ["driver", "reward-3"]
+    assert drawn["deaths"][0]["y"] == drawn["rows"][1]["middle"]
+
+
+def test_the_way_of_weights_is_a_bar_with_its_version_from_publication_to_installation() -> None:
+    events = separated_run()
+    drawn = timeline(run_of(events))
+    assert drawn is not None
+    track = next(track for track in drawn["tracks"] if track["task"] == "weights_in_flight")
+    published = next(event for event in events if event.task == "weights_publish" and event.version == 3)
+    installed = [event for event in events if event.task == "update_weights" and event.version == 3]
+    bars = {
+        (start, round(start + seconds, 3))
+        for start, seconds, text in zip(track["start"], track["seconds"], track["text"], strict=True)
+        if text.endswith("version 3")
+    }
+    assert bars == {(round(published.start, 4), round(event.end, 3)) for event in installed}
+
+
+def test_overlapping_work_makes_a_row_no_taller_than_three() -> None:
+    claims = [Event(task="rollout", actor="rollout", start=0.0, end=9.0, worker="rollout-0") for _ in range(20)]
+    drawn = timeline(run_of(claims))
+    assert drawn is not None
+    assert [row["height"] for row in drawn["rows"]] == [3.0]

@@ -10,6 +10,7 @@ from tailrace.errors import UserError
 from tailrace.events import Event
 from tailrace.report.trace import trace_events, write_trace
 from tests.report.synthetic import SyntheticRun, resumed_run, write_run
+from tests.report.synthetic_workers import DIED, separated_run
 
 
 @pytest.fixture(scope="module")
@@ -87,3 +88,39 @@ def test_a_directory_that_is_no_run_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not the directory of a run"):
         write_trace(tmp_path)
     assert not (tmp_path / "trace.json").exists()
+
+
+@pytest.fixture(scope="module")
+def separated() -> list[dict[str, Any]]:
+    return trace_events(separated_run())
+
+
+def processes(traced: list[dict[str, Any]]) -> dict[int, str]:
+    return {event["pid"]: event["args"]["name"] for event in traced if event["name"] == "process_name"}
+
+
+def test_workers_are_processes_in_the_order_of_the_work(separated: list[dict[str, Any]]) -> None:
+    names = processes(separated)
+    rollouts = [f"rollout-{number}{row}" for number in range(2) for row in ("", " · engine", " · weights")]
+    assert [names[pid] for pid in sorted(names)] == ["driver", *rollouts, "reward-0", "trainer-0"]
+
+
+def test_a_death_is_marked_on_its_worker(separated: list[dict[str, Any]]) -> None:
+    (mark,) = (event for event in separated if event["ph"] == "i" and event["ts"])
+    assert processes(separated)[mark["pid"]] == "rollout-1"
+    assert (mark["name"], mark["ts"]) == ("rollout-1 died: killed by signal 9", round(DIED * 1e6))
+
+
+def test_activity_and_queue_are_counters_and_no_spans(separated: list[dict[str, Any]]) -> None:
+    assert {event["cat"] for event in complete(separated)}.isdisjoint({"activity", "queue"})
+    counters = {(processes(separated)[event["pid"]], event["name"]) for event in separated if event["ph"] == "C"}
+    assert {("trainer-0", "busy (%)"), ("driver", "queue: ready/actor"), ("driver", "queue: rows")} <= counters
+    busy = [event["args"]["value"] for event in separated if event["name"] == "busy (%)"]
+    assert busy
+    assert all(0 <= value <= 100 for value in busy)
+
+
+def test_the_way_of_weights_shows_its_version(separated: list[dict[str, Any]]) -> None:
+    flights = [event for event in complete(separated) if event["cat"] == "weights_in_flight"]
+    assert {processes(separated)[event["pid"]] for event in flights} == {"rollout-0 · weights", "rollout-1 · weights"}
+    assert {event["args"]["version"] for event in flights} == set(range(1, 13))

@@ -14,7 +14,7 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
 from tailrace.errors import EngineError
-from tailrace.events import EventLog, read_events
+from tailrace.events import Event, EventLog
 from tailrace.rollout.worker import RolloutWorker
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.local import LocalQueue
@@ -56,7 +56,9 @@ def rows(groups: range) -> list[NewRow]:
     ]
 
 
-async def test_every_row_gets_its_own_response_and_event(log: EventLog, executor: ThreadPoolExecutor) -> None:
+async def test_every_row_gets_its_own_response_and_event(
+    log: EventLog, events: list[Event], executor: ThreadPoolExecutor
+) -> None:
     queue = make_queue()
     engine = FakeEngine(executor=executor, playwright=RandomPlaywright(50))
     received: dict[int, Mapping[str, Any]] = {}
@@ -74,7 +76,6 @@ async def test_every_row_gets_its_own_response_and_event(log: EventLog, executor
         assert isinstance(ids, np.ndarray)
         assert cells["response"] == " ".join(map(str, ids))
         assert {len(ids)} == {len(cells[c]) for c in ("response_mask", "rollout_log_probs", "weight_versions")}
-    events = read_events(log.path)
     assert sorted(event.step for event in events if event.task == "sample" and event.step is not None) == sorted(
         order // 8 for order in range(24)
     )
@@ -113,7 +114,7 @@ async def test_a_cancelled_worker_leaves_nothing_in_the_engine(log: EventLog, ex
 
 
 async def test_rows_that_come_again_while_they_are_generated_get_one_response(
-    log: EventLog, executor: ThreadPoolExecutor
+    log: EventLog, events: list[Event], executor: ThreadPoolExecutor
 ) -> None:
     now = 0.0
     queue = make_queue(lambda: now)
@@ -135,6 +136,5 @@ async def test_rows_that_come_again_while_they_are_generated_get_one_response(
         await queue.close()
     assert sorted(received) == list(range(8))
     assert in_hand(engine) == 0
-    events = read_events(log.path)
     assert len([event for event in events if event.task == "sample"]) == 8
     assert sorted(event.info.get("void", False) for event in events if event.task == "rollout") == [False, True]

@@ -12,7 +12,7 @@ from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.rewards import FunctionReward, RewardsConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import ColumnError
-from tailrace.events import EventLog, read_events
+from tailrace.events import Event, EventLog
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.advantage import AdvantageTask
 from tailrace.tasks.reference import ReferenceTask
@@ -77,13 +77,13 @@ async def test_rewards_become_group_normalized_advantages_of_each_token(log: Eve
         np.testing.assert_allclose(cell["advantages"], np.full(length, value), rtol=1e-6)
 
 
-async def test_a_failed_grading_is_nan_with_its_reason_and_no_advantage(log: EventLog) -> None:
+async def test_a_failed_grading_is_nan_with_its_reason_and_no_advantage(log: EventLog, events: list[Event]) -> None:
     cells = await run_tasks(log, grader("fails_on_even_length"), ["1", "ab", "a"])
     assert math.isnan(cells[1]["reward"])
     assert cells[1]["reward_error"] == "ArithmeticError: even"
     assert cells[1]["advantages"].tolist() == [0.0, 0.0]
     assert cells[0]["advantages"][0] == -cells[2]["advantages"][0] > 0
-    failures = [e.info["failures"] for e in read_events(log.path) if e.task == "reward" and e.info]
+    failures = [e.info["failures"] for e in events if e.task == "reward" and e.info]
     assert failures == [{"ArithmeticError": 1}]
 
 
@@ -107,7 +107,9 @@ async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log
     assert (await queue.stats()).tasks["reference"].ready == 1
 
 
-async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(log: EventLog) -> None:
+async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(
+    log: EventLog, events: list[Event]
+) -> None:
     spec = TaskSpec(name="reference", reads=("response",), writes=("ref_log_probs",))
     now = 0.0
     queue = LocalQueue(
@@ -129,4 +131,4 @@ async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(lo
         claim = await queue.claim("sink")
         await queue.close()
     assert claim.rows[0].cells["ref_log_probs"] == [2.0]
-    assert [event.info for event in read_events(log.path)] == [{"void": True}, {}]
+    assert [event.info for event in events] == [{"void": True}, {}]

@@ -109,7 +109,7 @@ class Bench:
         self.trainer = RecordingTrainer()
         self.now = 0.0
         self.queue = queue(
-            [QueueTask(ACTOR, TokenBudget(tokens, in_order=tokens is None))],
+            [QueueTask(ACTOR, TokenBudget(tokens, window=1 if tokens is None else None))],
             LocalQueueConfig(),
             clock=lambda: self.now,
         )

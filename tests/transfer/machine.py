@@ -73,10 +73,10 @@ class QueueMachine(RuleBasedStateMachine):
         first_in=st.integers(1, 5),
         groups=st.integers(1, 3),
         budget=st.none() | st.integers(1, 40),
-        in_order=st.booleans(),
+        window=st.none() | st.sampled_from([1, 30, 200]),
     )
-    def start(self, first_in: int, groups: int, budget: int | None, in_order: bool) -> None:
-        self.model = Model(first_in=first_in, groups=groups, budget=budget, in_order=in_order)
+    def start(self, first_in: int, groups: int, budget: int | None, window: int | None) -> None:
+        self.model = Model(first_in=first_in, groups=groups, budget=budget, window=window)
         self.driver = self.make_driver(self.tasks())
         self.now = 0.0
         self.groups_put = 0
@@ -88,9 +88,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def tasks(self) -> tuple[QueueTask, ...]:
         model = self.model
-        return table(
-            FirstIn(model.first_in), WholeGroups(model.groups), TokenBudget(model.budget, in_order=model.in_order)
-        )
+        return table(FirstIn(model.first_in), WholeGroups(model.groups), TokenBudget(model.budget, window=model.window))
 
     @rule(size=st.integers(1, 4), place=st.integers(0, 500), prompt=st.integers(1, 5))
     def put(self, size: int, place: int, prompt: int) -> None:

@@ -28,12 +28,12 @@ class ModelRow:
 
 @dataclass(kw_only=True)
 class Model:
-    """`first_in`, `groups`: bounds of the policies of rollout and reward; `budget`, `in_order`: of the actor's."""
+    """`first_in`, `groups`: bounds of the policies of rollout and reward; `budget`, `window`: of the actor's."""
 
     first_in: int
     groups: int
     budget: int | None
-    in_order: bool
+    window: int | None
     rows: dict[RowId, ModelRow] = field(default_factory=dict)
     arrivals: dict[tuple[str, int], int] = field(default_factory=dict)
     """When each group first became whole for a task."""
@@ -150,7 +150,15 @@ class Model:
         return []
 
     def _in_line(self) -> list[list[ModelRow]]:
-        if not self.in_order:
+        if self.window is None:
             return self._arrived("actor")
         pending = (TaskState.WAITING, TaskState.READY)
-        return [group for group in self.by_group("actor") if any(row.states["actor"] in pending for row in group)]
+        groups = [group for group in self.by_group("actor") if any(row.states["actor"] in pending for row in group)]
+        return sorted(groups, key=self._place_in_line)
+
+    def _place_in_line(self, group: list[ModelRow]) -> tuple[int, bool, int]:
+        """A group that is not whole stands last in its window, and bars the next."""
+        assert self.window is not None
+        window = min(row.order for row in group) // self.window
+        whole = self.whole("actor", group)
+        return window, not whole, self.arrivals["actor", group[0].group_id] if whole else 0

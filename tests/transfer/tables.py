@@ -27,7 +27,7 @@ def table(
     return (
         QueueTask(ROLLOUT, rollout or FirstIn(1)),
         QueueTask(REWARD, reward or WholeGroups(1)),
-        QueueTask(ACTOR, actor or TokenBudget(64, in_order=True)),
+        QueueTask(ACTOR, actor or TokenBudget(64, window=1)),
     )
 
 

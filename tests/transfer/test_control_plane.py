@@ -153,7 +153,7 @@ def test_a_refused_ack_changes_nothing() -> None:
     plane.ack(lease.id, {first: facts(response_ids=3)})
 
 
-@pytest.mark.parametrize("policy", [WholeGroups(1), TokenBudget(1, in_order=True, response_column="prompt_ids")])
+@pytest.mark.parametrize("policy", [WholeGroups(1), TokenBudget(1, window=1, response_column="prompt_ids")])
 def test_the_rest_of_a_half_acked_group_comes_again(policy: Policy) -> None:
     plane, [first, second] = plane_of(one_task(policy), group(1, 2))
     lease = plane.claim("only", limit=None, now=0.0)
@@ -427,7 +427,7 @@ def claim_cost(policy: Policy, groups: int, rank: int | None) -> tuple[int, int]
         (lambda: FirstIn(8), None),
         (lambda: OldestVersionFirst(8), None),
         (lambda: WholeGroups(2), None),
-        (lambda: TokenBudget(20, in_order=True, response_column="prompt_ids"), None),
+        (lambda: TokenBudget(20, window=1, response_column="prompt_ids"), None),
         (lambda: BalancedByLength(1, 8, partition=lpt, cost_columns=("prompt_ids",)), 0),
     ],
 )
@@ -440,7 +440,7 @@ def test_the_cost_of_a_claim_does_not_grow_with_the_rows_stored(make: Callable[[
 
 def waiting_cost(groups: int) -> int:
     """Lines run by a claim that has to wait for more than `groups` groups, when 100 were handed out before."""
-    plane = ControlPlane(one_task(TokenBudget(420, in_order=False, response_column="prompt_ids")), lease_s=LEASE_S)
+    plane = ControlPlane(one_task(TokenBudget(420, window=None, response_column="prompt_ids")), lease_s=LEASE_S)
 
     def put(numbers: range) -> None:
         for number in numbers:

@@ -31,7 +31,7 @@ async def test_a_loader_yields_claims_until_its_rows_are_claimed() -> None:
 
 @virtual_time
 async def test_the_last_claim_is_not_held_back_for_a_full_budget() -> None:
-    queue = queue_of(one_task(TokenBudget(12, in_order=True, response_column="prompt_ids")))
+    queue = queue_of(one_task(TokenBudget(12, window=1, response_column="prompt_ids")))
     await queue.put(group(1) + group(2) + group(3) + group(4))
     claims = [orders(claim) async for claim in StreamingLoader(queue, "only", rows=4)]
     assert claims == [[100, 200, 300], [400]]
@@ -108,9 +108,9 @@ async def train(queue: TransferQueue) -> list[int]:
     return trained
 
 
-async def run_pipeline(*, careless: bool, in_order: bool) -> list[int]:
+async def run_pipeline(*, careless: bool, window: int | None) -> list[int]:
     """2,000 rows through 3 tasks and a queue that holds 80."""
-    policies = FirstIn(3), WholeGroups(2), TokenBudget(200, in_order=in_order)
+    policies = FirstIn(3), WholeGroups(2), TokenBudget(200, window=window)
     queue = queue_of(table(*policies), max_rows=80, lease_s=10)
     workers = [
         asyncio.create_task(work(queue, task, seed, careless=careless))
@@ -130,16 +130,16 @@ async def run_pipeline(*, careless: bool, in_order: bool) -> list[int]:
 
 
 async def test_two_thousand_rows_pass_three_tasks_in_order() -> None:
-    assert await run_pipeline(careless=False, in_order=True) == list(range(ROWS))
+    assert await run_pipeline(careless=False, window=1) == list(range(ROWS))
 
 
 @virtual_time
 async def test_workers_that_drop_and_return_claims_lose_nothing() -> None:
-    assert await run_pipeline(careless=True, in_order=True) == list(range(ROWS))
+    assert await run_pipeline(careless=True, window=1) == list(range(ROWS))
 
 
 @virtual_time
 async def test_out_of_order_every_row_is_trained_once() -> None:
-    trained = await run_pipeline(careless=True, in_order=False)
+    trained = await run_pipeline(careless=True, window=None)
     assert sorted(trained) == list(range(ROWS))
     assert trained != sorted(trained)

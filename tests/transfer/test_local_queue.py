@@ -377,7 +377,7 @@ async def test_a_claim_cancelled_in_the_instant_of_rows_leaks_no_lease_and_wakes
 
 @virtual_time
 async def test_a_claim_that_times_out_leaves_nothing_and_wakes_the_next() -> None:
-    queue = queue_of(table(actor=TokenBudget(None, in_order=True)), timeout_s=2)
+    queue = queue_of(table(actor=TokenBudget(None, window=1)), timeout_s=2)
     await queue.put(group(1))
     for task, cells in (("rollout", {"response_ids": tokens(1)}), ("reward", {"reward": 1.0})):
         claim = await queue.claim(task)
@@ -392,7 +392,7 @@ async def test_a_claim_that_times_out_leaves_nothing_and_wakes_the_next() -> Non
 
 @virtual_time
 async def test_a_big_claim_is_not_overtaken_by_small_ones() -> None:
-    queue = queue_of(one_task(TokenBudget(None, in_order=True)))
+    queue = queue_of(one_task(TokenBudget(None, window=1)))
     big = asyncio.create_task(queue.claim("only", limit=3))
     await settle()
     small = asyncio.create_task(queue.claim("only", limit=1))

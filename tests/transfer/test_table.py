@@ -29,7 +29,7 @@ SHARED = FirstIn(1)
         ([task("a", ("reward",), ("reward",))], "wait for each other's outputs"),
         ([task("a", ("reward",), ("advantages",)), task("b", ("advantages",), ("reward",))], r"\['a', 'b'\] wait"),
         (
-            [task("a", ("prompt_ids",), policy=TokenBudget(8, in_order=True))],
+            [task("a", ("prompt_ids",), policy=TokenBudget(8, window=1))],
             "policy of task 'a' looks at 'response_ids'",
         ),
     ],

@@ -1,18 +1,20 @@
 """A queue's counts for Prometheus: each scrape asks the controller once."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tailrace.errors import UserError, WireError
+from tailrace.errors import WireError
+from tailrace.metrics_server import MetricsServer
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.look import look
 
-_HOST = "127.0.0.1"
+SETTING = "--metrics-port"
+"""Who asks for the port."""
 _LIMIT_S = 5.0
 """For the controller to answer; below the ten seconds that Prometheus waits by default."""
 
@@ -26,19 +28,8 @@ def serving_metrics(address: QueueAddress, port: int) -> Iterator[int]:
     """
     registry = CollectorRegistry()
     registry.register(_Scrape(address))
-    try:
-        server, thread = start_http_server(port, addr=_HOST, registry=registry)
-    except OSError as error:
-        raise UserError(
-            f"metrics cannot be served at {_HOST}:{port}: {error.strerror}; "
-            f"give another port (--metrics-port), or 0 for one that is free"
-        ) from None
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(_LIMIT_S)
+    with closing(MetricsServer(registry, port, setting=SETTING)) as server:
+        yield server.port
 
 
 class _Scrape(Collector):

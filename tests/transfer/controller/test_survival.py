@@ -288,7 +288,7 @@ def test_no_unit_gets_the_number_of_one_that_has_died(tmp_path: Path) -> None:
 
 
 def test_groups_that_are_leased_bar_nobody_after_a_restart(tmp_path: Path) -> None:
-    queue = Site(lambda: table(FirstIn(9), actor=TokenBudget(1, in_order=True)), tmp_path, unit_limit_s=LIMIT_S)
+    queue = Site(lambda: table(FirstIn(9), actor=TokenBudget(1, window=1)), tmp_path, unit_limit_s=LIMIT_S)
     for number in (1, 2):
         store(queue, group(number, 2))
     work(queue, "rollout", response_ids=1)

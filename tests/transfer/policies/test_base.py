@@ -22,7 +22,7 @@ from tests.transfer.policies.rows import fill, rows_of
         FirstIn,
         OldestVersionFirst,
         WholeGroups,
-        lambda tokens: TokenBudget(tokens, in_order=True),
+        lambda tokens: TokenBudget(tokens, window=1),
         lambda ranks: BalancedByLength(ranks, 4, partition=lpt),
     ],
 )
@@ -31,7 +31,7 @@ def test_bounds_below_one_are_refused(make: Callable[[int], Policy]) -> None:
         make(0)
 
 
-@pytest.mark.parametrize("policy", [WholeGroups(2), TokenBudget(8, in_order=True), TokenBudget(8, in_order=False)])
+@pytest.mark.parametrize("policy", [WholeGroups(2), TokenBudget(8, window=1), TokenBudget(8, window=None)])
 def test_a_group_bigger_than_the_limit_is_an_error_that_removes_nothing(policy: Policy) -> None:
     fill(policy, rows_of(1, 9, 9, 9))
     with pytest.raises(QueueError, match="group 1 has 3 rows, but the claim's limit is 2"):
@@ -39,7 +39,7 @@ def test_a_group_bigger_than_the_limit_is_an_error_that_removes_nothing(policy: 
     assert len(policy.take(3)) == 3
 
 
-@pytest.mark.parametrize("policy", [FirstIn(1), OldestVersionFirst(1), WholeGroups(1), TokenBudget(1, in_order=True)])
+@pytest.mark.parametrize("policy", [FirstIn(1), OldestVersionFirst(1), WholeGroups(1), TokenBudget(1, window=1)])
 def test_a_rank_is_refused_where_nothing_is_split_and_nothing_is_removed(policy: Policy) -> None:
     fill(policy, rows_of(1, 9))
     with pytest.raises(QueueError, match=f"names rank 0, but policy '{policy.name}' splits nothing"):

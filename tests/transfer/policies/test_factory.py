@@ -32,7 +32,7 @@ def table(*policies: dict[str, Any]) -> TableConfig:
         ({"type": "first_in", "max_rows": 3}, FirstIn),
         ({"type": "oldest_version"}, OldestVersionFirst),
         ({"type": "whole_groups", "max_groups": 2}, WholeGroups),
-        ({"type": "token_budget", "tokens": 100, "in_order": True}, TokenBudget),
+        ({"type": "token_budget", "tokens": 100, "window": 1}, TokenBudget),
         ({"type": "balanced", "ranks": 2, "rows": 4}, BalancedByLength),
     ],
 )

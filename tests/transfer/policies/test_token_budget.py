@@ -13,13 +13,13 @@ from tests.transfer.policies.rows import fill, groups_of, orders_of, rows_of
 
 
 def test_a_token_budget_counts_the_prompt_once() -> None:
-    policy = TokenBudget(10, in_order=False)
+    policy = TokenBudget(10, window=None)
     fill(policy, rows_of(1, 4, 4, prompt=2), rows_of(2, 1, prompt=1))
     assert groups_of(policy.take(None)) == [1]
 
 
 def test_a_token_budget_waits_until_the_next_group_does_not_fit() -> None:
-    policy = TokenBudget(10, in_order=False)
+    policy = TokenBudget(10, window=None)
     fill(policy, rows_of(1, 3), rows_of(2, 1))
     assert policy.take(None) == []
     fill(policy, rows_of(3, 1))
@@ -29,13 +29,13 @@ def test_a_token_budget_waits_until_the_next_group_does_not_fit() -> None:
 
 
 def test_a_budget_used_up_exactly_is_not_waited_on() -> None:
-    policy = TokenBudget(10, in_order=False)
+    policy = TokenBudget(10, window=None)
     fill(policy, rows_of(1, 8))
     assert groups_of(policy.take(None)) == [1]
 
 
 def test_in_order_a_group_half_given_back_bars_later_ones_until_it_is_whole() -> None:
-    policy = TokenBudget(10, in_order=True)
+    policy = TokenBudget(10, window=1)
     first, second = rows_of(1, 10, 10), rows_of(2, 50)
     fill(policy, first, second)
     assert policy.take(2) == first
@@ -47,22 +47,22 @@ def test_in_order_a_group_half_given_back_bars_later_ones_until_it_is_whole() ->
 
 
 def test_a_group_over_the_budget_is_handed_out_alone_and_at_once() -> None:
-    policy = TokenBudget(10, in_order=True)
+    policy = TokenBudget(10, window=1)
     fill(policy, rows_of(1, 30, 30))
     assert groups_of(policy.take(None)) == [1]
 
 
 def test_in_order_a_slow_group_is_waited_for() -> None:
     slow, quick = rows_of(1, 5), rows_of(2, 50)
-    for in_order, expected in ((True, []), (False, [2])):
-        policy = TokenBudget(10, in_order=in_order)
+    for window, expected in ((1, []), (None, [2])):
+        policy = TokenBudget(10, window=window)
         policy.added(slow)
         fill(policy, quick)
         assert groups_of(policy.take(None)) == expected
 
 
 def test_in_order_an_earlier_group_that_comes_late_is_waited_for() -> None:
-    policy = TokenBudget(10, in_order=True)
+    policy = TokenBudget(10, window=1)
     fill(policy, rows_of(2, 50))
     late = rows_of(1, 5)
     policy.added(late)
@@ -71,8 +71,36 @@ def test_in_order_an_earlier_group_that_comes_late_is_waited_for() -> None:
     assert groups_of(policy.take(None)) == [1]
 
 
+def test_within_a_window_a_slow_group_is_overtaken_and_bars_the_next_window() -> None:
+    policy = TokenBudget(10, window=300)
+    slow = rows_of(1, 5)
+    policy.added(slow)
+    fill(policy, rows_of(2, 50), rows_of(4, 50))
+    assert groups_of(policy.take(None)) == [2]
+    assert policy.take(None) == []
+    policy.ready(slow[0])
+    assert groups_of(policy.take(1)) == [1]
+    assert groups_of(policy.take(None)) == [4]
+
+
+def test_a_lost_group_bars_later_windows_until_it_was_put_again() -> None:
+    policy = TokenBudget(10, window=300)
+    lost = rows_of(1, 50)
+    fill(policy, lost, rows_of(4, 50))
+    policy.take(None)
+    policy.lost(lost)
+    assert policy.take(None) == []
+    fill(policy, rows_of(1, 50))
+    assert [groups_of(policy.take(None)) for _ in range(2)] == [[1], [4]]
+
+
+def test_a_window_has_a_row_at_least() -> None:
+    with pytest.raises(QueueError, match="window is 0"):
+        TokenBudget(10, window=0)
+
+
 def test_without_a_budget_exactly_the_limit_is_gathered_in_order() -> None:
-    policy = TokenBudget(None, in_order=True)
+    policy = TokenBudget(None, window=1)
     fill(policy, rows_of(3, 99, 99), rows_of(1, 99, 99))
     assert policy.take(6) == []
     fill(policy, rows_of(2, 1, 1))
@@ -81,7 +109,7 @@ def test_without_a_budget_exactly_the_limit_is_gathered_in_order() -> None:
 
 def test_without_a_budget_a_limit_is_needed() -> None:
     with pytest.raises(QueueError, match="needs a limit"):
-        TokenBudget(None, in_order=True).take(None)
+        TokenBudget(None, window=1).take(None)
 
 
 def next_fit(groups: list[list[RowMeta]], tokens: int) -> list[list[int]]:
@@ -107,7 +135,7 @@ def next_fit(groups: list[list[RowMeta]], tokens: int) -> list[list[int]]:
 def test_streamed_in_order_the_claims_are_the_micro_batches_of_the_whole_batch(
     lengths: list[list[int]], tokens: int, random: Random
 ) -> None:
-    policy = TokenBudget(tokens, in_order=True)
+    policy = TokenBudget(tokens, window=1)
     groups = [rows_of(number, *responses) for number, responses in enumerate(lengths)]
     for rows in groups:
         policy.added(rows)

@@ -65,6 +65,7 @@ REQUESTS: list[Any] = [
     m.Nack(10**6, NO_ROWS),
     m.Renew(10**6),
     m.Advance(0),
+    m.Dismiss("nobody"),
     m.Lost(0.0),
     m.Release(10**6),
     m.Restore(STATE),

@@ -67,6 +67,8 @@ STATE = ControlState(
 EXAMPLES: list[messages.Message] = [
     messages.Hello("a-1", "host", 1, BYTES),
     messages.Prove(BYTES),
+    messages.Tell(b"a question"),
+    messages.Told(b"a reply"),
     messages.Look(),
     Beat(1.0),
     messages.Cancel(3),
@@ -88,6 +90,7 @@ EXAMPLES: list[messages.Message] = [
     messages.Describe(packed([0, 9]), ROWS, [RUN]),
     messages.Withdraw(ROWS, ROWS),
     messages.Advance(3),
+    messages.Dismiss("rollout-0"),
     messages.Lost(5.0),
     messages.Close(),
     messages.Export(),

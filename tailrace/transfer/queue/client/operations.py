@@ -36,6 +36,7 @@ from tailrace.transfer.queue.wire.messages import (
     Claimed,
     Close,
     Counted,
+    Dismiss,
     Groups,
     Lost,
     Nack,
@@ -302,6 +303,11 @@ def renew(session: Session, lease_id: int) -> Operation[None]:
 def advance(session: Session, version: WeightVersion) -> Operation[None]:
     """See `TransferQueue.advance`."""
     yield from tell(session, Advance(version))
+
+
+def dismiss(session: Session, name: str) -> Operation[None]:
+    """See `RemoteQueue.dismiss`."""
+    yield from tell(session, Dismiss(name))
 
 
 def lost_groups(session: Session, *, timeout: float) -> Operation[list[int]]:

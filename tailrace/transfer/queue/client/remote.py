@@ -143,6 +143,13 @@ class RemoteQueue(TransferQueue):
         check_integer("version", version)
         await self._run(operations.advance(self._session, version))
 
+    async def dismiss(self, name: str) -> None:
+        """Clients of this name have ended, as the caller has seen: their rows go back now, and not after their limit.
+
+        `name`: as it was given to them, 100 characters at the most, and to nobody who lives.
+        """
+        await self._run(operations.dismiss(self._session, name))
+
     async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
         """See `TransferQueue.lost_groups`."""
         return await self._run(operations.lost_groups(self._session, timeout=self._limit(timeout)))

@@ -53,6 +53,7 @@ from tailrace.transfer.queue.wire.messages import (
     Claimed,
     Close,
     Counted,
+    Dismiss,
     Export,
     Exported,
     Groups,
@@ -163,6 +164,7 @@ class Controller(Service):
             Release: self._release,
             Join: self._join,
             Beat: self._beat,
+            Dismiss: self._dismiss,
             Cancel: self._cancel,
         }
 
@@ -269,6 +271,12 @@ class Controller(Service):
         if known is None or known[0] != message.limit_s:
             self._note(log.Watched(client, message.limit_s))
         self._watch(client, message.limit_s)
+        return Reply(Accepted())
+
+    def _dismiss(self, incoming: Incoming) -> Reply:
+        message: Dismiss = incoming.message
+        for client in self._server.clients_named(message.name):
+            self.gone(client)
         return Reply(Accepted())
 
     def _cancel(self, incoming: Incoming) -> Reply:

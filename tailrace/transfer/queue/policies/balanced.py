@@ -50,7 +50,7 @@ class BalancedByLength(GroupPolicy):
         Raises:
             QueueError: a number is less than 1, or there are fewer rows than ranks.
         """
-        super().__init__(GroupLine(in_order=False, cost=len))
+        super().__init__(GroupLine(window=None, cost=len))
         self._parts: list[list[tuple[int, int, RowId, RowMeta]]] = [
             [] for _ in range(at_least_one("balanced.ranks", ranks))
         ]

@@ -50,7 +50,7 @@ def make_policy(config: PolicyConfig) -> Policy:
         case TokenBudgetConfig():
             return TokenBudget(
                 config.tokens,
-                in_order=config.in_order,
+                window=config.window,
                 prompt_column=config.prompt_column,
                 response_column=config.response_column,
             )

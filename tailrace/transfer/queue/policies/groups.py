@@ -14,12 +14,10 @@ class Group:
     """The rows of a group that one task has still to consume."""
 
     id: int
-    order: int
+    window: int
     remaining: int
     """Rows not consumed yet, in whatever state."""
     ready: list[RowMeta] = field(default_factory=list)
-    queued: bool = False
-    """Whether it stands in the line."""
     arrival: int | None = None
     """When it first became whole; a group that is given back returns to its place."""
     cost: int = 0
@@ -34,30 +32,45 @@ class Group:
 class GroupLine:
     """Groups of one task in the order in which they are handed out.
 
-    By arrival, only whole groups stand in it. In order, every group with a row that is neither leased nor consumed
-    does, and the first bars the others until it is whole.
+    Without a window that is the order in which they became whole. With one, the run is cut into windows of so many
+    consecutive values of `order`; those of a window come in the order in which they became whole, and a window bars the
+    ones after it until its last group was handed out, those included that are lost and will come again. A window of 1
+    is strictly in order.
     """
 
-    def __init__(self, *, in_order: bool, cost: Callable[[Sequence[RowMeta]], int]) -> None:
-        self._in_order = in_order
+    def __init__(self, *, window: int | None, cost: Callable[[Sequence[RowMeta]], int]) -> None:
+        self._window = window
         self._cost = cost
         self._groups: dict[int, Group] = {}
-        self._heap: list[tuple[int, int, Group]] = []
+        self._lost: dict[int, int] = {}
+        """By group, the window to which it will come again, perhaps with fewer rows to consume."""
+        self._heap: list[tuple[int, int, int, Group]] = []
+        """Whole groups by window, arrival and id."""
         self._arrivals = count()
+        self._open: dict[int, set[int]] = {}
+        """By window, groups that are not handed out; a window leaves with its last."""
+        self._windows: list[int] = []
+        """A heap of those in `_open`, and of some that have left."""
         self.whole_rows = 0
         self.whole_cost = 0
 
     def added(self, rows: Sequence[RowMeta], *, leased: bool) -> None:
         """A group with these rows to consume; `leased`: it was handed out before."""
-        group = Group(id=rows[0].group_id, order=min(row.order for row in rows), remaining=len(rows))
-        self._groups[group.id] = group
-        if self._in_order and not leased:
-            self._push(group)
+        group_id = rows[0].group_id
+        window = self._lost.pop(group_id, None)
+        if window is None:
+            window = 0 if self._window is None else min(row.order for row in rows) // self._window
+        group = self._groups[group_id] = Group(id=group_id, window=window, remaining=len(rows))
+        if leased:
+            self._close(group)
+        else:
+            self._reopen(group)
 
     def ready(self, row: RowMeta) -> None:
         """One more row of its group is ready."""
         group = self._groups[row.group_id]
         group.ready.append(row)
+        self._reopen(group)
         self._update(group)
 
     def consumed(self, row: RowMeta) -> None:
@@ -70,27 +83,34 @@ class GroupLine:
             self._update(group)
 
     def lost(self, group_id: int) -> None:
-        """A group is gone."""
+        """A group is gone, to come again."""
         group = self._groups.pop(group_id)
         if group.ready and group.whole:
             self.whole_rows -= len(group.ready)
             self.whole_cost -= group.cost
-        self._heap = [entry for entry in self._heap if entry[2] is not group]
+        self._heap = [entry for entry in self._heap if entry[-1] is not group]
         heapq.heapify(self._heap)
+        self._lost[group_id] = group.window
+        self._reopen(group)
 
     def first(self) -> Group | None:
         """The next group to hand out, if it is whole."""
-        return self._heap[0][2] if self._heap and self._heap[0][2].whole else None
+        while self._windows and self._windows[0] not in self._open:
+            heapq.heappop(self._windows)
+        if not self._heap or (self._windows and self._heap[0][0] != self._windows[0]):
+            return None
+        return self._heap[0][-1]
 
     def pop(self) -> Group:
         """Remove `first()` from the line."""
-        group = heapq.heappop(self._heap)[2]
-        group.queued = False
+        group = heapq.heappop(self._heap)[-1]
+        self._close(group)
         return group
 
     def put_back(self, groups: Sequence[Group]) -> None:
         """Undo `pop`."""
         for group in groups:
+            self._reopen(group)
             self._push(group)
 
     def take(self, group: Group) -> list[RowMeta]:
@@ -102,19 +122,32 @@ class GroupLine:
         return rows
 
     def _update(self, group: Group) -> None:
-        if group.whole:
-            group.cost = self._cost(group.ready)
-            group.arrival = next(self._arrivals) if group.arrival is None else group.arrival
-            self.whole_rows += len(group.ready)
-            self.whole_cost += group.cost
-        if not group.queued and (group.whole or self._in_order):
-            self._push(group)
+        if not group.whole:
+            return
+        group.cost = self._cost(group.ready)
+        group.arrival = next(self._arrivals) if group.arrival is None else group.arrival
+        self.whole_rows += len(group.ready)
+        self.whole_cost += group.cost
+        self._push(group)
 
     def _push(self, group: Group) -> None:
-        group.queued = True
-        key = group.order if self._in_order else group.arrival
-        assert key is not None
-        heapq.heappush(self._heap, (key, group.id, group))
+        assert group.arrival is not None
+        heapq.heappush(self._heap, (group.window, group.arrival, group.id, group))
+
+    def _reopen(self, group: Group) -> None:
+        """`group` bars later windows."""
+        if group.window not in self._open:
+            self._open[group.window] = set()
+            heapq.heappush(self._windows, group.window)
+        self._open[group.window].add(group.id)
+
+    def _close(self, group: Group) -> None:
+        """`group` bars nobody any more."""
+        own = self._open.get(group.window)
+        if own is not None:
+            own.discard(group.id)
+            if not own:
+                del self._open[group.window]
 
 
 class GroupPolicy(Policy):
@@ -146,7 +179,7 @@ class WholeGroups(GroupPolicy):
     name = "whole_groups"
 
     def __init__(self, max_groups: int) -> None:
-        super().__init__(GroupLine(in_order=False, cost=len))
+        super().__init__(GroupLine(window=None, cost=len))
         self._max_groups = at_least_one("whole_groups.max_groups", max_groups)
 
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:

@@ -15,9 +15,10 @@ class TokenBudget(GroupPolicy):
     and does not fit. Until then it waits. A single group over the budget is handed out alone. A group costs its prompt
     once and each of its responses: at least one token, so nothing is waited for once the budget is used up.
 
-    Groups come in the order in which they became whole, or, `in_order`, strictly by `order` among all groups that the
-    task has neither leased nor consumed: a slow group is waited for. `tokens=None` has no budget and gathers `limit`
-    rows whatever their size: with `in_order`, the next mini-batch of a synchronous run.
+    Groups come in the order in which they became whole. With a `window`, the rows of a training step for one, those of
+    an earlier window of `order` come first, and a slow group holds back all later windows; in a window of 1 it holds
+    back every group after it. `tokens=None` has no budget and gathers `limit` rows whatever their size: with a window
+    of 1, the next mini-batch of a synchronous run.
     """
 
     name = "token_budget"
@@ -26,11 +27,13 @@ class TokenBudget(GroupPolicy):
         self,
         tokens: int | None,
         *,
-        in_order: bool,
+        window: int | None,
         prompt_column: str = "prompt_ids",
         response_column: str = "response_ids",
     ) -> None:
-        super().__init__(GroupLine(in_order=in_order, cost=len if tokens is None else self._cost))
+        super().__init__(GroupLine(window=window, cost=len if tokens is None else self._cost))
+        if window is not None:
+            at_least_one("token_budget.window", window)
         self._tokens = None if tokens is None else at_least_one("token_budget.tokens", tokens)
         self._prompt_column = prompt_column
         self._response_column = response_column

@@ -55,6 +55,11 @@ class Identity:
         return Prove(proof_of_client(self.token, hello, challenge.nonce))
 
 
+def name_of(unique: str) -> str:
+    """The name, as far as it goes in there, of an identity."""
+    return unique.rpartition("-")[0]
+
+
 def check_token(token: bytes) -> None:
     """A token must not be one that can be guessed.
 

@@ -1,7 +1,7 @@
 """What controller, units and clients say to each other: msgpack arrays that begin with their name.
 
     anyone ──Hello──▶ Challenge ──Prove──▶ Welcome     at every server first; nothing else is heard before
-    client ──▶ controller   Look, Admit, Withdraw, Claim, Ack, Nack, Renew, Advance, Lost, Stats, Close
+    client ──▶ controller   Look, Admit, Withdraw, Claim, Ack, Nack, Renew, Advance, Lost, Stats, Close, Dismiss
                             Export, Release, Restore; Cancel takes back a request of its own
     client ──▶ unit         Reserve, Write, Read, Done
     unit ──▶ controller     Join, Written
@@ -25,7 +25,7 @@ from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.state import ControlState
 from tailrace.types import ColumnKind, IntArray, TaskSpec
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised with every change of a message; only equal ones talk to each other."""
 NONCE_BYTES = DIGEST_BYTES = 32
 NO_VERSION = -1
@@ -98,6 +98,18 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 # To every server
 
 
+class Tell(Message, frozen=True):
+    """What a server that is no queue's is asked, in words of its own: see `transfer.weights.messages`."""
+
+    body: bytes
+
+
+class Told(Message, frozen=True):
+    """Answer to Tell."""
+
+    body: bytes
+
+
 class Hello(Message, frozen=True):
     """The first word of a connection."""
 
@@ -148,6 +160,12 @@ class Beat(Message, frozen=True):
     """After so long without any word the client counts as dead. One that never says this is not watched."""
     client: Name | None = None
     """Whose sign of life it is; the sender's by default."""
+
+
+class Dismiss(Message, frozen=True):
+    """Clients of this name have ended: what they held goes back now. Sent by who saw them end."""
+
+    name: Name
 
 
 class Cancel(Message, frozen=True):
@@ -494,9 +512,11 @@ class Parts(Message, frozen=True):
 
 Request = (
     Hello
+    | Tell
     | Prove
     | Look
     | Beat
+    | Dismiss
     | Cancel
     | Admit
     | Withdraw
@@ -523,6 +543,7 @@ Request = (
 )
 Answer = (
     Challenge
+    | Told
     | Welcome
     | Accepted
     | Waiting

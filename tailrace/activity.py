@@ -1,0 +1,94 @@
+"""Where the time of a worker goes: at each moment it is busy, waits for weights, waits for data, or is idle.
+
+A worker does several things at once (an engine generates while a task waits for prompts), so a state counts only where
+none above it does: busy ▶ weights ▶ data ▶ idle. What is left when a worker neither works nor says what it waits for
+is idle. The seconds of the four states add up to the time that has passed.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Literal, ParamSpec, TypeVar
+
+from tailrace.events import Event, EventLog
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+State = Literal["busy", "weights", "data", "idle"]
+
+STATES: tuple[State, ...] = ("busy", "weights", "data", "idle")
+"""The first that holds is the worker's."""
+
+
+class Activity:
+    """Adds up the seconds of each state. Any task of any thread may say what it does, and what it says may overlap."""
+
+    def __init__(self, log: EventLog, actor: str) -> None:
+        """`actor`: whose time it is, in the events that `emit` writes."""
+        self._log = log
+        self._actor = actor
+        self._lock = threading.Lock()
+        self._holding = dict.fromkeys(STATES, 0)
+        self._holding["idle"] = 1
+        self._begin = self._counted_to = log.now()
+        self._seconds: dict[str, float] = dict.fromkeys(STATES, 0.0)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Work in the block."""
+        with self._in("busy"):
+            yield
+
+    @contextmanager
+    def waiting(self, what: Literal["data", "weights"]) -> Iterator[None]:
+        """Wait in the block, for rows of the queue or for new weights."""
+        with self._in(what):
+            yield
+
+    def emit(self) -> None:
+        """Write one event `activity` of the time since the last: its metrics are the seconds of each state."""
+        with self._lock:
+            self._count()
+            begin, seconds = self._begin, self._seconds
+            self._begin, self._seconds = self._counted_to, dict.fromkeys(STATES, 0.0)
+            end = self._counted_to
+        self._log.emit(Event(task="activity", actor=self._actor, start=begin, end=end, metrics=seconds))
+
+    @contextmanager
+    def _in(self, state: State) -> Iterator[None]:
+        self._change(state, 1)
+        try:
+            yield
+        finally:
+            self._change(state, -1)
+
+    def _change(self, state: State, by: int) -> None:
+        with self._lock:
+            self._count()
+            self._holding[state] += by
+
+    def _count(self) -> None:
+        """Give the state of now the time since the last change."""
+        now = self._log.now()
+        state = next(state for state in STATES if self._holding[state])
+        self._seconds[state] += now - self._counted_to
+        self._counted_to = now
+
+
+class TimedExecutor(ThreadPoolExecutor):
+    """A device: one thread, whose work counts as busy."""
+
+    def __init__(self, activity: Activity) -> None:
+        super().__init__(max_workers=1)
+        self._activity = activity
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Run `fn` when the thread is free; waiting for that does not count."""
+
+        def timed() -> T:
+            with self._activity.busy():
+                return fn(*args, **kwargs)
+
+        return super().submit(timed)

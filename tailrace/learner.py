@@ -1,0 +1,138 @@
+"""The training side of the loop: a step's rows become new weights, which are handed on before the rows are acked.
+
+    queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ step event ──▶ ack
+
+In the process of the run, or in a worker of its own behind the same interface.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from tailrace.checkpointing import Checkpointer, RunState
+from tailrace.events import Event, EventLog
+from tailrace.metrics import response_tokens, step_metrics
+from tailrace.trainer.actor import Actor, StepResult
+from tailrace.trainer.base import Trainer
+from tailrace.types import WeightVersion
+
+T = TypeVar("T")
+
+
+class Publisher(Protocol):
+    """Where new weights go."""
+
+    async def publish(self, version: WeightVersion) -> None:
+        """Hand the trainer's weights to the engines, as `version`. They may change once this returns."""
+
+
+class Learner(ABC):
+    """Trains step by step."""
+
+    @property
+    @abstractmethod
+    def trained_steps(self) -> int:
+        """Steps whose update is in the weights; also the version of the weights."""
+
+    @abstractmethod
+    async def train(self, step: int) -> None:
+        """Train on the rows of `step`, and hand the new weights on.
+
+        Cancelled before the step's last optimizer step it leaves all as it was; later, it finishes first.
+        """
+
+    @abstractmethod
+    async def save(self, next_step: int) -> None:
+        """Write a checkpoint of this moment. `next_step`: see `RunState`.
+
+        Raises:
+            CheckpointError: it cannot be written; the one before is as it was.
+        """
+
+    @abstractmethod
+    async def restore(self, checkpoint: Path, state: RunState) -> None:
+        """Go on from a verified checkpoint, whose rows are in the queue; hand its weights on.
+
+        Raises:
+            CheckpointError: it does not belong to this model.
+        """
+
+    @abstractmethod
+    async def export(self, directory: Path) -> None:
+        """See `Trainer.export`."""
+
+    @abstractmethod
+    async def evidence(self) -> dict[str, Any]:
+        """See `Trainer.evidence`."""
+
+
+class LocalLearner(Learner):
+    """Trains in this process."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        trainer: Trainer,
+        executor: Executor,
+        publisher: Publisher,
+        checkpointer: Checkpointer,
+        log: EventLog,
+    ) -> None:
+        """`executor`: of the trainer's device."""
+        self._trained_steps = 0
+        self._actor = actor
+        self._trainer = trainer
+        self._executor = executor
+        self._publisher = publisher
+        self._checkpointer = checkpointer
+        self._log = log
+
+    @property
+    def trained_steps(self) -> int:
+        return self._trained_steps
+
+    async def train(self, step: int) -> None:
+        start = self._log.now()
+
+        async def finish(result: StepResult) -> None:
+            self._trained_steps = step + 1
+            await self._publisher.publish(self._trained_steps)
+            self._log.emit(self._step_event(step, start, result))
+
+        await self._actor.update(step, on_commit=finish)
+
+    async def save(self, next_step: int) -> None:
+        await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked)
+
+    async def restore(self, checkpoint: Path, state: RunState) -> None:
+        await self._compute(lambda: self._trainer.load(checkpoint))
+        self._trained_steps = state.trained_steps
+        self._actor.unacked.update(state.unacked)
+        await self._publisher.publish(self._trained_steps)
+
+    async def export(self, directory: Path) -> None:
+        with self._log.span("export", "trainer", info={"path": str(directory)}):
+            await self._compute(lambda: self._trainer.export(directory))
+
+    async def evidence(self) -> dict[str, Any]:
+        return self._trainer.evidence()
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _step_event(self, step: int, start: float, result: StepResult) -> Event:
+        end = self._log.now()
+        return Event(
+            task="step",
+            actor="driver",
+            start=start,
+            end=end,
+            step=step,
+            version=step,
+            samples=len(result.rows),
+            tokens=sum(response_tokens(row) for row in result.rows),
+            metrics=step_metrics(result, step, end - start),
+        )

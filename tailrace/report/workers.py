@@ -1,0 +1,159 @@
+"""The workers of a run: who they are, where their time went, and how new weights came to them."""
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tailrace.activity import STATES, State
+from tailrace.events import Event
+from tailrace.report.run_data import RunData
+
+STATE_TITLES: dict[State, str] = {
+    "busy": "busy",
+    "data": "waiting for data",
+    "weights": "waiting for weights",
+    "idle": "idle",
+}
+"""The states of `tailrace.activity`, in the order in which they are shown."""
+_ACTORS = ("driver", "rollout", "engine", "reward", "reference", "trainer", "weights")
+"""Kinds of workers, and the actors within each, in the order of their rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSummary:
+    """What one worker did after the warm-up."""
+
+    worker: str
+    seconds: dict[str, float]
+    """Of each state of `tailrace.activity`."""
+    deaths: int
+    """In the whole run."""
+    versions: int
+    """Weight versions that it installed."""
+    weights_s: float | None
+    """Median seconds from the publication of weights until they were installed; None where none were."""
+
+    @property
+    def total(self) -> float:
+        """Seconds in all."""
+        return sum(self.seconds.values())
+
+    def share(self, state: str) -> float:
+        """The part of its time that it spent in `state`."""
+        return self.seconds[state] / self.total if self.total > 0 else 0.0
+
+
+def worker_of(event: Event) -> str:
+    """Whose it is. What the driver says of a worker has the worker as its actor."""
+    return event.worker or event.actor
+
+
+def row_of(event: Event) -> tuple[str, str]:
+    """The worker and the actor in whose row it stands."""
+    if event.task in ("worker_started", "worker_died"):
+        return worker_of(event), kind_of(worker_of(event))
+    if event.task == "weights_transfer":
+        return worker_of(event), "weights"
+    return event.worker, event.actor
+
+
+def kind_of(worker: str) -> str:
+    """rollout of rollout-0."""
+    return re.sub(r"-\d+$", "", worker)
+
+
+def worker_order(worker: str) -> tuple[int, str, int]:
+    """The run's own process, rollout, reward, reference, trainer, others; in the order of their numbers."""
+    number = re.search(r"-(\d+)$", worker)
+    return _place(kind_of(worker)) if worker else 0, kind_of(worker), int(number[1]) if number else 0
+
+
+def row_order(worker: str, actor: str) -> tuple[tuple[int, str, int], int, str]:
+    """The order of what an actor of a worker did."""
+    return worker_order(worker), _place(actor), actor
+
+
+def row_name(worker: str, actor: str) -> str:
+    """What an actor of a worker is called: engine in a run of one process, rollout-0 · engine in a worker."""
+    if not worker:
+        return actor
+    return worker if actor == kind_of(worker) else f"{worker} · {actor}"
+
+
+def death_text(event: Event) -> str:
+    """Who died, and how where that is known."""
+    return ": ".join(word for word in (f"{worker_of(event)} died", str(event.info.get("how") or "")) if word)
+
+
+def summaries(run: RunData) -> list[WorkerSummary]:
+    """One for each worker that has said where its time goes."""
+    seconds: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(STATES, 0.0))
+    for event in _after_warm_up(run):
+        for state in STATES:
+            seconds[worker_of(event)][state] += event.metrics.get(state, 0.0)
+    deaths = Counter(map(worker_of, run.of("worker_died")))
+    flights: dict[str, list[float]] = defaultdict(list)
+    for event in weight_flights(run.events):
+        flights[event.worker].append(event.end - event.start)
+    return [
+        WorkerSummary(
+            worker=worker,
+            seconds=seconds[worker],
+            deaths=deaths[worker],
+            versions=len(flights[worker]),
+            weights_s=statistics.median(flights[worker]) if flights[worker] else None,
+        )
+        for worker in sorted(seconds, key=worker_order)
+    ]
+
+
+def restarts(run: RunData) -> int:
+    """Workers that were started after one of the same name had died."""
+    died: set[str] = set()
+    count = 0
+    for event in run.of("worker_died", "worker_started"):
+        if event.task == "worker_died":
+            died.add(worker_of(event))
+        elif worker_of(event) in died:
+            count += 1
+    return count
+
+
+def weight_flights(events: Iterable[Event]) -> list[Event]:
+    """The ways of weights, as spans: from the publication of a version until a worker had installed it.
+
+    For a worker that was started after the publication its way begins with the worker.
+    """
+    events = sorted(events, key=lambda event: event.end)
+    published = {event.version: event.start for event in events if event.task == "weights_publish"}
+    started: dict[str, float] = {}
+    flights: list[Event] = []
+    for event in events:
+        if event.task == "worker_started":
+            started[worker_of(event)] = event.end
+        elif event.task == "update_weights" and event.worker and event.version in published:
+            begun = max(published[event.version], started.get(event.worker, 0.0))
+            flights.append(
+                Event(
+                    task="weights_in_flight",
+                    actor="weights",
+                    start=min(begun, event.start),
+                    end=event.end,
+                    version=event.version,
+                    worker=event.worker,
+                )
+            )
+    return flights
+
+
+def _place(actor: str) -> int:
+    return _ACTORS.index(actor) if actor in _ACTORS else len(_ACTORS)
+
+
+def _after_warm_up(run: RunData) -> Sequence[Event]:
+    """What workers said of their time after the first step; all of it where they have said nothing since."""
+    said = list(run.of("activity"))
+    steps = run.steps
+    return [event for event in said if steps and event.start >= steps[0].end] or said

@@ -1,0 +1,157 @@
+"""New weights for an engine that generates all the time.
+
+    trainer ──▶ WeightSource (arrives in the background) ──▶ EngineUpdater ──update_weights──▶ Engine
+                                                                  ▲
+    RolloutWorker ──generating(needed)────────────────────────────┘
+
+When a version that has arrived goes in:
+
+    synchronous   at once; the trainer waits for it
+    in_flight     at once, between two steps of the engine: its responses go on with the new weights
+    delayed       when the engine has finished every response that it has begun (AsyncFlow, section 4.2.2); where the
+                  next prompts may only begin with newer weights than it has, nothing else begins before them
+    sub_step      when the engine has its turn: it begins nothing, finishes what it has begun, takes the weights, and
+                  passes the turn on, while all others generate (AsyncFlow, figure 8 d)
+
+Who waits on whom: a response on weights that may begin it, up to a limit; the updater on new versions and, delayed or
+in turns, on the responses that have begun. A prompt is admitted only after the version that it needs was published, so
+whatever it waits for is on its way and needs no response that has not begun.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
+from typing import TYPE_CHECKING, Protocol
+
+from tailrace.activity import Activity
+from tailrace.config.weights import WeightsMode
+from tailrace.engine.base import Engine
+from tailrace.errors import WeightsError, WeightsTimeout
+from tailrace.events import EventLog
+from tailrace.types import WeightVersion
+
+if TYPE_CHECKING:
+    import torch
+
+
+class WeightSource(Protocol):
+    """Where versions come from; `WeightReceiver` is one."""
+
+    async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
+        """Until `version` or a newer one is wholly here; which one that is.
+
+        Raises:
+            WeightsTimeout: none has come in time.
+        """
+
+    def weights(self) -> AbstractContextManager[tuple[WeightVersion, "Mapping[str, torch.Tensor]"]]:
+        """The newest version that is wholly here; its tensors are good inside the block."""
+
+    def installed(self, version: WeightVersion) -> None:
+        """Tell the trainer that the engine has it."""
+
+    def turn(self, version: WeightVersion, *, timeout_s: float) -> AbstractAsyncContextManager[None]:
+        """Enter when no other engine has the turn to install `version`."""
+
+
+class EngineUpdater:
+    """Installs the versions of a source in an engine, and holds responses back until theirs is in."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: WeightSource,
+        mode: WeightsMode,
+        *,
+        log: EventLog,
+        activity: Activity,
+        timeout_s: float,
+    ) -> None:
+        self.version: WeightVersion = 0
+        """What the engine has."""
+        self._engine = engine
+        self._source = source
+        self._mode = mode
+        self._log = log
+        self._activity = activity
+        self._timeout_s = timeout_s
+        self._begun = 0
+        """Claims whose responses have begun and are not finished."""
+        self._wanted: WeightVersion = 0
+        """The newest version that a response waits for."""
+        self._has_turn = False
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Install each version that arrives, for ever."""
+        while True:
+            with suppress(WeightsTimeout):  # an update takes as long as it takes; who needs its weights has a limit
+                await self._take(await self._source.wait(self.version + 1, timeout_s=self._timeout_s))
+
+    async def _take(self, version: WeightVersion) -> None:
+        """Install `version`, or a newer one that has come meanwhile, when the mode says so."""
+        async with AsyncExitStack() as stack:
+            if self._mode == "sub_step":
+                await stack.enter_async_context(self._turn(version))
+            if self._mode in ("delayed", "sub_step"):
+                await self._until(lambda: not self._begun)
+            await self._install()
+
+    @asynccontextmanager
+    async def generating(self, needed: WeightVersion) -> AsyncIterator[None]:
+        """See `WeightsGate`."""
+        self._wanted = max(self._wanted, needed)
+        if not self._may_begin(needed):
+            with self._activity.waiting("weights"):
+                await self._wait_to_begin(needed)
+        self._begun += 1
+        try:
+            yield
+        finally:
+            self._begun -= 1
+            await self._tell()
+
+    async def _wait_to_begin(self, needed: WeightVersion) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._until(lambda: self._may_begin(needed))
+        except TimeoutError:
+            raise WeightsError(
+                f"weights of version {needed} have not been installed within {self._timeout_s:g} s, and the engine has "
+                f"version {self.version}; is the trainer alive? If they only take long, raise weights.timeout_s"
+            ) from None
+
+    def _may_begin(self, needed: WeightVersion) -> bool:
+        drains = self._has_turn or (self._mode == "delayed" and self._wanted > self.version)
+        return self.version >= needed and not drains
+
+    async def _install(self) -> None:
+        with self._source.weights() as (version, tensors), self._log.span("update_weights", "engine", version=version):
+            await self._engine.update_weights(version, tensors.items())
+        self.version = version
+        self._source.installed(version)
+        await self._tell()
+
+    @asynccontextmanager
+    async def _turn(self, version: WeightVersion) -> AsyncIterator[None]:
+        async with self._source.turn(version, timeout_s=self._timeout_s):
+            self._has_turn = True
+            try:
+                yield
+            finally:
+                self._has_turn = False
+                await self._tell()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with self._changed:
+            await self._changed.wait_for(condition)
+
+    async def _tell(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()

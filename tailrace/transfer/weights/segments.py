@@ -1,0 +1,201 @@
+"""Shared memory for payloads: a file for each, in a private directory that goes with its process.
+
+    owner     take ── lock EX: nobody reads it ── new serial in its header ── lock SH ──▶ written, read, taken again
+    reader    attach ── lock SH ── the serial is the right one? ──▶ read in place ── release
+
+The kernel gives a dead process's locks back, so memory is never written to while somebody reads it, and a reader that
+was killed keeps none from being used again. Segments are used again because fresh pages cost more than the copy into
+them. The directory is removed like those of the queue's arenas, see there.
+"""
+
+import fcntl
+import os
+import shutil
+import stat
+from collections.abc import Collection
+from pathlib import Path
+
+from tailrace.errors import WeightsError
+from tailrace.transfer.queue.storage.arena import make_directory, map_file, map_new, remove_orphans
+
+SHARED = Path("/dev/shm")
+_HEADER_BYTES = 4096
+"""The serial of the version, then nothing: payloads begin at a page."""
+
+
+class Segment:
+    """Shared memory of one payload, mapped."""
+
+    def __init__(self, path: Path, file: int) -> None:
+        """`file`: open, and from now on this segment's; it bears the lock.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
+        self.path = path
+        self._file = file
+        self._memory = map_file(os.dup(file))
+        self.payload = self._memory[_HEADER_BYTES:]
+        self._holds = 0
+
+    @property
+    def serial(self) -> int:
+        """Of the version in it."""
+        return int.from_bytes(self._memory[:8], "little")
+
+    @property
+    def is_there(self) -> bool:
+        """Whether others still find it under its path."""
+        return self.path.exists() and os.path.samestat(os.fstat(self._file), self.path.stat())
+
+    def renew(self, serial: int) -> bool:
+        """For its owner: make it ready for another version, and keep it; False where somebody reads it."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        self._memory[:8] = serial.to_bytes(8, "little")
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        return True
+
+    def hold(self) -> bool:
+        """For a reader: keep it from being overwritten, until as many calls of `release`; False while it just is."""
+        if self._holds == 0:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        self._holds += 1
+        return True
+
+    def release(self) -> None:
+        """End one `hold`."""
+        self._holds -= 1
+        assert self._holds >= 0, "each hold is ended once"
+        if self._holds == 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it would not do: the mapping has the file open, too
+
+    def close(self) -> None:
+        """Close the file; the memory stays while somebody looks at it. Harmless twice."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            os.close(self._file)
+            self._file = -1
+
+
+class Pool:
+    """The segments of one process."""
+
+    def __init__(self, parent: Path = SHARED) -> None:
+        """Make a directory in `parent`, and remove those whose processes died.
+
+        Raises:
+            WeightsError: it cannot be made.
+        """
+        try:
+            remove_orphans(parent)
+            self.directory, self._lock = make_directory(parent)
+        except OSError as error:
+            raise WeightsError(f"no directory for shared memory can be made in {parent}: {error.strerror}") from None
+        self._segments: list[Segment] = []
+        self._made = 0
+
+    def take(self, nbytes: int, serial: int, *, busy: Collection[Segment]) -> Segment:
+        """Memory for a payload: a segment that nobody reads and that is not `busy`, or a new one.
+
+        Of further free ones, one is kept.
+
+        Raises:
+            WeightsError: the machine has no room for it.
+        """
+        free = [segment for segment in self._segments if segment not in busy]
+        for segment in [segment for segment in free if len(segment.payload) < nbytes]:
+            self._remove(segment)
+            free.remove(segment)
+        found = next((segment for segment in free if segment.renew(serial)), None)
+        for segment in [segment for segment in free if segment is not found][1:]:
+            self._remove(segment)
+        return found or self._make(nbytes, serial)
+
+    def close(self) -> None:
+        """Remove the directory. What is mapped stays until nobody looks at it. Harmless twice."""
+        if self._lock >= 0:
+            for segment in self._segments:
+                segment.close()
+            self._segments.clear()
+            shutil.rmtree(self.directory)
+            os.close(self._lock)
+            self._lock = -1
+
+    def _make(self, nbytes: int, serial: int) -> Segment:
+        self._made += 1
+        path = self.directory / str(self._made)
+        try:
+            map_new(path, _HEADER_BYTES + nbytes)
+            segment = Segment(path, _open(path))
+        except OSError as error:
+            raise WeightsError(
+                f"{nbytes} bytes of shared memory for weights cannot be had in {self.directory}: {error.strerror}; "
+                f"make room there"
+            ) from None
+        assert segment.renew(serial), "nobody else knows it"
+        self._segments.append(segment)
+        return segment
+
+    def _remove(self, segment: Segment) -> None:
+        self._segments.remove(segment)
+        segment.path.unlink()
+        segment.close()
+
+
+class Attachments:
+    """Segments of other processes on this host; they stay mapped, since mapping costs as much as reading them does."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._segments: dict[Path, Segment] = {}
+
+    def attach(self, path: Path, serial: int, nbytes: int) -> Segment:
+        """The memory with the payload of `serial`, which is not overwritten until its `release`.
+
+        Raises:
+            WeightsError: it is not there, not this user's, too short, or has another version by now.
+        """
+        for known in [known for known, segment in self._segments.items() if not segment.is_there]:
+            self._segments.pop(known).close()
+        try:
+            segment = self._segments.get(path) or Segment(path, _checked(path))
+        except OSError as error:
+            raise WeightsError(f"the shared memory {path} cannot be opened: {error.strerror}") from None
+        self._segments[path] = segment
+        if len(segment.payload) < nbytes or not segment.hold():
+            raise WeightsError(f"{path} has no version of {nbytes} bytes, or is just being used again")
+        if segment.serial != serial:
+            segment.release()
+            raise WeightsError(f"{path} has version {segment.serial} by now, not {serial}")
+        return segment
+
+    def close(self) -> None:
+        """Let go of all. Harmless twice."""
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+
+
+def _checked(path: Path) -> int:
+    """An open file of this user.
+
+    Raises:
+        OSError: there is none.
+        WeightsError: it is something else.
+    """
+    file = _open(path)
+    known = os.fstat(file)
+    if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid() or known.st_size < _HEADER_BYTES:
+        os.close(file)
+        raise WeightsError(f"{path} is not shared memory of this user")
+    return file
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

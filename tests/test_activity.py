@@ -1,0 +1,167 @@
+"""The seconds of a worker's states add up to the time that passed, whatever overlaps."""
+
+import asyncio
+import threading
+from contextlib import AbstractContextManager
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tailrace.activity import STATES, Activity, State, TimedExecutor
+from tailrace.events import Event, EventLog
+
+
+class FakeLog(EventLog):
+    """Its clock goes on when it is told to."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.time = 0.0
+        super().__init__(sinks=(self.events.append,))
+
+    def now(self) -> float:
+        return self.time
+
+
+def seconds(log: FakeLog, activity: Activity) -> dict[str, float]:
+    activity.emit()
+    return log.events[-1].metrics
+
+
+def states(**values: float) -> dict[str, float]:
+    return {state: values.get(state, 0.0) for state in STATES}
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    return FakeLog()
+
+
+@pytest.fixture
+def activity(log: FakeLog) -> Activity:
+    return Activity(log, "rollout")
+
+
+class Overlapping(RuleBasedStateMachine):
+    """Against a model that asks at each second which state holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = FakeLog()
+        self.activity = Activity(self.log, "rollout")
+        self.open: list[tuple[State, AbstractContextManager[None]]] = []
+        self.expected = states()
+        self.since = 0.0
+
+    @rule(state=st.sampled_from(["busy", "data", "weights"]))
+    def begin(self, state: State) -> None:
+        if state == "data" or state == "weights":
+            block: AbstractContextManager[None] = self.activity.waiting(state)
+        else:
+            block = self.activity.busy()
+        block.__enter__()
+        self.open.append((state, block))
+
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        if self.open:
+            _, block = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+            block.__exit__(None, None, None)
+
+    @rule(seconds=st.integers(1, 5))
+    def pass_time(self, seconds: int) -> None:
+        self.log.time += seconds
+        held = {state for state, _ in self.open}
+        self.expected[next((state for state in STATES if state in held), "idle")] += seconds
+
+    @rule()
+    def emit(self) -> None:
+        self.activity.emit()
+        event = self.log.events[-1]
+        assert event.metrics == self.expected
+        assert (event.task, event.actor, event.start, event.end) == ("activity", "rollout", self.since, self.log.time)
+        self.expected, self.since = states(), self.log.time
+
+    @invariant()
+    def spans_follow_each_other_and_are_accounted_for(self) -> None:
+        at = 0.0
+        for event in self.log.events:
+            assert event.start == at
+            assert sum(event.metrics.values()) == event.end - event.start
+            at = event.end
+
+
+TestOverlapping = Overlapping.TestCase
+
+
+def test_work_that_raises_ends_its_state(log: FakeLog, activity: Activity) -> None:
+    def work() -> None:
+        log.time += 1
+        raise ArithmeticError
+
+    with pytest.raises(ArithmeticError), activity.busy():
+        work()
+    log.time += 2
+    assert seconds(log, activity) == states(busy=1.0, idle=2.0)
+
+
+async def test_a_wait_that_is_cancelled_ends_its_state(log: FakeLog, activity: Activity) -> None:
+    started = asyncio.Event()
+
+    async def wait() -> None:
+        with activity.waiting("data"):
+            started.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(wait())
+    await started.wait()
+    log.time += 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    log.time += 1
+    assert seconds(log, activity) == states(data=3.0, idle=1.0)
+
+
+def test_threads_that_change_at_once_leave_every_state(log: FakeLog, activity: Activity) -> None:
+    def work() -> None:
+        for _ in range(300):
+            with activity.busy(), activity.waiting("weights"):
+                pass
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.time += 1
+    assert seconds(log, activity) == states(idle=1.0)
+
+
+def test_the_work_of_a_device_is_busy_and_waiting_for_it_is_not(log: FakeLog, activity: Activity) -> None:
+    def work(seconds: int, *, factor: int) -> int:
+        log.time += seconds
+        return seconds * factor
+
+    with TimedExecutor(activity) as executor:
+        assert executor.submit(work, 3, factor=2).result(timeout=10) == 6
+        log.time += 1
+        assert seconds(log, activity) == states(busy=3.0, idle=1.0)
+
+
+async def test_a_device_that_waits_for_rows_while_it_works_is_busy(log: FakeLog, activity: Activity) -> None:
+    def work() -> None:
+        log.time += 2
+
+    with TimedExecutor(activity) as executor, activity.waiting("data"):
+        await asyncio.get_running_loop().run_in_executor(executor, work)
+        log.time += 5
+    assert seconds(log, activity) == states(busy=2.0, data=5.0)
+
+
+def test_an_error_of_the_devices_work_reaches_its_caller(activity: Activity) -> None:
+    def work() -> None:
+        raise ArithmeticError("odd")
+
+    with TimedExecutor(activity) as executor, pytest.raises(ArithmeticError, match="odd"):
+        executor.submit(work).result(timeout=10)
