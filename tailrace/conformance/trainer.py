@@ -158,7 +158,7 @@ class TrainerContract:
         trainer = self.make(model_dir, max_nonfinite_steps=2)
         for algorithm in (NotFinite(GrpoConfig()), grpo(), NotFinite(GrpoConfig())):
             train(trainer, make_samples(), algorithm)
-        with pytest.raises(NonFiniteError, match="2 optimizer steps in a row"):
+        with pytest.raises(NonFiniteError):
             train(trainer, make_samples(), NotFinite(GrpoConfig()))
         json.dumps(trainer.evidence(), allow_nan=False)
 

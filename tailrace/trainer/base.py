@@ -47,7 +47,7 @@ class UpdateResult:
     """Before clipping."""
     lr: float
     metrics: dict[str, float]
-    """Means over the trained tokens of the loss's metrics."""
+    """Means over the trained tokens of the loss's metrics, and their number, `tokens`."""
 
 
 class Trainer(ABC):

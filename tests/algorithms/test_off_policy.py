@@ -1,5 +1,7 @@
 import math
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.off_policy import truncated_importance
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
+from tailrace.run import train
+from tests.conftest import TinyModel
+from tests.runs import learned, small_run, steps_of, write_prompts
 
 
 def stale(ratios: list[float], mask: list[float] | None = None) -> LossInputs:
@@ -86,6 +91,21 @@ def test_what_the_engine_says_of_tokens_outside_the_mask_counts_for_nothing(valu
 def test_tokens_that_the_engine_held_for_impossible_get_the_limit() -> None:
     inputs = replace(stale([1.0]), rollout_log_probs_N=torch.tensor([float("-inf")]))
     assert truncated_importance(inputs, limit=2.0).weight_N.tolist() == [2.0]
+
+
+def test_a_run_corrects_as_its_recipe_says_and_by_default_not_at_all(tmp_path: Path, tiny_model: TinyModel) -> None:
+    prompts = write_prompts(tmp_path / "prompts.jsonl")
+    corrections: dict[str, Any] = {"default": None, "none": {"type": "none"}, "truncated": {"type": "truncated"}}
+    steps = {}
+    for name, correction in corrections.items():
+        run = tmp_path / name
+        changes: dict[str, Any] = {"algorithm__rollout_correction": correction, "trainer__steps": 2}
+        train(small_run(run, tiny_model("llama"), prompts, **changes), resume=False)
+        steps[name] = [learned(event) for event in steps_of(run)]
+    assert steps["default"] == steps["none"]
+    assert all(step.pop("correction_weight") == pytest.approx(1.0, abs=1e-3) for step in steps["truncated"])
+    assert [step.pop("correction_truncated") for step in steps["truncated"]] == [0.0, 0.0]
+    assert all(step.keys() == plain.keys() for step, plain in zip(steps["truncated"], steps["none"], strict=True))
 
 
 def test_missing_log_probs_of_the_engine_name_the_fix() -> None:
