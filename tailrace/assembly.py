@@ -6,6 +6,7 @@ Colocated: engine and trainer share one single-threaded executor, and with it th
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
@@ -31,6 +32,7 @@ from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.rollout.worker import RolloutWorker
+from tailrace.run_queue import OpenQueue
 from tailrace.tasks.advantage import AdvantageTask
 from tailrace.tasks.reference import LogProbs, ReferenceTask
 from tailrace.tasks.reward import RewardTask
@@ -49,6 +51,11 @@ class Inputs:
     model_dir: Path
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of it."""
+        return max(len(prompt.prompt_ids) for prompt in (*self.prompts.train, *self.prompts.held_out))
 
     def decode(self, token_ids: list[int]) -> str:
         """Text without special tokens."""
@@ -122,7 +129,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     check_cache(
         config.engine,
         engine,
-        longest_prompt=max(len(prompt.prompt_ids) for prompt in (*inputs.prompts.train, *inputs.prompts.held_out)),
+        longest_prompt=inputs.longest_prompt,
         max_new_tokens=config.sampling.max_new_tokens,
     )
     trainer = await loop.run_in_executor(
@@ -141,6 +148,42 @@ def make_run_trainer(config: RunConfig, model_dir: Path, *, reference: bool) -> 
         device=config.device,
         reference=reference,
     )
+
+
+class Placement(ABC):
+    """Where the tasks of a run are: one implementation is below, the other is tailrace/separated.py."""
+
+    @abstractmethod
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Start what can be started before anything is written; `stack` closes it.
+
+        Raises:
+            UserError: a part cannot be made as configured.
+        """
+
+    @abstractmethod
+    async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
+        """The main loop, with everything that it drives.
+
+        Raises:
+            TailraceError: a part cannot start.
+        """
+
+
+class Colocated(Placement):
+    """Everything in this process."""
+
+    def __init__(self, config: RunConfig, inputs: Inputs) -> None:
+        self._config = config
+        self._inputs = inputs
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """Start grading processes, engine and trainer."""
+        self._parts = await open_parts(self._config, self._inputs, stack)
+
+    async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
+        """Connect the parts and the queue."""
+        return build_pipeline(self._config, self._inputs, self._parts, queue.queue, store, log)
 
 
 def build_pipeline(
@@ -197,8 +240,12 @@ def make_learner(
     log: EventLog,
     *,
     prompts: str,
+    run_log: EventLog | None = None,
 ) -> LocalLearner:
-    """The training side of the loop, in this process. `prompts`: their fingerprint."""
+    """The training side of the loop, in this process.
+
+    `prompts`: their fingerprint. `run_log`: takes the events of whole steps, where `log` is a worker's.
+    """
     actor = Actor(
         queue,
         trainer,
@@ -209,7 +256,7 @@ def make_learner(
         mini_batch_size=config.mini_batch_size,
     )
     checkpointer = Checkpointer(store, trainer, queue, executor, log, prompts=prompts)
-    return LocalLearner(actor, trainer, executor, publisher, checkpointer, log)
+    return LocalLearner(actor, trainer, executor, publisher, checkpointer, run_log or log)
 
 
 def _feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> PromptFeeder:

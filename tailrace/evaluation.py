@@ -3,12 +3,12 @@
 import asyncio
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Protocol
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.engine.base import EngineStats, SampleStream
+from tailrace.engine.base import SampleStream
 from tailrace.events import EventLog
 from tailrace.metrics import failure_metrics, reward_metrics
 from tailrace.rewards.base import Grade, GradingRequest
@@ -20,11 +20,8 @@ from tailrace.types import Prompt, Request, Sample
 class Generator(Protocol):
     """What generates: an engine, or several behind one face."""
 
-    def submit(self, requests: Sequence[Request]) -> SampleStream:
-        """See `Engine.submit`."""
-
-    def stats(self) -> EngineStats:
-        """See `Engine.stats`."""
+    def submit(self, requests: Sequence[Request]) -> SampleStream | AsyncGenerator[Sample, None]:
+        """See `Engine.submit`; the samples are made with the newest weights."""
 
 
 class Evaluator:
@@ -49,7 +46,7 @@ class Evaluator:
     async def run(self, step: int) -> dict[str, float]:
         """Evaluate the engine's weights, after `step` training steps; accuracy, reward, failures and mean length."""
         with self._log.span("evaluation", "engine", step=step, samples=len(self._prompts)) as span:
-            span.version = self._engine.stats().version
+            span.version = step
             async with aclosing(self._engine.submit(self._requests())) as samples, asyncio.TaskGroup() as grading:
                 graded = []
                 lengths = []

@@ -9,6 +9,7 @@ pipeline, saves a checkpoint and exits; a second one exits at once.
 import asyncio
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
@@ -19,11 +20,12 @@ import torch
 
 import tailrace
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import Inputs, build_pipeline, load_inputs, open_parts
+from tailrace.assembly import Colocated, Inputs, Placement, load_inputs
 from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore_queue
+from tailrace.cluster.pool import DeathBudget
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
-from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError
+from tailrace.errors import CheckpointError, NonFiniteError, QueueError, TailraceError, WorkerDied
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.learner import Learner
@@ -36,6 +38,7 @@ from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
+from tailrace.separated import Separated
 from tailrace.trainer.checkpoint import CheckpointStore
 
 
@@ -68,7 +71,8 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
         else:
             directory.check_new()
         check_sinks(config.observe)
-        prepare_torch(config.device, config.threads)
+        if config.pipeline.placement == "colocated":
+            prepare_torch(config.device, config.threads)
         check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
         inputs = load_inputs(config)
         try:
@@ -96,30 +100,92 @@ def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Pat
 async def _run(
     config: RunConfig, inputs: Inputs, directory: RunDirectory, store: CheckpointStore, start: Resume | None
 ) -> int:
-    async with AsyncExitStack() as stack:
+    if start is not None:
+        check_prompts(start.state, inputs.prompts.fingerprint)
+    budget = DeathBudget(config.cluster.max_deaths)
+    with ExitStack() as stack:
         interrupt = stack.enter_context(Interrupt.watching())
+        run = _Run(config, inputs, directory, store, interrupt, budget)
+        locked = None if start is not None else stack
+        while (code := await run.attempt(start, locked)) is None:
+            start, locked = run.newest(), None
+    if code == 0:
+        report = write_report(directory.path)
+        write_trace(directory.path)
+        print(f"Report: {report}\nModel:  {directory.model}")
+    return code
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint."""
+
+    config: RunConfig
+    inputs: Inputs
+    directory: RunDirectory
+    store: CheckpointStore
+    interrupt: Interrupt
+    budget: DeathBudget
+
+    async def attempt(self, start: Resume | None, lock: ExitStack | None) -> int | None:
+        """Train to the end; the exit code, or None where the trainer died and another attempt is to be made.
+
+        `lock`: holds the run's directory from here on, where it is a new one.
+        """
+        async with AsyncExitStack() as stack:
+            placement = self._placement()
+            await placement.open(stack)
+            if lock is not None:
+                lock.enter_context(self.directory.locked())
+                self.directory.check_new()  # again: another process may have been faster
+            pipeline = await self._connect(placement, start, stack)
+            try:
+                if not await _train(pipeline, self.directory, self.interrupt):
+                    print(f"Interrupted and saved. Go on with: tailrace train {self.directory.config} --resume")
+                    return INTERRUPTED
+                await pipeline.learner.export(self.directory.model)
+            except WorkerDied as death:
+                self._go_on_after(death)
+                return None
+        return 0
+
+    def newest(self) -> Resume | None:
+        """Where to go on; None at the beginning."""
+        latest = self.store.latest()
+        return None if latest is None else _find_start(self.directory, self.store, latest)
+
+    def _placement(self) -> Placement:
+        config = self.config
+        if config.pipeline.placement == "colocated":
+            return Colocated(config, self.inputs)
+        return Separated(config, self.inputs, self.budget)
+
+    async def _connect(self, placement: Placement, start: Resume | None, stack: AsyncExitStack) -> Pipeline:
+        config, directory = self.config, self.directory
+        table = run_table(config, make_algorithm(config.algorithm))
+        queue = await open_queue(config.queue, table, directory.queue, stack)
         if start is not None:
-            check_prompts(start.state, inputs.prompts.fingerprint)
-        parts = await open_parts(config, inputs, stack)
-        if start is None:
-            stack.enter_context(directory.locked())
-            directory.check_new()  # again: another process may have been faster
-        queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory.queue, stack)
-        if start is not None:
-            await restore_queue(start.checkpoint, queue)
-        directory.begin(config)
-        log = _open_log(config, directory, start, stack)
-        pipeline = build_pipeline(config, inputs, parts, queue, store, log)
+            await restore_queue(start.checkpoint, queue.queue)
+        with directory.begun(config):
+            log = _open_log(config, directory, start, stack)
+            pipeline = await placement.connect(queue, self.store, log, stack)
         if start is not None:
             await pipeline.resume_at(start.checkpoint, start.state)
-        if not await _train(pipeline, directory, interrupt):
-            print(f"Interrupted and saved. Go on with: tailrace train {directory.config} --resume")
-            return INTERRUPTED
-        await pipeline.learner.export(directory.model)
-    report = write_report(directory.path)
-    write_trace(directory.path)
-    print(f"Report: {report}\nModel:  {directory.model}")
-    return 0
+        return pipeline
+
+    def _go_on_after(self, death: WorkerDied) -> None:
+        """See that another attempt may be made.
+
+        Raises:
+            WorkerDied: it may not, since the queue that has served this one is not the run's to begin anew.
+            ClusterError: too many workers have died.
+        """
+        if isinstance(self.config.queue, RemoteQueueConfig):
+            raise death
+        self.budget.spend(death)
+        latest = self.store.latest()
+        where = "from the beginning" if latest is None else f"from {latest}"
+        print(f"{death}; the run goes on {where}.", file=sys.stderr)
 
 
 def _open_log(config: RunConfig, directory: RunDirectory, start: Resume | None, stack: AsyncExitStack) -> EventLog:
@@ -171,9 +237,12 @@ async def _explained(error: BaseException, learner: Learner, directory: RunDirec
 
 
 def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error to show of a failed task group: one raised on purpose before any other."""
+    """The error to show of a failed task group: a death before what followed from it, what was raised on purpose before
+    any other.
+    """
     leaves = list(_leaves(group))
-    return next((leaf for leaf in leaves if isinstance(leaf, TailraceError)), leaves[0])
+    known = [leaf for kind in (WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
+    return next(iter(known), leaves[0])
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

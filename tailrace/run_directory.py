@@ -8,7 +8,7 @@ queue/          address and logs of the transfer queue, where it has processes o
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import yaml
@@ -74,13 +74,24 @@ class RunDirectory:
                 raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
             yield
 
-    def begin(self, config: RunConfig) -> None:
-        """Write the configuration, the newest one of a resumed run; evidence of an earlier failure goes."""
+    @contextmanager
+    def begun(self, config: RunConfig) -> Iterator[None]:
+        """Write the configuration, the newest one of a resumed run; evidence of an earlier failure goes.
+
+        A new run that fails within the block is none: what it has written of itself by then goes, too.
+        """
+        new = not self.events.exists()
         try:
             self.evidence.unlink(missing_ok=True)
             self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         except OSError as error:
             raise UserError(f"{self.config} cannot be written: {error.strerror}") from None
+        with ExitStack() as failed:
+            if new:
+                failed.callback(self.events.unlink, missing_ok=True)
+                failed.callback(self.config.unlink, missing_ok=True)
+            yield
+            failed.pop_all()
 
 
 def _identity(config: RunConfig) -> dict[str, object]:

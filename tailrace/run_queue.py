@@ -2,6 +2,7 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.algorithms.base import Algorithm
@@ -36,7 +37,7 @@ def run_table(config: RunConfig, algorithm: Algorithm) -> TableConfig:
     in_order = config.pipeline.in_order or not streaming
     groups = WholeGroupsConfig(max_groups=config.groups_per_step)
     policies: dict[str, PolicyConfig] = {
-        "rollout": groups,
+        "rollout": WholeGroupsConfig(max_groups=config.groups_per_claim),
         "reward": FirstInConfig(max_rows=1),
         "reference": groups,
         "advantage": groups,
@@ -79,7 +80,16 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
         )
 
 
-async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, stack: AsyncExitStack) -> TransferQueue:
+@dataclass(frozen=True, slots=True)
+class OpenQueue:
+    """A queue as this process uses it."""
+
+    queue: TransferQueue
+    address: QueueAddress | None
+    """For other processes; None of one inside this process."""
+
+
+async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, stack: AsyncExitStack) -> OpenQueue:
     """The queue of `config.type`, which was checked; `stack` closes it.
 
     `directory`: for the files of one in processes of its own.
@@ -90,9 +100,9 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
     """
     match config:
         case LocalQueueConfig():
-            queue: TransferQueue = LocalQueue(make_tasks(table), config, columns=table.columns)
+            queue = LocalQueue(make_tasks(table), config, columns=table.columns)
             stack.push_async_callback(queue.close)
-            return queue
+            return OpenQueue(queue, None)
         case ServiceQueueConfig():
             processes = await stack.enter_async_context(QueueProcesses(config, table, directory))
             remote = await stack.enter_async_context(
@@ -100,10 +110,10 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
             )
             loop = asyncio.get_running_loop()
             processes.on_given_up(lambda: loop.call_soon_threadsafe(remote.hang_up))
-            return remote
+            return OpenQueue(remote, processes.address)
         case RemoteQueueConfig():
             address = QueueAddress.read(Path(config.connection))
-            return await stack.enter_async_context(
+            remote = await stack.enter_async_context(
                 RemoteQueue(
                     address,
                     name="run",
@@ -112,6 +122,7 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
                     limit_s=config.client_limit_s,
                 )
             )
+            return OpenQueue(remote, address)
 
 
 def explained(error: QueueError, connection: str, run: Path, checkpoint: Path | None) -> TailraceError | None:

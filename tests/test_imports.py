@@ -28,6 +28,21 @@ ALLOWED = {
     "trainer": {"transfer", "algorithms"},
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
+    "cluster": set(),
+    "workers": {
+        "cluster",
+        "transfer",
+        "engine",
+        "rollout",
+        "trainer",
+        "tasks",
+        "algorithms",
+        "rewards",
+        "models",
+        "assembly",
+        "preparation",
+        "checkpointing",
+    },
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
 L0 = {"types", "events", "activity", "metrics_server", "errors", "config", "allocator", "cache"}
@@ -42,6 +57,7 @@ NO_TORCH = {
     "prompts",
     "planning",
     "report",
+    "cluster",
 }
 
 
@@ -87,6 +103,11 @@ def test_a_torchless_package_never_imports_torch(package: str) -> None:
     for path in FILES:
         if package_of(path) == package:
             assert "torch" not in {name.split(".")[0] for name in imports(path)}, path
+
+
+def test_only_the_cluster_package_imports_ray() -> None:
+    importers = {package_of(path) for path in ROOT.rglob("*.py") if "ray" in {n.split(".")[0] for n in imports(path)}}
+    assert importers <= {"cluster"}
 
 
 def test_every_package_has_a_rule() -> None:

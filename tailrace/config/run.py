@@ -1,6 +1,6 @@
 """The whole configuration of a run, and the checks that span several parts of it."""
 
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -49,6 +49,12 @@ class RunConfig(Config):
         return self.trainer.train_batch_size // self.algorithm.group_size
 
     @property
+    def groups_per_claim(self) -> int:
+        """Groups that a rollout worker claims at once at the most: its share of a step."""
+        workers = self.cluster.rollout.workers if self.pipeline.placement == "separated" else 1
+        return -(-self.groups_per_step // workers)
+
+    @property
     def mini_batch_size(self) -> int:
         """Samples of an optimizer step."""
         return self.trainer.mini_batch_size or self.trainer.train_batch_size
@@ -62,6 +68,11 @@ class RunConfig(Config):
     def weights_mode(self) -> WeightsMode:
         """How new weights reach separate engines."""
         return self.weights.mode or ("in_flight" if self.pipeline.max_staleness else "synchronous")
+
+    @property
+    def wire_dtype(self) -> Literal["bfloat16", "float32"]:
+        """Of floats of weights on their way to separate engines."""
+        return self.weights.dtype or getattr(self.engine, "dtype", "bfloat16")
 
     @model_validator(mode="before")
     @classmethod

@@ -19,28 +19,38 @@ whatever it waits for is on its way and needs no response that has not begun.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from typing import TYPE_CHECKING, Protocol
 
 from tailrace.activity import Activity
 from tailrace.config.weights import WeightsMode
 from tailrace.engine.base import Engine
-from tailrace.errors import WeightsError
+from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import EventLog
 from tailrace.types import WeightVersion
 
 if TYPE_CHECKING:
-    from tailrace.engine.weights import Weights
+    import torch
 
 
 class WeightSource(Protocol):
     """Where versions come from; `WeightReceiver` is one."""
 
-    async def wait(self, version: WeightVersion, *, timeout_s: float | None) -> WeightVersion:
-        """Until `version` or a newer one is wholly here; which one that is."""
+    async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
+        """Until `version` or a newer one is wholly here; which one that is.
 
-    def newest(self) -> AbstractContextManager[tuple[WeightVersion, "Weights"]]:
+        Raises:
+            WeightsTimeout: none has come in time.
+        """
+
+    def weights(self) -> AbstractContextManager[tuple[WeightVersion, "Mapping[str, torch.Tensor]"]]:
         """The newest version that is wholly here; its tensors are good inside the block."""
 
     def installed(self, version: WeightVersion) -> None:
@@ -81,13 +91,17 @@ class EngineUpdater:
     async def run(self) -> None:
         """Install each version that arrives, for ever."""
         while True:
-            version = await self._source.wait(self.version + 1, timeout_s=None)
-            async with AsyncExitStack() as stack:
-                if self._mode == "sub_step":
-                    await stack.enter_async_context(self._turn(version))
-                if self._mode in ("delayed", "sub_step"):
-                    await self._until(lambda: not self._begun)
-                await self._install()
+            with suppress(WeightsTimeout):  # an update takes as long as it takes; who needs its weights has a limit
+                await self._take(await self._source.wait(self.version + 1, timeout_s=self._timeout_s))
+
+    async def _take(self, version: WeightVersion) -> None:
+        """Install `version`, or a newer one that has come meanwhile, when the mode says so."""
+        async with AsyncExitStack() as stack:
+            if self._mode == "sub_step":
+                await stack.enter_async_context(self._turn(version))
+            if self._mode in ("delayed", "sub_step"):
+                await self._until(lambda: not self._begun)
+            await self._install()
 
     @asynccontextmanager
     async def generating(self, needed: WeightVersion) -> AsyncIterator[None]:
@@ -118,8 +132,8 @@ class EngineUpdater:
         return self.version >= needed and not drains
 
     async def _install(self) -> None:
-        with self._source.newest() as (version, tensors), self._log.span("update_weights", "engine", version=version):
-            await self._engine.update_weights(version, tensors)
+        with self._source.weights() as (version, tensors), self._log.span("update_weights", "engine", version=version):
+            await self._engine.update_weights(version, tensors.items())
         self.version = version
         self._source.installed(version)
         await self._tell()

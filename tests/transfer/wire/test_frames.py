@@ -67,6 +67,8 @@ STATE = ControlState(
 EXAMPLES: list[messages.Message] = [
     messages.Hello("a-1", "host", 1, BYTES),
     messages.Prove(BYTES),
+    messages.Tell(b"a question"),
+    messages.Told(b"a reply"),
     messages.Look(),
     Beat(1.0),
     messages.Cancel(3),

@@ -144,7 +144,7 @@ class RemoteQueue(TransferQueue):
         await self._run(operations.advance(self._session, version))
 
     async def dismiss(self, name: str) -> None:
-        """Clients of this name have ended, as whoever calls this saw: their rows go back now, and not after their limit.
+        """Clients of this name have ended, as the caller has seen: their rows go back now, and not after their limit.
 
         `name`: as it was given to them, 100 characters at the most, and to nobody who lives.
         """

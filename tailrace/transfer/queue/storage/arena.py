@@ -69,7 +69,7 @@ class ArenaStorage(Storage):
         super().__init__(max_bytes=max_bytes)
         try:
             remove_orphans(parent)
-            self.directory, self._lock = _make_directory(parent)
+            self.directory, self._lock = make_directory(parent)
             """Where clients find the segments."""
         except OSError as error:
             raise QueueError(f"no directory for shared memory can be made in {parent}: {error.strerror}") from None
@@ -259,7 +259,7 @@ class ArenaStorage(Storage):
     def _make_segment(self, size: int) -> OSError | None:
         """Add `size` bytes of free memory; the error where the machine has not so many."""
         try:
-            memory = _map_new(self.directory / str(self._last_segment + 1), size)
+            memory = map_new(self.directory / str(self._last_segment + 1), size)
         except OSError as error:
             return error
         self._last_segment += 1
@@ -310,7 +310,7 @@ class ArenaView:
             file = os.open(path, os.O_RDWR)
         except OSError as error:
             raise QueueError(f"segment {number} of the arena cannot be opened: {path}: {error.strerror}") from None
-        self._segments[number] = _map_file(file)
+        self._segments[number] = map_file(file)
         return self._segments[number]
 
 
@@ -339,7 +339,7 @@ def _is_orphan(directory: Path) -> bool:
         os.close(lock)
 
 
-def _make_directory(parent: Path) -> tuple[Path, int]:
+def make_directory(parent: Path) -> tuple[Path, int]:
     """A private directory, and its locked descriptor. It gets its name when it is locked, so it is never an orphan."""
     unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=parent))
     lock = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
@@ -353,7 +353,7 @@ def _free_bytes(directory: Path) -> int:
     return known.f_bavail * known.f_frsize if known.f_blocks else 1 << 63
 
 
-def _map_new(path: Path, size: int) -> memoryview:
+def map_new(path: Path, size: int) -> memoryview:
     """Make a file whose bytes are all there, and map it.
 
     Raises:
@@ -366,12 +366,12 @@ def _map_new(path: Path, size: int) -> memoryview:
             unmapped.callback(os.close, file)
             os.posix_fallocate(file, 0, size)
             unmapped.pop_all()
-        memory = _map_file(file)
+        memory = map_file(file)
         failed.pop_all()
     return memory
 
 
-def _map_file(file: int) -> memoryview:
+def map_file(file: int) -> memoryview:
     """Map a whole file and close it. It is unmapped when the last view of it goes."""
     try:
         return memoryview(mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))

@@ -42,6 +42,7 @@ from tailrace.transfer.queue.wire.messages import (
     Reserve,
     Settle,
     Stranger,
+    Tell,
     Waiting,
     Welcome,
     Write,
@@ -279,15 +280,18 @@ class Connection:
     def _give_up(self, number: int, now: float) -> None:
         request = self._requests[number]
         waited = now - request.started
+        hint = "" if isinstance(request.call.message, Tell) else " `tailrace queue top` shows it"
         error = PeerLost(
             f"{self._server(request)} did not answer within {waited:.1f} s; is it still serving, on a machine that is "
-            f"not overloaded? `tailrace queue top` shows it"
+            f"not overloaded?{hint}"
         )
         self.cancel(number)
         request.then(error)
 
     def _server(self, request: _Request) -> str:
         """Whom it went to, for people."""
+        if isinstance(request.call.message, Tell):
+            return f"the process at {self._endpoint}, which has the weights,"
         role = "storage unit" if isinstance(request.call.message, _TO_UNITS) else "controller"
         return f"the {role} of the queue at {self._endpoint}"
 

@@ -98,6 +98,18 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 # To every server
 
 
+class Tell(Message, frozen=True):
+    """What a server that is no queue's is asked, in words of its own: see `transfer.weights.messages`."""
+
+    body: bytes
+
+
+class Told(Message, frozen=True):
+    """Answer to Tell."""
+
+    body: bytes
+
+
 class Hello(Message, frozen=True):
     """The first word of a connection."""
 
@@ -500,6 +512,7 @@ class Parts(Message, frozen=True):
 
 Request = (
     Hello
+    | Tell
     | Prove
     | Look
     | Beat
@@ -530,6 +543,7 @@ Request = (
 )
 Answer = (
     Challenge
+    | Told
     | Welcome
     | Accepted
     | Waiting

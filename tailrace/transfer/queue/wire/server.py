@@ -15,6 +15,7 @@ import math
 import signal
 import socket
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -147,6 +148,8 @@ class Server:
             raise
         self._socket = self._listener.socket
         self._wake, self._waker = socket.socketpair()
+        self._waker.setblocking(False)
+        self._calls: deque[Callable[[], None]] = deque()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
@@ -197,7 +200,15 @@ class Server:
         if not self._stopped:
             self.stopped_by = reason
         self._stopped = True
-        with suppress(OSError):  # it has ended
+        self._interrupt()
+
+    def call(self, action: Callable[[], None]) -> None:
+        """Have `action` called by `run`, soon; never once that has ended. From any thread."""
+        self._calls.append(action)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        with suppress(OSError):  # it has ended, or there are so many calls that it wakes up anyway
             self._waker.send(b"!")
 
     def reply(self, ticket: Ticket, answer: Answer, frames: Sequence[Buffer] = ()) -> None:
@@ -252,6 +263,10 @@ class Server:
                 self._receive(service, handlers)
             elif ready in self._links:
                 self._links[ready].receive()
+            elif ready == self._wake.fileno():
+                self._wake.recv(4096)
+        while self._calls:
+            self._calls.popleft()()
         now = self._clock()
         for link in list(self._links.values()):
             link.tick()

@@ -1,0 +1,149 @@
+"""Workers in the event loop of the driver: no processes, for tests of what drives workers."""
+
+import asyncio
+import os
+import socket
+from asyncio import Task
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from tailrace.cluster.base import (
+    CANCEL_LIMIT_S,
+    CLOSE_LIMIT_S,
+    HEARTBEAT_S,
+    Cluster,
+    Outbox,
+    Report,
+    Worker,
+    WorkerContext,
+    WorkerHandle,
+    WorkerSpec,
+    call_method,
+    foreign,
+    make_worker,
+)
+from tailrace.config.cluster import ClusterConfig
+from tailrace.errors import TailraceError, WorkerDied
+
+Result = TypeVar("Result")
+
+
+class LocalHandle(WorkerHandle):
+    """A worker in this event loop. To kill it is to cancel all that it does."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.name = spec.name
+        self.pid = os.getpid()
+        self.facts = {}
+        self._spec = spec
+        self._outbox = Outbox()
+        self._tasks: set[Task[Any]] = set()
+        self._died: str | None = None
+        self._worker: Worker | None = None
+
+    async def open(self, limit_s: float) -> None:
+        """Make the worker and open it."""
+        try:
+            async with asyncio.timeout(limit_s):
+                facts = await self._guarded(self._open())
+        except TimeoutError:
+            await self._end(f"killed, since it had not opened within {limit_s:g} s")
+            raise self._obituary() from None
+        except BaseException:
+            await self.close()
+            raise
+        self.facts = facts | {
+            "pid": self.pid,
+            "host": socket.gethostname(),
+            "address": "127.0.0.1",
+            "node": "local",
+            "datacentre": "",
+            "cores": sorted(os.sched_getaffinity(0)),
+        }
+
+    async def _open(self) -> dict[str, Any]:
+        context = WorkerContext(name=self.name, address="127.0.0.1", datacentre="", emit=self._outbox.emit)
+        self._worker = make_worker(self._spec.factory, self._spec.settings, context)
+        return await self._worker.open()
+
+    async def reports(self) -> AsyncGenerator[Report, None]:
+        assert self._worker is not None
+        if self._died is not None:
+            raise self._obituary()
+        run = asyncio.create_task(self._guarded(self._worker.run()))
+        run.add_done_callback(lambda _: self._outbox.poke())
+        try:
+            while not run.done():
+                await self._outbox.wait(HEARTBEAT_S)
+                yield Report(events=self._outbox.take())
+        finally:
+            run.cancel()
+            await asyncio.wait([run], timeout=CANCEL_LIMIT_S)
+        await asyncio.sleep(0)  # what it emitted as its last
+        yield Report(events=self._outbox.take())
+        await run
+
+    async def call(self, method: str, *args: Any) -> Any:
+        if self._died is not None:
+            raise self._obituary()
+        assert self._worker is not None
+        return await self._guarded(call_method(self._worker, method, args))
+
+    async def _guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Its result, or its error as the driver sees it; WorkerDied if the worker is killed meanwhile."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._died is None or (caller is not None and caller.cancelling()):
+                raise
+            raise self._obituary() from None
+        except TailraceError:
+            raise
+        except Exception as error:  # whatever it is: the driver hears of it
+            raise foreign(self.name, error) from error
+
+    def _obituary(self) -> WorkerDied:
+        return WorkerDied(self.name, self.pid, self._died or "closed")
+
+    async def close(self) -> None:
+        if self._died is None:
+            await self._end("closed")
+            if self._worker is not None:
+                try:
+                    async with asyncio.timeout(CLOSE_LIMIT_S):
+                        await self._worker.close()
+                except TimeoutError:
+                    pass  # a process would be killed now
+
+    async def kill(self) -> None:
+        await self._end("killed")
+
+    async def _end(self, how: str) -> None:
+        self._died = self._died or how
+        tasks = self._tasks - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_LIMIT_S)
+
+
+class LocalCluster(Cluster):
+    """Starts workers in this event loop."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self._config = config
+        self._handles: list[LocalHandle] = []
+
+    async def start(self, spec: WorkerSpec) -> LocalHandle:
+        handle = LocalHandle(spec)
+        self._handles.append(handle)
+        await handle.open(self._config.start_limit_s)
+        return handle
+
+    async def close(self) -> None:
+        for handle in self._handles:
+            await handle.kill()

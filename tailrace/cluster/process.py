@@ -1,0 +1,290 @@
+"""The keeper's end of one worker process.
+
+    keeper                          guard (guard.py), worker (serve.py)
+    WorkerProcess ──socket────────▶ worker: messages, see wire.py
+                  ◀─socket───────── worker: answers; a beat every HEARTBEAT_S, with events
+                  ◀─pipe─────────── what the worker prints, and its children and its C code
+                  ◀─lifeline─────── guard: how the worker ended
+
+The keeper is an actor of Ray, and in the worker there is no Ray: what holds up the worker holds up nothing else, how it
+ended is known exactly, and its last words are heard even if the kernel killed it.
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import site
+import socket
+import subprocess
+import sys
+from asyncio import Future, StreamReader, StreamWriter
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from subprocess import DEVNULL, STDOUT
+from typing import Self
+
+import tailrace
+from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, HEARTBEAT_S, Report, WorkerSpec
+from tailrace.cluster.output import Output
+from tailrace.cluster.wire import (
+    CLOSE,
+    OPEN,
+    RUN,
+    Beat,
+    Call,
+    Cancel,
+    Close,
+    Returned,
+    Run,
+    Start,
+    ToWorker,
+    frame,
+    read_to_keeper,
+    unpack_error,
+)
+from tailrace.errors import WorkerDied
+from tailrace.events import Event
+
+_BATCH_S = 0.05
+"""Lines and events that come within this time go in one report."""
+_END_LIMIT_S = 10.0
+"""The guard kills in milliseconds; what is stuck in the kernel is left to it."""
+_DRAIN_LIMIT_S = 1.0
+"""For what a dead worker had printed and said."""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    """A started guard, and what leads to it and its worker."""
+
+    guard: "subprocess.Popen[bytes]"
+    lifeline: tuple[StreamReader, StreamWriter]
+    messages: tuple[StreamReader, StreamWriter]
+    output: StreamReader
+
+
+class WorkerProcess:
+    """A worker in a process of its own on this machine, and all that this has started. Make it with `start`."""
+
+    def __init__(self, name: str, child: _Child) -> None:
+        self.name = name
+        self.pid = 0
+        self._child = child
+        self._ids = itertools.count(1)
+        self._answers: dict[int, Future[Returned | None]] = {}
+        self._events: list[Event] = []
+        self._news = asyncio.Event()
+        self._output = Output(child.output, self._news.set)
+        self._heard = 0.0
+        """When, on the clock of the loop."""
+        self._how = ""
+        """Why it was ended, where it was."""
+        self._dead = False
+        self._watching: asyncio.Task[None] | None = None
+        self._life = asyncio.create_task(self._live())
+
+    @classmethod
+    async def start(
+        cls,
+        spec: WorkerSpec,
+        *,
+        directory: str,
+        address: str,
+        datacentre: str,
+        start_limit_s: float,
+        heartbeat_limit_s: float,
+    ) -> tuple[Self, bytes]:
+        """A worker that is open, and the pickled facts about it.
+
+        `directory`: where to work, if this machine has one of that name. `address`, `datacentre`: see WorkerContext. Raises: as Cluster.start.
+        """
+        try:
+            child = await _spawn(spec, directory)
+        except OSError as error:
+            raise WorkerDied(spec.name, 0, f"no process could be started: {error.strerror}") from None
+        worker = cls(spec.name, child)
+        try:
+            start = Start(
+                name=spec.name,
+                factory=spec.factory,
+                settings=spec.settings,
+                cores=spec.pool.cores,
+                address=address,
+                datacentre=datacentre,
+            )
+            facts = await worker._open(start, start_limit_s)
+        except BaseException:
+            await worker.kill()
+            raise
+        worker._watching = asyncio.create_task(worker._watch(heartbeat_limit_s))
+        return worker, facts
+
+    async def _open(self, start: Start, limit_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self._ask(OPEN, start)
+        except TimeoutError:
+            await self.kill(f"killed, since it had not opened within {limit_s:g} s")
+            raise self._obituary() from None
+
+    async def reports(self) -> AsyncGenerator[Report, None]:
+        """As WorkerHandle.reports."""
+        run = asyncio.create_task(self._ask(RUN, Run()))
+        run.add_done_callback(lambda _: self._news.set())
+        try:
+            while not run.done():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(HEARTBEAT_S):
+                        await self._news.wait()
+                        await asyncio.sleep(_BATCH_S)
+                yield self._report()
+        finally:
+            run.cancel()  # nobody reads any more
+            await asyncio.wait([run])
+        await run
+
+    def _report(self) -> Report:
+        self._news.clear()
+        events, self._events = tuple(self._events), []
+        return Report(events=events, lines=self._output.take())
+
+    async def call(self, method: str, args: bytes) -> bytes:
+        """As WorkerHandle.call, with arguments and result pickled."""
+        id = next(self._ids)
+        return await self._ask(id, Call(id, method, args))
+
+    async def close(self) -> None:
+        """As WorkerHandle.close."""
+        self._how = self._how or "it was closed"
+        with suppress(TimeoutError, WorkerDied):
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await self._ask(CLOSE, Close())
+                await asyncio.wait([self._life])
+        await self.kill()
+
+    async def kill(self, how: str = "killed") -> None:
+        """As WorkerHandle.kill, with the reason."""
+        self._how = self._how or how
+        with suppress(OSError):  # it has ended
+            self._child.lifeline[1].write_eof()
+        await asyncio.wait([self._life], timeout=_END_LIMIT_S)
+
+    async def _ask(self, id: int, message: ToWorker) -> bytes:
+        if self._dead:
+            raise self._obituary()
+        answer = self._answers[id] = asyncio.get_running_loop().create_future()
+        try:
+            await self._send(message)
+            await asyncio.wait([answer])
+        except asyncio.CancelledError:
+            await self._send(Cancel(id))
+            await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
+            raise
+        finally:
+            del self._answers[id]
+        if (returned := answer.result()) is None or returned.cancelled:  # by nobody but `close`
+            raise self._obituary()
+        if returned.error:
+            raise unpack_error(returned.error)
+        return returned.value
+
+    async def _send(self, message: ToWorker) -> None:
+        writer = self._child.messages[1]
+        with suppress(ConnectionError):  # it has ended: whoever waits for an answer learns it
+            writer.write(frame(message))
+            await writer.drain()
+
+    async def _live(self) -> None:
+        """Hear it until it has ended, and its last words."""
+        lifeline = self._child.lifeline[0]
+        self.pid = int(await lifeline.readline() or 0)
+        hearing = asyncio.create_task(self._hear())
+        code = await lifeline.readline()
+        await asyncio.wait([hearing], timeout=_DRAIN_LIMIT_S)
+        hearing.cancel()
+        await self._output.finish(_DRAIN_LIMIT_S)
+        self._how = self._how or (_how(int(code)) if code else "its guard was killed")
+        self._dead = True
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(None)
+        for _, writer in (self._child.lifeline, self._child.messages):
+            writer.close()
+        await asyncio.to_thread(self._child.guard.wait, _END_LIMIT_S)
+
+    async def _hear(self) -> None:
+        while (message := await read_to_keeper(self._child.messages[0])) is not None:
+            self._heard = asyncio.get_running_loop().time()
+            match message:
+                case Beat(events):
+                    self._events += events
+                    if events:
+                        self._news.set()
+                case Returned(id):
+                    if id in self._answers and not self._answers[id].done():
+                        self._answers[id].set_result(message)
+
+    async def _watch(self, limit_s: float) -> None:
+        """Kill it when it is silent. A keeper that was held up itself first reads what has come meanwhile."""
+        time = asyncio.get_running_loop().time
+        while not self._dead:
+            await asyncio.sleep(max(self._heard + limit_s - time(), 0.0))
+            await asyncio.sleep(min(HEARTBEAT_S, limit_s))
+            if time() - self._heard > limit_s:
+                await self.kill(f"killed, since it had given no sign of life for {limit_s:g} s")
+
+    def _obituary(self) -> WorkerDied:
+        last = f"; its last output: {self._output.last}" if self._output.last else ""
+        return WorkerDied(self.name, self.pid, f"{self._how}{last}")
+
+
+def _how(code: int) -> str:
+    """How a process ended that has this exit code, or is killed by the signal -`code`."""
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
+
+
+async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
+    loop = asyncio.get_running_loop()
+    messages, their_messages = socket.socketpair()
+    lifeline, their_lifeline = socket.socketpair()
+    output, their_output = os.pipe()
+    # -P: a file of the working directory named like a module of Python must not take its place.
+    python = (sys.executable, "-P", "-m")
+    worker = (sys.executable, "-u", "-P", "-m", "tailrace.cluster.serve", spec.name, str(their_messages.fileno()))
+    guard = subprocess.Popen(
+        [*python, "tailrace.cluster.guard", str(their_lifeline.fileno()), *worker],
+        stdin=DEVNULL,
+        stdout=their_output,
+        stderr=STDOUT,
+        pass_fds=[their_messages.fileno(), their_lifeline.fileno()],
+        cwd=directory if Path(directory).is_dir() else None,
+        env=_environment(os.environ, spec.pool.threads_each),
+        start_new_session=True,  # Ctrl-C is the driver's, who may have work to save before the workers end
+    )
+    for theirs in (their_messages, their_lifeline):
+        theirs.close()
+    os.close(their_output)
+    reader = StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb"))
+    return _Child(
+        guard=guard,
+        lifeline=await asyncio.open_connection(sock=lifeline),
+        messages=await asyncio.open_connection(sock=messages),
+        output=reader,
+    )
+
+
+def _environment(here: Mapping[str, str], threads: int) -> dict[str, str]:
+    """The environment of a worker: without Ray's, and with as many threads as it may have."""
+    root = str(Path(tailrace.__file__).parents[1])
+    paths = [path for path in here.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in (*site.getsitepackages(), *paths):
+        paths.append(root)  # it runs from its sources
+    ours = {name: value for name, value in here.items() if not name.startswith("RAY_")}
+    return ours | dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": os.pathsep.join(paths)}

@@ -1,0 +1,57 @@
+"""Whether a cluster could ever hold the pools of a run."""
+
+from collections.abc import Mapping, Sequence
+
+from tailrace.config.cluster import PoolConfig
+from tailrace.errors import ConfigError, did_you_mean
+
+Resources = Mapping[str, float]
+"""Amounts by Ray's names: CPU, GPU and others."""
+
+
+def asked(pool: PoolConfig) -> dict[str, float]:
+    """What each worker of `pool` reserves."""
+    amounts = {"CPU": pool.cpus, "GPU": pool.gpus, **pool.resources}
+    return {name: amount for name, amount in amounts.items() if amount}
+
+
+def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> None:
+    """Check that `nodes`, all free, have what `pools` ask for, and for each worker one that has it all.
+
+    Whether everything can be placed at once is Ray's to find out: this finds what can never be.
+
+    Raises:
+        ConfigError: they have not.
+    """
+    for name, pool in pools.items():
+        if not any(all(node.get(kind, 0.0) >= amount for kind, amount in asked(pool).items()) for node in nodes):
+            raise ConfigError(
+                f"cluster.{name} asks for {described(asked(pool))} for each worker, and no machine of the cluster has "
+                f"that: they have {' or '.join(sorted({described(_ours(node, pools)) for node in nodes}))}; "
+                f"ask for less, or join a cluster that has it{_meant(pool, nodes)}"
+            )
+    for kind in sorted({kind for pool in pools.values() for kind in asked(pool)}):
+        shares = {name: pool.workers * asked(pool).get(kind, 0.0) for name, pool in pools.items()}
+        total, there = sum(shares.values()), sum(node.get(kind, 0.0) for node in nodes)
+        if total > there:
+            parts = ", ".join(f"{name} {share:g}" for name, share in shares.items() if share)
+            raise ConfigError(
+                f"the worker pools of `cluster` ask for {total:g} {kind} together ({parts}), and the cluster has "
+                f"{there:g}; use fewer workers, ask for less, or join a larger cluster"
+            )
+
+
+def described(amounts: Resources) -> str:
+    """Such as `2 CPU, 1 GPU`."""
+    return ", ".join(f"{amount:g} {name}" for name, amount in sorted(amounts.items())) or "nothing"
+
+
+def _ours(node: Resources, pools: Mapping[str, PoolConfig]) -> dict[str, float]:
+    """What of `node` somebody asks for."""
+    kinds = {kind for pool in pools.values() for kind in asked(pool)}
+    return {kind: node.get(kind, 0.0) for kind in kinds}
+
+
+def _meant(pool: PoolConfig, nodes: Sequence[Resources]) -> str:
+    known = {kind for node in nodes for kind in node}
+    return next((did_you_mean(kind, known) for kind in pool.resources if kind not in known), "")

@@ -1,0 +1,172 @@
+"""The process of one worker: `python -m tailrace.cluster.serve NAME PARENT DESCRIPTOR`, started by a guard.
+
+Messages (tailrace/cluster/wire.py) come and go over the socket DESCRIPTOR; what is printed goes to the keeper's pipe.
+The event loop is the worker's: a beat that does not come says that the worker stands still. The kernel kills this process
+when its parent, the guard (tailrace/cluster/guard.py), ends.
+"""
+
+import asyncio
+import ctypes
+import os
+import pickle
+import signal
+import socket
+import sys
+from asyncio import StreamReader, StreamWriter, Task
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from tailrace.cluster.base import HEARTBEAT_S, Outbox, Worker, WorkerContext, call_method, make_worker
+from tailrace.cluster.wire import (
+    CLOSE,
+    OPEN,
+    RUN,
+    Beat,
+    Call,
+    Cancel,
+    Close,
+    Returned,
+    Run,
+    Start,
+    ToKeeper,
+    frame,
+    pack_error,
+    read_to_worker,
+)
+from tailrace.errors import ConfigError
+
+_PR_SET_PDEATHSIG = 1
+_BATCH_S = 0.05
+"""Events that come within this time go in one message."""
+
+
+def main() -> None:
+    """Serve until told to close, or until the keeper is gone."""
+    parent, descriptor = int(sys.argv[2]), int(sys.argv[3])
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.set_inheritable(descriptor, False)
+    if os.getppid() != parent:
+        return  # it ended before the kernel was told
+    signal.pthread_sigmask(
+        signal.SIG_SETMASK, ()
+    )  # Ray blocks SIGINT, which does not come here: the guard has a session of its own
+    asyncio.run(_serve(socket.socket(fileno=descriptor)))
+
+
+async def _serve(channel: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=channel)
+    start = await read_to_worker(reader)
+    if isinstance(start, Start):
+        await _Serving(start, reader, writer).serve()
+    writer.close()
+
+
+class _Serving:
+    """One worker and the conversation about it."""
+
+    def __init__(self, start: Start, reader: StreamReader, writer: StreamWriter) -> None:
+        self._start = start
+        self._reader = reader
+        self._writer = writer
+        self._outbox = Outbox()
+        self._worker: Worker | None = None
+        self._work: dict[int, Task[None]] = {}
+        """What is under way: calls by their ids, `open` and `run`."""
+
+    async def serve(self) -> None:
+        beats = asyncio.create_task(self._beat())
+        self._begin(OPEN, self._open())
+        while not isinstance(message := await read_to_worker(self._reader), Close | None):
+            match message:
+                case Run():
+                    assert self._worker is not None
+                    self._begin(RUN, self._worker.run())
+                case Call(id, method, args):
+                    self._begin(id, self._call(method, args))
+                case Cancel(id):
+                    if id in self._work:  # else its answer is on the way
+                        self._work[id].cancel()
+        beats.cancel()
+        await self._answer(CLOSE, self._close())
+
+    def _begin(self, id: int, work: Coroutine[Any, Any, Any]) -> None:
+        self._work[id] = asyncio.create_task(self._answer(id, work))
+        self._work[id].add_done_callback(lambda _: self._work.pop(id))
+
+    async def _answer(self, id: int, work: Coroutine[Any, Any, Any]) -> None:
+        try:
+            answer: ToKeeper = Returned(id, value=pickle.dumps(await work))
+        except asyncio.CancelledError:
+            answer = Returned(id, cancelled=True)
+        except Exception as error:  # whatever it is: the driver hears of it
+            answer = Returned(id, error=pack_error(self._start.name, error))
+        await self._tell_events()  # what it emitted comes before its end
+        await self._send(answer)
+
+    async def _open(self) -> dict[str, Any]:
+        start = self._start
+        bind(start.cores)
+        self._worker = make_worker(
+            start.factory,
+            start.settings,
+            WorkerContext(name=start.name, address=start.address, datacentre=start.datacentre, emit=self._outbox.emit),
+        )
+        facts = await self._worker.open()
+        return facts | {"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}
+
+    async def _call(self, method: str, args: bytes) -> Any:
+        assert self._worker is not None
+        return await call_method(self._worker, method, pickle.loads(args))
+
+    async def _close(self) -> None:
+        tasks = list(self._work.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._worker is not None:
+            await self._worker.close()
+
+    async def _beat(self) -> None:
+        while True:
+            await self._outbox.wait(HEARTBEAT_S)
+            await asyncio.sleep(_BATCH_S)
+            await self._send(Beat(self._outbox.take()))
+
+    async def _tell_events(self) -> None:
+        await asyncio.sleep(0)  # another thread's events come in the next round of the loop
+        if events := self._outbox.take():
+            await self._send(Beat(events))
+
+    async def _send(self, message: ToKeeper) -> None:
+        with suppress(ConnectionError):  # the keeper is gone, and this process will be
+            self._writer.write(frame(message))
+            await self._writer.drain()
+
+
+def bind(cores: tuple[int, ...] | None) -> None:
+    """Run on these cores only, and with it every thread that is made from now on.
+
+    Raises:
+        ConfigError: the machine has no such core, or this process may not use it.
+    """
+    if cores is None:
+        return
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cores)
+        missing = set(cores) - os.sched_getaffinity(0)
+    except OSError:  # none of them can be had
+        missing = set(cores)
+    if missing:
+        os.sched_setaffinity(0, before)
+        raise ConfigError(
+            f"cores {sorted(missing)} cannot be had on {socket.gethostname()}, which has {sorted(before)}; "
+            "change `cores` of the worker's pool in `cluster`"
+        )
+
+
+if __name__ == "__main__":
+    main()

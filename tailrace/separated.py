@@ -1,0 +1,231 @@
+"""A run whose tasks are in worker processes, and what the driver has of them.
+
+    driver                                        workers
+    Pipeline ──train, save, export──▶ RemoteLearner ──────▶ trainer
+             ──held-out prompts─────▶ RemoteEngines ──────▶ rollout-0, rollout-1, …
+             ──run──────────────────▶ Pools: events, deaths, replacements
+    prompts ─────────────────────────────────────────────▶ transfer queue ◀──▶ all workers
+                                                            trainer ──weights──▶ rollout workers
+
+Who waits on whom: the driver on its calls, and those on the workers; a call ends at once when its worker dies. A worker
+that dies is replaced, and what it had claimed goes back at once. Not so the trainer: with it the weights are gone that
+the rows in the queue belong to, so that the run goes on from its last checkpoint.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.assembly import EvaluationParts, Inputs, Placement, make_pipeline
+from tailrace.checkpointing import RunState
+from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec
+from tailrace.cluster.factory import make_cluster
+from tailrace.cluster.pool import DeathBudget, Pool
+from tailrace.config.cluster import PoolConfig
+from tailrace.config.run import RunConfig
+from tailrace.errors import WorkerDied
+from tailrace.events import EventLog
+from tailrace.learner import Learner
+from tailrace.pipeline import Pipeline
+from tailrace.rewards.pool import GraderPool
+from tailrace.run_queue import OpenQueue
+from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.weights.address import WeightsAddress
+from tailrace.types import Request, Sample, WeightVersion
+from tailrace.workers.settings import RunSettings
+
+
+class RemoteLearner(Learner):
+    """The learner in the trainer worker."""
+
+    def __init__(self, trainer: Pool) -> None:
+        self._trainer = trainer
+        self._trained_steps = 0
+
+    @property
+    def trained_steps(self) -> int:
+        """See `Learner`; as of the last call that returned."""
+        return self._trained_steps
+
+    async def train(self, step: int) -> None:
+        """See `Learner`."""
+        self._trained_steps = await self._call("train", step)
+
+    async def save(self, next_step: int) -> None:
+        """See `Learner`."""
+        await self._call("save", next_step)
+
+    async def restore(self, checkpoint: Path, state: RunState) -> None:
+        """See `Learner`."""
+        await self._call("restore", str(checkpoint), state)
+        self._trained_steps = state.trained_steps
+
+    async def export(self, directory: Path) -> None:
+        """See `Learner`."""
+        await self._call("export", str(directory))
+
+    async def evidence(self) -> dict[str, Any]:
+        """See `Learner`."""
+        return dict(await self._call("evidence"))
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        return await self._trainer.call(0, method, *args)
+
+
+class RemoteEngines:
+    """The engines of the rollout workers as one that answers requests, with the newest weights."""
+
+    def __init__(self, pool: Pool, *, workers: int, version: Callable[[], WeightVersion]) -> None:
+        self._pool = pool
+        self._workers = workers
+        self._version = version
+
+    async def submit(self, requests: Sequence[Request]) -> AsyncGenerator[Sample, None]:
+        """The samples, those of each worker when it has finished its part."""
+        version = self._version()
+        parts = [(index, requests[index :: self._workers]) for index in range(self._workers)]
+        calls = [asyncio.create_task(self._generate(index, part, version)) for index, part in parts if part]
+        try:
+            for done in asyncio.as_completed(calls):
+                for sample in await done:
+                    yield sample
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+
+    async def _generate(self, index: int, requests: Sequence[Request], version: WeightVersion) -> list[Sample]:
+        while True:
+            try:
+                samples: list[Sample] = await self._pool.call(index, "generate", requests, version)
+                return samples
+            except WorkerDied:
+                continue  # its replacement answers them; how many may die is the pool's to say
+
+
+class Separated(Placement):
+    """Each kind of task in worker processes of its own."""
+
+    def __init__(self, config: RunConfig, inputs: Inputs, budget: DeathBudget) -> None:
+        """`budget`: of deaths, in all attempts at the run."""
+        self._config = config
+        self._inputs = inputs
+        self._budget = budget
+        kinds = ["rollout", "trainer", "reward"]
+        if make_algorithm(config.algorithm).needs_reference:
+            kinds.append("reference")
+        self._pools: dict[str, PoolConfig] = {kind: getattr(config.cluster, kind) for kind in kinds}
+        self._cluster = make_cluster(config.cluster, self._pools)
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """See that the cluster has what the workers need."""
+        await stack.enter_async_context(self._cluster)
+
+    async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
+        """Start all workers."""
+        config = self._config
+        pools = _Workers(config, self._inputs, self._pools, self._cluster, queue, store, log, self._budget)
+        stack.push_async_callback(pools.close)
+        graders = await stack.enter_async_context(GraderPool(config.rewards))
+        await pools.start()
+        learner = RemoteLearner(pools.trainer)
+        engines = RemoteEngines(
+            pools.rollout, workers=config.cluster.rollout.workers, version=lambda: learner.trained_steps
+        )
+        evaluation = EvaluationParts(engine=engines, pool=graders)
+        return make_pipeline(config, self._inputs, queue.queue, pools.services, learner, evaluation, log)
+
+
+class _Workers:
+    """The workers of one attempt at a run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        inputs: Inputs,
+        pools: Mapping[str, PoolConfig],
+        cluster: Cluster,
+        queue: OpenQueue,
+        store: CheckpointStore,
+        log: EventLog,
+        budget: DeathBudget,
+    ) -> None:
+        assert queue.address is not None
+        assert isinstance(queue.queue, RemoteQueue)
+        self._config = config
+        self._cluster = cluster
+        self._queue = queue.queue
+        self._log = log
+        self._budget = budget
+        self._settings = RunSettings(
+            config=config.model_dump_json(),
+            model_dir=str(inputs.model_dir.resolve()),
+            queue=queue.address,
+            origin=log.origin,
+            prompts=inputs.prompts.fingerprint,
+            longest_prompt=inputs.longest_prompt,
+            checkpoints=str(store.directory.resolve()),
+        )
+        self._configs = pools
+        self._pools: dict[str, Pool] = {}
+
+    @property
+    def trainer(self) -> Pool:
+        """Of one worker."""
+        return self._pools["trainer"]
+
+    @property
+    def rollout(self) -> Pool:
+        """Those with engines."""
+        return self._pools["rollout"]
+
+    @property
+    def services(self) -> list[Pool]:
+        """All of them."""
+        return list(self._pools.values())
+
+    async def start(self) -> None:
+        """Start all workers: those of rollout last, since they are told where weights come from."""
+        async with asyncio.TaskGroup() as starting:
+            for kind in self._configs.keys() - {"rollout"}:
+                self._pools[kind] = self._pool(kind, self._settings)
+                starting.create_task(self._pools[kind].start())
+        weights: WeightsAddress = self.trainer.handles[0].facts["weights"]
+        settings = msgspec.structs.replace(self._settings, weights=weights)
+        self._pools["rollout"] = self._pool("rollout", settings)
+        await self.rollout.start()
+
+    async def close(self) -> None:
+        """Close all workers."""
+        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+
+    def _pool(self, kind: str, settings: RunSettings) -> Pool:
+        """Of the trainer there is one, and it is not replaced."""
+        config = self._configs[kind]
+        specs = [
+            WorkerSpec(
+                name=kind if kind == "trainer" else f"{kind}-{number}",
+                pool=config,
+                factory=f"tailrace.workers.{kind}:make",
+                settings=settings.encode(),
+            )
+            for number in range(config.workers)
+        ]
+        return Pool(
+            self._cluster,
+            specs,
+            self._config.cluster,
+            self._log,
+            budget=None if kind == "trainer" else self._budget,
+            on_death=self._take_back,
+        )
+
+    async def _take_back(self, handle: WorkerHandle) -> None:
+        """What a dead worker had claimed goes back at once."""
+        await self._queue.dismiss(handle.facts["queue_client"])

@@ -1,0 +1,1 @@
+"""New weights from the trainer to the engines."""

@@ -1,0 +1,56 @@
+"""Where a sender of weights is, and where its messages go."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import msgspec
+
+from tailrace.errors import WeightsError
+from tailrace.transfer.queue.socket_directory import socket_directory
+from tailrace.transfer.queue.wire.sockets import reachable
+
+PRIVATE = "ipc://*"
+"""A socket in a new directory that only this user may enter, and that goes with its process."""
+LISTEN = (PRIVATE, "tcp://127.0.0.1:*")
+"""For peers on this host alone; those on others need an address of the network, such as tcp://10.0.0.7:*."""
+
+
+class WeightsAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a sender listens, and what lets a receiver in. Receivers know each other by the same token."""
+
+    endpoints: list[str]
+    host: str
+    """The sender's, see `sockets.host_id`."""
+    token: bytes
+
+    def __repr__(self) -> str:
+        """Without the token: it shall not be found in logs."""
+        return f"WeightsAddress(endpoints={self.endpoints}, host={self.host!r})"
+
+
+def way_to(endpoints: Sequence[str], host: str) -> str:
+    """The endpoint by which this process reaches a peer on `host`.
+
+    Raises:
+        WeightsError: there is none.
+    """
+    ways = reachable(endpoints, host)
+    if not ways:
+        raise WeightsError(
+            f"weights are at {list(endpoints)} alone, which cannot be reached from this host; "
+            f"let sender and receivers listen at an address of the network, such as tcp://10.0.0.7:*"
+        )
+    return ways[0]
+
+
+@contextmanager
+def listening(endpoints: Sequence[str]) -> Iterator[list[str]]:
+    """The endpoints with a private directory's for each `PRIVATE`."""
+    with socket_directory() as directory:
+        yield [f"ipc://{directory}/socket" if endpoint == PRIVATE else endpoint for endpoint in endpoints]
+
+
+def is_far_reaching(endpoint: str) -> bool:
+    """Whether other hosts may reach it."""
+    local = ("ipc:", "tcp://127.", "tcp://localhost", "tcp://[::1]")
+    return not endpoint.startswith(local)

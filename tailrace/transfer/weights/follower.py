@@ -1,0 +1,329 @@
+"""What a receiver's thread does: it follows the sender's plan, fetches versions and gives them to others.
+
+    sender ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ Shelf ──▶ children      while it comes
+                                             └──whole, seal right──▶ `received`, Report
+
+Who waits on whom: a download on its parent, see there. Follow waits at the sender until the plan changes, so it is also
+the sign of life in both directions. A version that has begun to come is finished, and then the newest is fetched:
+otherwise one that is published more often than it can be fetched would never be had. A sender that is lost is tried
+again for ever; whoever waits for weights is told meanwhile.
+"""
+
+import secrets
+import threading
+from collections.abc import Mapping
+
+from tailrace.errors import SenderLost, TailraceError, WeightsError
+from tailrace.events import Event, EventLog
+from tailrace.transfer.queue.storage.arena import remove_orphans
+from tailrace.transfer.queue.wire.connection import Connection
+from tailrace.transfer.queue.wire.frames import Reply as WireReply
+from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
+from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service
+from tailrace.transfer.weights.address import WeightsAddress, way_to
+from tailrace.transfer.weights.bell import Bell
+from tailrace.transfer.weights.download import Download, End, Owner
+from tailrace.transfer.weights.media.factory import MediumName
+from tailrace.transfer.weights.messages import (
+    NO_VERSION,
+    NOTHING,
+    Closed,
+    Complain,
+    Describe,
+    Fetch,
+    Follow,
+    Heard,
+    Leave,
+    Plan,
+    Progress,
+    Report,
+    Standing,
+    ask,
+    decode_question,
+)
+from tailrace.transfer.weights.segments import Pool, Segment
+from tailrace.transfer.weights.shelf import Shelf
+from tailrace.transfer.weights.versions import Holding, Manifest
+
+_GONE_TRIES = 5
+"""Times that a parent may say that it does not give a version before another one is asked for."""
+
+
+class Follower(Service, Owner):
+    """Everything without another word is called in the thread of `server`."""
+
+    def __init__(
+        self,
+        server: Server,
+        address: WeightsAddress,
+        *,
+        name: str,
+        host: str,
+        datacentre: str,
+        medium: MediumName,
+        limit_s: float,
+        pool: Pool,
+        log: EventLog | None,
+    ) -> None:
+        """Not connected before `start`. See `WeightReceiver`."""
+        self.server, self.host, self.medium = server, host, medium
+        self.retry_s = limit_s / 4
+        self._address, self._name, self._datacentre, self._log = address, name, datacentre, log
+        self._endpoint = way_to(address.endpoints, address.host)
+        self._alone = secrets.token_hex(16)
+        """A host of its own, for one that shares no memory."""
+        self.pool = pool
+        self._shelf = Shelf(server)
+        self._link: Connection | None = None
+        self._plan: Plan | None = None
+        self._download: Download | None = None
+        self._again_at: float | None = None
+        """When to connect to the sender, or ask a parent, again."""
+        self._gone = 0
+        """Times that the parent of now said so."""
+        self._refused = NOTHING
+        """The serial of the newest version that was given up."""
+        self.bell = Bell()
+        self.lock = threading.Lock()
+        """For what follows, which other threads read."""
+        self.received: Holding | None = None
+        self.error: WeightsError | None = None
+        """Why weights do not come at the moment."""
+        self.announced = self.installed = NO_VERSION
+        self.nbytes = 0
+        self.parent: str | None = None
+
+    # For the server
+
+    @property
+    def handlers(self) -> Mapping[type[Request], Handler]:
+        """See `Service.handlers`."""
+        return {Tell: self._answer}
+
+    def welcome(self) -> Welcome:
+        """See `Service.welcome`."""
+        return Welcome(epoch=0)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """See `Service.next_deadline`."""
+        return self._again_at
+
+    def tick(self, now: float) -> None:
+        """See `Service.tick`."""
+        self._again_at = None
+        if self._link is None:
+            self.start()
+        self._advance()
+
+    def gone(self, client: str) -> None:
+        """See `Service.gone`."""
+        self._shelf.leave(client)
+
+    def _answer(self, incoming: Incoming) -> WireReply | None:
+        match decode_question(incoming.message):
+            case Describe() | Progress() | Fetch() as wanted:
+                return self._shelf.answer(incoming, wanted)
+            case other:
+                raise WeightsError(f"{type(other).__name__} is for the sender, not for a receiver")
+
+    # With the sender
+
+    def start(self) -> None:
+        """Connect to the sender."""
+        self._link = self.server.link(self._endpoint)
+        self._follow(0)
+
+    def report(self) -> None:
+        """Tell how far this is."""
+        if self._link is not None:
+            ask(self._link, self._endpoint, Report(self._standing()), lambda heard: None, wait=False)
+
+    def finish(self) -> None:
+        """Say goodbye, and end `Server.run`."""
+        if self._link is not None:
+            ask(self._link, self._endpoint, Leave(), lambda heard: None, wait=False)
+        self.server.stop()
+
+    def _standing(self) -> Standing:
+        reading = NOTHING if self._download is None else self._download.offer.serial
+        return Standing(reading, _version(self.received), self.installed, self.nbytes)
+
+    def _follow(self, epoch: int) -> None:
+        facts = (
+            self._name,
+            self.host if self.medium != "tcp" else self._alone,
+            self._datacentre,
+            self.server.endpoints,
+        )
+        assert self._link is not None
+        link = self._link
+
+        def heard(what: Heard) -> None:
+            if link is self._link:
+                self._on_plan(what)
+
+        ask(link, self._endpoint, Follow(epoch, *facts, self._standing()), heard, wait=True)
+
+    def _on_plan(self, heard: Heard) -> None:
+        match heard:
+            case (Plan() as plan, _):
+                self.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
+                if isinstance(self.error, SenderLost):
+                    self.error = None
+                self._plan = plan
+                self._advance()
+                self._follow(plan.epoch)
+                self.bell.ring()
+            case (Closed(), _):
+                self._lose(SenderLost("the sender of the weights was closed"))
+            case TailraceError() as error:
+                self._lose(SenderLost(f"the sender of the weights is lost: {error}"))
+            case _:
+                self._lose(SenderLost("the sender of the weights answered something else"))
+
+    def _lose(self, error: SenderLost) -> None:
+        """Tell those that wait, and try again in a while."""
+        self.error = error
+        link, self._link, self._plan = self._link, None, None
+        assert link is not None
+        self.server.unlink(link)
+        self._again_at = self.server.now + self.retry_s
+        remove_orphans(self.pool.directory.parent)  # it may have been killed
+        self.bell.ring()
+
+    # Versions
+
+    def _advance(self) -> None:
+        """Begin, go on with, or give up a download, as the plan says."""
+        if self._plan is None:
+            return
+        offers = {offer.serial: offer for offer in self._plan.offers}
+        download = self._download
+        if download is not None:
+            newest = self._plan.offers[-1].serial if self._plan.offers else NOTHING
+            has_begun = download.holding is not None and download.holding.ready > 0
+            if download.offer.serial not in offers or (download.offer.serial != newest and not has_begun):
+                self._give_up(download)
+        self._begin_newest()
+        if self._download is not None:
+            self._download.offer = offers[self._download.offer.serial]
+            self._follow_parent(self._download)
+            self._conclude(self._download)
+
+    def _begin_newest(self) -> None:
+        assert self._plan is not None
+        newest = self._plan.offers[-1] if self._plan.offers else None
+        if self._download is None and newest is not None and newest.serial > max(self._refused, self._serial()):
+            self._download = Download(self, newest)
+            self._gone = 0
+
+    def _follow_parent(self, download: Download) -> None:
+        assert self._plan is not None
+        if self._again_at is None:
+            self.parent = self._plan.parent
+            download.follow(self._plan)
+
+    def _serial(self) -> int:
+        return NOTHING if self.received is None else self.received.manifest.serial
+
+    def memory(self, manifest: Manifest) -> Segment:
+        """See `Owner.memory`. Versions whose memory is used again are not given any more."""
+        with self.lock:
+            kept = {self._serial()} | self._used()
+        self._shelf.drop(serial for serial in self._shelf.serials if serial not in kept)
+        return self.pool.take(manifest.nbytes, manifest.serial, busy=self._shelf.segments)
+
+    def _used(self) -> set[int]:
+        return {holding.manifest.serial for holding in self._shelf.holdings if holding.users}
+
+    def changed(self, download: Download, *, nbytes: int) -> None:
+        """See `Owner.changed`."""
+        if download.holding is None or download is not self._download:
+            return
+        self.nbytes += nbytes
+        self._shelf.put(download.holding)
+        self._conclude(download)
+
+    def _conclude(self, download: Download) -> None:
+        """Take a version that is whole, once its seal is known."""
+        holding, seal = download.holding, download.offer.seal
+        if download is not self._download or holding is None or not holding.whole or seal is None:
+            return
+        if holding.seal() != seal:
+            download.reset()
+            return
+        download.leave()
+        self._download = None
+        with self.lock:
+            self.received, self.error = holding, None
+        self.tidy()
+        self._emit(download)
+        self.report()
+        self.bell.ring()
+        self.server.call(self._advance)
+
+    def tidy(self) -> None:
+        """Let go of memory of others that is older than the newest version, and that nobody uses."""
+        with self.lock:
+            newest, used = self._serial(), self._used()
+        old = [holding for holding in self._shelf.holdings if holding.manifest.serial < newest]
+        for holding in old:
+            if holding.manifest.serial not in used and not holding.segment.path.is_relative_to(self.pool.directory):
+                self._shelf.drop([holding.manifest.serial])
+                holding.segment.release()
+
+    def ended(self, download: Download, end: End) -> None:
+        """See `Owner.ended`. Called while the download is busy with it, so the rest is done a little later."""
+        self.server.call(lambda: self._on_end(download, end))
+
+    def _on_end(self, download: Download, end: End) -> None:
+        if download is not self._download:
+            return
+        parent = download.parent
+        if end is End.REFUSED:
+            self._refused = download.offer.serial
+            self._give_up(download)
+            self.error = download.error
+            self.bell.ring()
+            self._advance()
+            return
+        self._gone += end is End.GONE
+        if parent and (end is End.PARENT_LOST or self._gone >= _GONE_TRIES) and self._link is not None:
+            self._gone = 0
+            ask(self._link, self._endpoint, Complain(parent), lambda heard: None, wait=False)
+        download.leave()
+        self._again_at = self.server.now + self.retry_s / 8  # by then there may be another plan
+
+    def _give_up(self, download: Download) -> None:
+        download.leave()
+        self._download = None
+        self._shelf.drop([download.offer.serial])
+        if download.holding is not None and download.medium == "shared_memory":
+            download.holding.segment.release()
+
+    def _emit(self, download: Download) -> None:
+        if self._log is None or download.holding is None:
+            return
+        end = self._log.now()
+        manifest = download.holding.manifest
+        self._log.emit(
+            Event(
+                task="weights_transfer",
+                actor=self._name,
+                start=end - (self.server.now - download.started),
+                end=end,
+                version=manifest.version,
+                metrics={"bytes": float(manifest.nbytes), "network_bytes": float(download.nbytes)},
+                info={"medium": download.medium},
+            )
+        )
+
+    @property
+    def bytes_sent(self) -> int:
+        """Of weights, over sockets, to children."""
+        return self._shelf.bytes_sent
+
+
+def _version(holding: Holding | None) -> int:
+    return NO_VERSION if holding is None else holding.manifest.version

@@ -1,0 +1,1 @@
+"""What weights travel through."""

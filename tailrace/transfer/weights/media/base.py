@@ -1,0 +1,54 @@
+"""What a medium does: it brings the chunks of one version from one parent into the memory of this process.
+
+    receiver ──place──▶ medium ──▶ memory      bring ──▶ errand.ask … ──▶ verified ──▶ errand.arrived, errand.corrupt
+
+Everything is called in the receiver's thread, and nothing waits.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from tailrace.transfer.weights.messages import Described, Heard, Question
+from tailrace.transfer.weights.segments import Segment
+from tailrace.transfer.weights.versions import Holding, Manifest
+
+
+class Errand(Protocol):
+    """The version that is fetched, as a medium sees it."""
+
+    def ask(self, question: Question, then: Callable[[Heard], None]) -> None:
+        """Ask the parent. `then` is called unless the parent is lost, has the version no more, or was left."""
+
+    def take(self, manifest: Manifest) -> Segment:
+        """Memory of this process's own. Raises WeightsError."""
+
+    def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
+        """A chunk is in place, and has this sum; `nbytes` of it came over the network."""
+
+    def corrupt(self, chunk: int) -> bool:
+        """A chunk has not the sum that it must have; whether it shall be fetched again."""
+
+    @property
+    def retry_s(self) -> float:
+        """Seconds after which a question without an answer is asked again."""
+
+
+class Medium(ABC):
+    """From one parent."""
+
+    def __init__(self, errand: Errand) -> None:
+        """Nothing is asked yet."""
+        self._errand = errand
+
+    @abstractmethod
+    def place(self, manifest: Manifest, described: Described) -> Segment:
+        """Where the payload will be.
+
+        Raises:
+            WeightsError: it cannot be had by this medium.
+        """
+
+    @abstractmethod
+    def bring(self, holding: Holding) -> None:
+        """Begin to bring the chunks that are lacking."""

@@ -1,0 +1,202 @@
+"""What sender, receivers and relays say to each other, inside `Tell` and `Told` of the queue's wire.
+
+    receiver ──▶ sender    Follow, Report, Complain, Leave
+    receiver ──▶ parent    Describe, Progress, Fetch         the parent is the sender, or a receiver that relays
+
+All of them may come twice: they ask, or they say how things are. Sums are xxh3 of 64 bits.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, TypeAlias, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from tailrace.errors import QueueClosed, TailraceError, WireError, one_line
+from tailrace.transfer.queue.wire.calls import Call, Outcome, expect
+from tailrace.transfer.queue.wire.connection import Connection
+from tailrace.transfer.queue.wire.messages import Count, Name, Tell, Told
+
+T = TypeVar("T")
+
+SUM_BYTES = 8
+Sum = Annotated[bytes, Meta(min_length=SUM_BYTES, max_length=SUM_BYTES)]
+Endpoints = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
+NOTHING = 0
+"""Stands for the serial of no version: serials count from 1."""
+NO_VERSION = -1
+FOREVER_S = 1e9
+"""What a question may wait for its answer: the peer gives signs of life meanwhile."""
+
+
+class Word(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """Base of all."""
+
+
+class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How far a receiver is."""
+
+    reading: Count
+    """The serial of the version that it fetches now, or NOTHING."""
+    received: int
+    """Its newest whole version, or NO_VERSION."""
+    installed: int
+    nbytes: Count
+    """Bytes of weights that have come over the network."""
+
+
+class Follow(Word, frozen=True):
+    """Ask for the plan, once it is another than that of `epoch`."""
+
+    epoch: Count
+    name: Annotated[str, Meta(max_length=200)]
+    """For people."""
+    host: Name
+    """See `host_id`; one of its own for a receiver that must not share memory."""
+    datacentre: Annotated[str, Meta(max_length=200)]
+    endpoints: Endpoints
+    """Where it relays."""
+    standing: Standing
+
+
+class Report(Word, frozen=True):
+    """Tell how far the sender of this is."""
+
+    standing: Standing
+
+
+class Complain(Word, frozen=True):
+    """A parent does not answer."""
+
+    parent: Name
+
+
+class Leave(Word, frozen=True):
+    """The receiver is closed."""
+
+
+class Noted(Word, frozen=True):
+    """Answer to Report, Complain and Leave."""
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A version that can be had."""
+
+    serial: Count
+    version: int
+    manifest: Sum
+    """Of the encoded manifest."""
+    seal: Sum | None
+    """Of the manifest's sum and those of all chunks; None while it is being written."""
+
+
+class Plan(Word, frozen=True):
+    """Answer to Follow."""
+
+    epoch: Count
+    offers: list[Offer]
+    """The newest last; older ones are finished by those that are at it, and not begun."""
+    parent: str
+    """Its name; empty for the sender."""
+    endpoints: Endpoints
+    host: str
+
+
+class Closed(Word, frozen=True):
+    """Answer to Follow: the sender was closed."""
+
+
+class Describe(Word, frozen=True):
+    """Ask for a manifest, and where its chunks lie."""
+
+    serial: Count
+
+
+class Described(Word, frozen=True):
+    """Answer to Describe."""
+
+    manifest: bytes
+    segment: str
+    """The path of the shared memory with the chunks."""
+
+
+class Progress(Word, frozen=True):
+    """Ask for the sums of the chunks from `have` on, once the first `want` are there."""
+
+    serial: Count
+    have: Count
+    want: Count
+
+
+class Ready(Word, frozen=True):
+    """Answer to Progress."""
+
+    sums: bytes
+    """Packed."""
+
+
+class Fetch(Word, frozen=True):
+    """Ask for a chunk, once it is there."""
+
+    serial: Count
+    chunk: Count
+
+
+class Chunk(Word, frozen=True):
+    """Answer to Fetch; the bytes come along as a frame."""
+
+    sum: Sum
+
+
+class Gone(Word, frozen=True):
+    """Answer to Describe, Progress and Fetch: this version cannot be had here (any more)."""
+
+
+Question = Follow | Report | Complain | Leave | Describe | Progress | Fetch
+Reply = Noted | Plan | Closed | Described | Ready | Chunk | Gone
+
+_ENCODER = msgspec.msgpack.Encoder()
+_QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+Heard: TypeAlias = tuple[Reply, memoryview | None] | TailraceError
+"""A reply and the frame that came along, or what took its place."""
+
+
+def encode_reply(reply: Reply) -> Told:
+    """A reply as it travels."""
+    return Told(_ENCODER.encode(reply))
+
+
+def decode_question(tell: Tell) -> Question:
+    """What is asked.
+
+    Raises:
+        WireError: no known question, or its fields are not as they must be.
+    """
+    return _decode(_QUESTIONS, tell.body, "a question about weights")
+
+
+def ask(link: Connection, endpoint: str, question: Question, then: Callable[[Heard], None], *, wait: bool) -> None:
+    """Ask a peer; `then` gets what it says. `wait`: the answer may take as long as it likes, with signs of life."""
+
+    def heard(outcome: Outcome) -> None:
+        if isinstance(outcome, QueueClosed):
+            return  # the link was closed here, by who asked
+        try:
+            told = expect(outcome, Told)
+            reply = _decode(_REPLIES, told.body, "a reply about weights")
+        except TailraceError as error:
+            then(error)
+        else:
+            frames = () if isinstance(outcome, TailraceError) else outcome.frames
+            then((reply, memoryview(frames[0]) if frames else None))
+
+    link.start(Call(endpoint, Tell(_ENCODER.encode(question)), wait_s=FOREVER_S if wait else 0.0), heard)
+
+
+def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes, what: str) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"{len(data)} bytes are not {what}: {one_line(error)}") from None

@@ -1,0 +1,210 @@
+"""New weights in an engine's process.
+
+    sender ──▶ [own thread: Follower] ──▶ received ──wait──▶ weights() ──▶ Engine.update_weights ──installed──▶ sender
+
+Who waits on whom: `wait` on the version, on a limit, and on the sender's signs of life. The thread waits for nobody who
+uses the weights: what is read is neither overwritten nor let go before the reader is done.
+"""
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from tailrace.errors import WeightsError, WeightsTimeout
+from tailrace.events import EventLog
+from tailrace.transfer.queue.wire.connection import Patience
+from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening, way_to
+from tailrace.transfer.weights.follower import Follower
+from tailrace.transfer.weights.media.factory import MediumName
+from tailrace.transfer.weights.messages import NO_VERSION
+from tailrace.transfer.weights.segments import SHARED, Pool
+from tailrace.types import WeightVersion
+
+_CLOSE_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverStats:
+    """What a receiver has and has done."""
+
+    received: WeightVersion | None
+    announced: WeightVersion | None
+    installed: WeightVersion | None
+    parent: str | None
+    """Who it gets weights from; empty for the sender, None before it has asked anybody."""
+    bytes_received: int
+    """Of weights, over sockets. Those in shared memory do not move."""
+    bytes_sent: int
+
+
+class WeightReceiver:
+    """Fetches each announced version in the background, the newest first, and relays it to others.
+
+    Used from any thread and any event loop. `close` it, or use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        address: WeightsAddress,
+        *,
+        name: str,
+        datacentre: str = "",
+        listen: Sequence[str] = LISTEN,
+        medium: MediumName = "auto",
+        limit_s: float = 10.0,
+        directory: Path = SHARED,
+        log: EventLog | None = None,
+    ) -> None:
+        """Begins at once.
+
+        Args:
+            address: the sender's.
+            name: for people, and the actor of `weights_transfer` events.
+            datacentre: where it is; one with a slow way to others is crossed to once.
+            listen: where it relays. Receivers on other hosts can only reach an address of the network.
+            medium: auto: shared memory with peers on this host, TCP with others.
+            limit_s: seconds without a sign of life after which a peer counts as lost.
+            directory: of shared memory.
+            log: told of each version that has come, from this receiver's thread.
+
+        Raises:
+            WeightsError: the sender cannot be reached from here, or there is no shared memory.
+            WireError: it cannot listen there.
+        """
+        way_to(address.endpoints, address.host)
+        with ExitStack() as stack:
+            pool = Pool(directory)
+            stack.callback(pool.close)
+            endpoints = stack.enter_context(listening(listen))
+            patience = Patience(limit_s=limit_s, retry_s=limit_s / 4, max_retry_s=limit_s / 2)
+            server = Server(name, address.token, endpoints=endpoints, silence_s=limit_s, patience=patience)
+            self._follower = Follower(
+                server,
+                address,
+                name=name,
+                host=host_id(),
+                datacentre=datacentre,
+                medium=medium,
+                limit_s=limit_s,
+                pool=pool,
+                log=log,
+            )
+            self._open = stack.pop_all()
+        self._server = server
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name=f"weights of {name}", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    @property
+    def received(self) -> WeightVersion | None:
+        """The newest version that is wholly here."""
+        holding = self._follower.received
+        return None if holding is None else holding.manifest.version
+
+    @property
+    def announced(self) -> WeightVersion | None:
+        """The newest version that the sender has told of."""
+        return _known(self._follower.announced)
+
+    async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
+        """The newest version that is wholly here, once that is `version` or a later one.
+
+        Raises:
+            WeightsTimeout: it has not come in time.
+            SenderLost: the sender was closed, or gives no sign of life.
+            WeightsError: the newest version was given up, since it arrived corrupt again and again, or there is no
+                room for it; or this was closed.
+        """
+        found: WeightVersion | WeightsError | None
+        found = await self._follower.bell.until(lambda: self._look(version), timeout_s=timeout_s)
+        if isinstance(found, WeightsError):
+            raise type(found)(str(found))
+        if found is None:
+            raise WeightsTimeout(
+                f"version {version} of the weights has not come within {timeout_s:g} s; here is {self.received}, "
+                f"announced {self.announced}; raise weights.timeout_s if the network needs longer"
+            )
+        return found
+
+    @contextmanager
+    def weights(self) -> Iterator[tuple[WeightVersion, dict[str, torch.Tensor]]]:
+        """The newest version that is wholly here: its number, and the tensors by their Hugging Face names.
+
+        They are views of shared memory: not to be written to, and not to be kept beyond the block.
+
+        Raises:
+            WeightsError: none is here yet.
+        """
+        follower = self._follower
+        with follower.lock:
+            holding = follower.received
+            if holding is None:
+                raise WeightsError("no version of the weights is here yet; wait for one")
+            holding.users += 1
+        try:
+            yield holding.manifest.version, holding.tensors()
+        finally:
+            with follower.lock:
+                holding.users -= 1
+            self._server.call(follower.tidy)
+
+    def installed(self, version: WeightVersion) -> None:
+        """Tell the sender that the engine has `version` now."""
+        self._follower.installed = version
+        self._server.call(self._follower.report)
+
+    def stats(self) -> ReceiverStats:
+        """Counts, at once."""
+        follower = self._follower
+        return ReceiverStats(
+            received=self.received,
+            announced=self.announced,
+            installed=_known(follower.installed),
+            parent=follower.parent,
+            bytes_received=follower.nbytes,
+            bytes_sent=follower.bytes_sent,
+        )
+
+    def close(self) -> None:
+        """Say goodbye, and stop. Harmless twice."""
+        self._server.call(self._follower.finish)
+        self._thread.join(_CLOSE_LIMIT_S)
+        self._open.close()
+
+    def _run(self) -> None:
+        self._server.call(self._follower.start)
+        try:
+            self._server.run(self._follower)
+        finally:
+            self._ended = True
+            self._follower.bell.ring()
+
+    def _look(self, version: WeightVersion) -> WeightVersion | WeightsError | None:
+        received = self.received
+        if received is not None and received >= version:
+            return received
+        if self._ended:
+            return WeightsError("this receiver of weights was closed")
+        return self._follower.error
+
+
+def _known(version: int) -> WeightVersion | None:
+    return None if version == NO_VERSION else version

@@ -1,0 +1,220 @@
+"""What a sender's thread does: it knows who is there, plans who gets weights from whom, and gives them.
+
+    receiver ──Follow──▶ roster: joined, or seen again ──▶ plan ──▶ Plan to everybody whose plan is another one now
+    silent, Leave, Complain ──▶ plan again
+
+Who waits on whom: `WeightSender.installed` on the receivers that are there; nobody else here on anybody.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
+from tailrace.transfer.queue.wire.frames import Reply as WireReply
+from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
+from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
+from tailrace.transfer.weights.address import WeightsAddress, is_far_reaching
+from tailrace.transfer.weights.bell import Bell
+from tailrace.transfer.weights.messages import (
+    NOTHING,
+    Closed,
+    Complain,
+    Describe,
+    Fetch,
+    Follow,
+    Leave,
+    Noted,
+    Offer,
+    Plan,
+    Progress,
+    Report,
+    Standing,
+    decode_question,
+    encode_reply,
+)
+from tailrace.transfer.weights.shelf import Shelf
+from tailrace.transfer.weights.versions import Holding, sum_of
+
+_OLDER = 2
+"""Versions that are kept beside the newest, at the most, for those that are at them: those that began first."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A receiver that is there."""
+
+    site: Site
+    name: str
+    """For people."""
+    endpoints: list[str]
+    standing: Standing
+    told: int = NOTHING
+    """The serial of the newest version that it was told of last: it may have begun it."""
+    ticket: Ticket | None = None
+    epoch: int = 0
+    """Of what it knows."""
+
+    @property
+    def reading(self) -> set[int]:
+        """Serials that it may be at."""
+        return {self.told, self.standing.reading}
+
+
+class Roster(Service):
+    """Everything is called in the thread of `server`, but for `members` and `bell`."""
+
+    def __init__(self, server: Server, address: WeightsAddress, *, datacentre: str, fan_out: int) -> None:
+        """Nobody is there, and there is no version."""
+        self.server = server
+        self.address = address
+        self.shelf = Shelf(server)
+        self.bell = Bell()
+        self.members: dict[str, Member] = {}
+        """By the names that the wire gives them, in the order in which they came."""
+        self._root = Site(name=ROOT, host=address.host, datacentre=datacentre)
+        self._fan_out = fan_out
+        self._epoch = 1
+        self._offers: list[Offer] = []
+        self._parents: dict[str, str] = {}
+
+    # For the server
+
+    @property
+    def handlers(self) -> Mapping[type[Request], Handler]:
+        """See `Service.handlers`."""
+        return {Tell: self._answer}
+
+    def welcome(self) -> Welcome:
+        """See `Service.welcome`."""
+        return Welcome(epoch=0)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """See `Service.next_deadline`."""
+        return None
+
+    def tick(self, now: float) -> None:
+        """See `Service.tick`: nothing is ever due."""
+
+    def gone(self, client: str) -> None:
+        """See `Service.gone`."""
+        self.shelf.leave(client)
+        if self.members.pop(client, None) is not None:
+            self._plan()
+            self.bell.ring()
+
+    def _answer(self, incoming: Incoming) -> WireReply | None:
+        client = incoming.ticket.client
+        match decode_question(incoming.message):
+            case Describe() | Progress() | Fetch() as wanted:
+                return self.shelf.answer(incoming, wanted)
+            case Follow() as follow:
+                self._follow(incoming.ticket, follow)
+                return None
+            case Report(standing):
+                self._hear(client, standing)
+            case Complain(parent):
+                self._distrust(parent)
+            case Leave():
+                self.gone(client)
+        return WireReply(encode_reply(Noted()))
+
+    def _follow(self, ticket: Ticket, follow: Follow) -> None:
+        member = self.members.get(ticket.client)
+        if member is None:
+            relays = any(map(is_far_reaching, follow.endpoints)) or follow.host == self.address.host
+            site = Site(name=ticket.client, host=follow.host, datacentre=self._datacentre(follow), relays=relays)
+            member = self.members[ticket.client] = Member(site, follow.name, follow.endpoints, follow.standing)
+            self._plan()
+        member.ticket = ticket
+        member.epoch = follow.epoch
+        self._hear(ticket.client, follow.standing)
+        self._tell(member)
+
+    def _datacentre(self, follow: Follow) -> str:
+        """One host is in one datacentre: that of the first from there."""
+        known = [self._root, *(member.site for member in self.members.values())]
+        return next((site.datacentre for site in known if site.host == follow.host), follow.datacentre)
+
+    def _hear(self, client: str, standing: Standing) -> None:
+        member = self.members.get(client)
+        if member is not None:
+            member.standing = standing
+            member.told = NOTHING
+            self.bell.ring()
+
+    def _distrust(self, parent: str) -> None:
+        """Somebody cannot reach a member: nobody else gets weights from it over the network any more."""
+        member = self.members.get(parent)
+        if member is not None:
+            site = member.site
+            member.site = Site(name=site.name, host=parent, datacentre=site.datacentre, relays=False)
+            self._plan()
+
+    # Versions
+
+    def begin(self, holding: Holding) -> None:
+        """A version is being written: it can be fetched from now on."""
+        manifest = holding.manifest
+        self._offers.append(Offer(manifest.serial, manifest.version, sum_of(holding.encoded), None))
+        self.shelf.put(holding)
+        self._announce()
+
+    def complete(self, seal: bytes) -> None:
+        """It is written."""
+        last = self._offers[-1]
+        self._offers[-1] = Offer(last.serial, last.version, last.manifest, seal)
+        self.shelf.look()
+        self._announce()
+
+    def withdraw(self) -> None:
+        """It could not be written."""
+        self.shelf.drop([self._offers.pop().serial])
+        self._announce()
+
+    def trim(self) -> None:
+        """Keep of the versions the newest, and those that somebody is at: their memory is not used again."""
+        reading = set().union(*(member.reading for member in self.members.values()))
+        older = [offer for offer in self._offers[:-1] if offer.serial in reading][:_OLDER]
+        kept = [*older, *self._offers[-1:]]
+        self.shelf.drop({offer.serial for offer in self._offers} - {offer.serial for offer in kept})
+        self._offers = kept
+
+    def finish(self) -> None:
+        """Tell everybody that it is over, and end `Server.run`."""
+        for member in self.members.values():
+            if member.ticket is not None:
+                self.server.reply(member.ticket, encode_reply(Closed()))
+        self.server.stop()
+
+    # Plans
+
+    def parent(self, member: Member) -> str:
+        """The name that the wire gives it; `ROOT` for the sender."""
+        return self._parents.get(member.site.name, ROOT)
+
+    def _plan(self) -> None:
+        sites = [member.site for member in self.members.values()]
+        self._parents = broadcast_tree(self._root, sites, fan_out=self._fan_out)
+        self._announce()
+
+    def _announce(self) -> None:
+        self._epoch += 1
+        for member in self.members.values():
+            self._tell(member)
+
+    def _tell(self, member: Member) -> None:
+        """Answer a member that waits, where it does not know how things are."""
+        if member.ticket is None or member.epoch == self._epoch:
+            return
+        parent = self._parents[member.site.name]
+        if parent == ROOT:
+            endpoints, host = self.address.endpoints, self.address.host
+        else:
+            endpoints, host = self.members[parent].endpoints, self.members[parent].site.host
+        plan = Plan(self._epoch, self._offers, parent, endpoints, host)
+        if self._offers:
+            member.told = self._offers[-1].serial
+        member.epoch = self._epoch
+        ticket, member.ticket = member.ticket, None
+        self.server.reply(ticket, encode_reply(plan))

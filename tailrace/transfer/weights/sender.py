@@ -1,0 +1,287 @@
+"""New weights out of a trainer's process.
+
+    trainer ──publish──▶ chunk by chunk: copied and cast, summed while in the cache ──▶ shared memory
+                           [own thread: Roster] ──Plan, sums, chunks──▶ receivers, while it is written
+
+Who waits on whom: `publish` on nobody: memory that somebody still reads is left alone, and other memory is used.
+`installed` on the receivers that are there, and on a limit.
+"""
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import torch
+
+from tailrace.errors import WeightsError, WeightsTimeout
+from tailrace.events import Event, EventLog
+from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
+from tailrace.transfer.weights.messages import NO_VERSION
+from tailrace.transfer.weights.roster import Roster
+from tailrace.transfer.weights.segments import SHARED, Pool
+from tailrace.transfer.weights.versions import (
+    ALIGNMENT,
+    Holding,
+    Manifest,
+    encode_manifest,
+    pieces,
+    plan_payload,
+    sum_of,
+)
+from tailrace.types import WeightVersion
+
+T = TypeVar("T")
+
+_LIMIT_S = 60.0
+"""For this sender's own thread to do what it is asked for."""
+TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiverState:
+    """A receiver that is there, as it has said last."""
+
+    received: WeightVersion | None
+    installed: WeightVersion | None
+    parent: str
+    """The name of the receiver that it gets weights from; empty for the sender."""
+    bytes_received: int
+    """Of weights, over sockets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SenderStats:
+    """What a sender has and has done."""
+
+    version: WeightVersion | None
+    """The newest that was published."""
+    nbytes: int
+    """Of its payload."""
+    receivers: dict[str, ReceiverState]
+    """By name; one of two with the same name."""
+    bytes_sent: int
+    """Of weights, over sockets. Those in shared memory do not move."""
+
+
+class WeightSender:
+    """Publishes versions for the receivers that know its address. `close` it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        *,
+        dtype: torch.dtype | None = None,
+        chunk_mib: float = 4.0,
+        datacentre: str = "",
+        listen: Sequence[str] = LISTEN,
+        fan_out: int = 2,
+        limit_s: float = 10.0,
+        directory: Path = SHARED,
+        log: EventLog | None = None,
+    ) -> None:
+        """Listens from now on.
+
+        Args:
+            dtype: of floats as they travel; None leaves them as they are.
+            chunk_mib: size of the pieces in which they travel, in MiB.
+            datacentre: where it is, see `planning.broadcast`.
+            listen: receivers on other hosts need an address of the network, such as tcp://10.0.0.7:*.
+            fan_out: receivers of a datacentre that get weights from one process over the network, at the most.
+            limit_s: seconds without a sign of life after which a receiver counts as dead.
+            directory: of shared memory.
+            log: told of each version that is published, in the thread that publishes.
+
+        Raises:
+            WeightsError: there is no shared memory.
+            WireError: it cannot listen there.
+        """
+        self._dtype = dtype
+        self._chunk_bytes = max(ALIGNMENT, int(chunk_mib * 2**20) // ALIGNMENT * ALIGNMENT)
+        self._log = log
+        self._holding: Holding | None = None
+        self._serial = 0
+        self._publishing = threading.Lock()
+        token = secrets.token_bytes(TOKEN_BYTES)
+        with ExitStack() as stack:
+            self._pool = Pool(directory)
+            stack.callback(self._pool.close)
+            endpoints = stack.enter_context(listening(listen))
+            self._server = Server("sender", token, endpoints=endpoints, silence_s=limit_s)
+            self._open = stack.pop_all()
+        self.address = WeightsAddress(endpoints=self._server.endpoints, host=host_id(), token=token)
+        """For receivers; it holds the token."""
+        self._roster = Roster(self._server, self.address, datacentre=datacentre, fan_out=fan_out)
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def publish(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Copy the tensors, under their Hugging Face names, and announce the version. They may change afterwards.
+
+        Receivers fetch chunks while this goes on. Where it raises, the version is withdrawn.
+
+        Raises:
+            WeightsError: the version is not newer than the one before, a name comes twice, a dtype does not travel,
+                the machine has no room for it, or this was closed.
+        """
+        with self._publishing:
+            start = 0.0 if self._log is None else self._log.now()
+            before = NO_VERSION if self._holding is None else self._holding.manifest.version
+            if version <= before:
+                raise WeightsError(f"version {version} is not newer than {before}, which was published; count upwards")
+            sources = _by_name(tensors)
+            self._serial += 1
+            manifest = plan_payload(self._serial, version, sources, dtype=self._dtype, chunk_bytes=self._chunk_bytes)
+            self._write(manifest, list(sources.values()))
+            if self._log is not None:
+                metrics = {"bytes": float(manifest.nbytes)}
+                event = Event(
+                    task="weights_publish", actor="trainer", start=start, end=self._log.now(), metrics=metrics
+                )
+                event.version = version
+                self._log.emit(event)
+
+    async def installed(self, version: WeightVersion, *, timeout_s: float) -> None:
+        """Wait until every receiver that is there has installed `version` or a later one; none may be there.
+
+        A receiver that dies meanwhile does not hold it up longer than its `limit_s`.
+
+        Raises:
+            WeightsTimeout: some have not done so in time.
+            WeightsError: this was closed.
+        """
+        found = await self._roster.bell.until(lambda: self._look(version), timeout_s=timeout_s)
+        if isinstance(found, WeightsError):
+            raise found
+        if found is None:
+            late = self._late(version)
+            raise WeightsTimeout(
+                f"{', '.join(sorted(late))}: version {version} of the weights is not installed after {timeout_s:g} s; "
+                f"raise weights.timeout_s if they need longer"
+            )
+
+    def stats(self) -> SenderStats:
+        """Counts, at once."""
+        roster = self._roster
+        names = {site: member.name for site, member in list(roster.members.items())}
+        receivers = {
+            member.name: ReceiverState(
+                received=_known(member.standing.received),
+                installed=_known(member.standing.installed),
+                parent=names.get(roster.parent(member), ""),
+                bytes_received=member.standing.nbytes,
+            )
+            for member in list(roster.members.values())
+        }
+        manifest = None if self._holding is None else self._holding.manifest
+        return SenderStats(
+            version=None if manifest is None else manifest.version,
+            nbytes=0 if manifest is None else manifest.nbytes,
+            receivers=receivers,
+            bytes_sent=roster.shelf.bytes_sent,
+        )
+
+    def close(self) -> None:
+        """Tell the receivers, and stop; what was not fetched cannot be had any more. Harmless twice."""
+        self._server.call(self._roster.finish)
+        self._thread.join(_LIMIT_S)
+        self._open.close()
+
+    def _run(self) -> None:
+        try:
+            self._server.run(self._roster)
+        finally:
+            self._ended = True
+            self._roster.bell.ring()
+
+    def _write(self, manifest: Manifest, sources: list[torch.Tensor]) -> None:
+        """Write the payload, while receivers follow."""
+        roster = self._roster
+        holding = self._in_thread(lambda: self._begin(manifest))
+        try:
+            targets = list(holding.tensors().values())
+            for chunk, parts in enumerate(pieces(manifest, sources, targets)):
+                for target, source in parts:
+                    target.copy_(source)
+                holding.add(chunk, sum_of(holding.memory[manifest.span(chunk)]))
+                if holding.ready >= holding.wake_at:
+                    self._server.call(roster.shelf.look)
+        except BaseException:
+            self._in_thread(roster.withdraw)
+            raise
+        seal = holding.seal()
+        self._in_thread(lambda: roster.complete(seal))
+        self._holding = holding
+
+    def _begin(self, manifest: Manifest) -> Holding:
+        """Find memory for a version, and announce it."""
+        self._roster.trim()
+        segment = self._pool.take(manifest.nbytes, manifest.serial, busy=self._roster.shelf.segments)
+        holding = Holding(manifest, encode_manifest(manifest), segment)
+        self._roster.begin(holding)
+        return holding
+
+    def _in_thread(self, action: Callable[[], T]) -> T:
+        """What `action` returns, or raises, in this sender's thread.
+
+        Raises:
+            WeightsError: the thread has ended.
+        """
+        future: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(action())
+            except WeightsError as error:
+                future.set_exception(error)
+
+        self._server.call(call)
+        if self._ended:
+            raise _closed()
+        try:
+            return future.result(_LIMIT_S)
+        except TimeoutError:
+            raise _closed() from None
+
+    def _look(self, version: WeightVersion) -> bool | WeightsError | None:
+        if self._ended:
+            return _closed()
+        return None if self._late(version) else True
+
+    def _late(self, version: WeightVersion) -> list[str]:
+        members = list(self._roster.members.values())
+        return [member.name for member in members if member.standing.installed < version]
+
+
+def _closed() -> WeightsError:
+    return WeightsError("this sender of weights was closed")
+
+
+def _by_name(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    sources: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors:
+        if name in sources:
+            raise WeightsError(f"{name} comes twice in the weights; give each tensor once")
+        sources[name] = tensor.detach()
+    return sources
+
+
+def _known(version: int) -> WeightVersion | None:
+    return None if version == NO_VERSION else version

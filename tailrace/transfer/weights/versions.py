@@ -1,0 +1,206 @@
+"""A version of the weights: a manifest, which says what lies where, and a payload that travels in chunks.
+
+manifest   names, dtypes, shapes, offsets           its sum is announced by the sender
+payload    [ tensor ][ tensor ]…                    cut into chunks of equal size, each with its sum
+seal       the sum of the manifest's sum and those of all chunks, announced when the last is written
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+from msgspec import Meta
+
+from tailrace.errors import WeightsError, one_line
+from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
+from tailrace.transfer.queue.wire.messages import Count
+from tailrace.transfer.weights.messages import SUM_BYTES
+from tailrace.transfer.weights.segments import Segment
+
+ALIGNMENT = 64
+"""Bytes; tensors begin, and chunks end, at multiples of it."""
+
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """One tensor."""
+
+    name: str
+    dtype: str
+    shape: Annotated[tuple[Count, ...], Meta(max_length=16)]
+    offset: Count
+
+    @property
+    def nbytes(self) -> int:
+        """Of its elements."""
+        return math.prod(self.shape) * _DTYPES[self.dtype].itemsize
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What lies where in the payload of a version."""
+
+    serial: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    """Counts the publications of a sender."""
+    version: Count
+    nbytes: Count
+    """Of the payload."""
+    chunk_bytes: Annotated[int, Meta(ge=ALIGNMENT, le=MAX_FRAME_BYTES)]
+    entries: tuple[Entry, ...]
+
+    @property
+    def chunks(self) -> int:
+        """Their number."""
+        return -(-self.nbytes // self.chunk_bytes)
+
+    def span(self, chunk: int) -> slice:
+        """Where a chunk lies in the payload."""
+        return slice(chunk * self.chunk_bytes, min(self.nbytes, (chunk + 1) * self.chunk_bytes))
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Manifest)
+
+
+def sum_of(data: bytes | memoryview) -> bytes:
+    """The sum of some bytes."""
+    return xxhash.xxh3_64_digest(data)
+
+
+def plan_payload(
+    serial: int, version: int, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype | None, chunk_bytes: int
+) -> Manifest:
+    """Where each tensor goes. `dtype`: of floats as they travel; None leaves them as they are.
+
+    Raises:
+        WeightsError: a tensor has a dtype that does not travel.
+    """
+    entries, end = [], 0
+    for name, tensor in tensors.items():
+        wire = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        word = str(wire).removeprefix("torch.")
+        if word not in _DTYPES:
+            raise WeightsError(f"{name} is of dtype {word}, which does not travel; give one of {', '.join(_DTYPES)}")
+        entries.append(Entry(name, word, tuple(tensor.shape), end))
+        end += -(-entries[-1].nbytes // ALIGNMENT) * ALIGNMENT
+    return Manifest(serial, version, end, chunk_bytes, tuple(entries))
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """A manifest as it travels."""
+    return _ENCODER.encode(manifest)
+
+
+def decode_manifest(data: bytes, expected: bytes) -> Manifest:
+    """A manifest whose sum is `expected`.
+
+    Raises:
+        WeightsError: it has another sum, or is not as it must be.
+    """
+    if sum_of(data) != expected:
+        raise WeightsError(f"a manifest of {len(data)} bytes arrived corrupt")
+    try:
+        manifest = _DECODER.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WeightsError(f"{len(data)} bytes are not a manifest: {one_line(error)}") from None
+    for entry in manifest.entries:
+        if entry.dtype not in _DTYPES or entry.offset % ALIGNMENT or entry.offset + entry.nbytes > manifest.nbytes:
+            raise WeightsError(f"the manifest's {entry.name} does not lie in its payload of {manifest.nbytes} bytes")
+    return manifest
+
+
+class Holding:
+    """A version that is here, wholly or in part. One thread adds chunks; others may look."""
+
+    def __init__(self, manifest: Manifest, encoded: bytes, segment: Segment) -> None:
+        """Nothing of it is here yet. `segment` holds the payload's bytes, or room for them."""
+        self.manifest = manifest
+        self.encoded = encoded
+        self.segment = segment
+        self.memory = segment.payload[: manifest.nbytes]
+        self._sums: list[bytes | None] = [None] * manifest.chunks
+        self.ready = 0
+        """So many chunks from the first on are here."""
+        self.wake_at = math.inf
+        """When so many are ready, somebody waits for it."""
+        self.users = 0
+        """Readers of `tensors` in this process."""
+
+    def add(self, chunk: int, value: bytes) -> None:
+        """The bytes of a chunk are in place, and have this sum."""
+        self._sums[chunk] = value
+        while self.ready < len(self._sums) and self._sums[self.ready] is not None:
+            self.ready += 1
+
+    def sum(self, chunk: int) -> bytes | None:
+        """Of a chunk that is here; None for one that is not."""
+        return self._sums[chunk]
+
+    def sums(self, start: int) -> bytes:
+        """Of the chunks from `start` up to `ready`, packed."""
+        return b"".join(value for value in self._sums[start : self.ready] if value is not None)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every chunk is here; the seal says whether they are the right ones."""
+        return self.ready == len(self._sums)
+
+    def seal(self) -> bytes:
+        """The seal of a whole version, see the module."""
+        return sum_of(sum_of(self.encoded) + self.sums(0))
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """By name: views of the payload, not to be written to."""
+        return {entry.name: self._tensor(entry) for entry in self.manifest.entries}
+
+    def _tensor(self, entry: Entry) -> torch.Tensor:
+        dtype = _DTYPES[entry.dtype]
+        if entry.nbytes == 0:
+            return torch.empty(entry.shape, dtype=dtype)
+        part = self.memory[entry.offset : entry.offset + entry.nbytes]
+        return torch.frombuffer(part, dtype=dtype).view(entry.shape)
+
+
+def packed_sums(data: bytes) -> list[bytes]:
+    """Sums that were packed.
+
+    Raises:
+        WeightsError: the bytes are no sums.
+    """
+    if len(data) % SUM_BYTES:
+        raise WeightsError(f"{len(data)} bytes are not sums of {SUM_BYTES} each")
+    return [data[start : start + SUM_BYTES] for start in range(0, len(data), SUM_BYTES)]
+
+
+def pieces(
+    manifest: Manifest, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+) -> Iterable[list[tuple[torch.Tensor, torch.Tensor]]]:
+    """For each chunk what is to be copied: (target, source), flat and equally long.
+
+    `sources` and `targets` are in the order of the manifest's entries, each of any shape.
+    """
+    starts = np.array([entry.offset for entry in manifest.entries], dtype=np.int64)
+    for chunk in range(manifest.chunks):
+        span = manifest.span(chunk)
+        first = int(np.searchsorted(starts, span.start, side="right")) - 1
+        last = int(np.searchsorted(starts, span.stop, side="left"))
+        parts = []
+        for entry, source, target in zip(
+            manifest.entries[first:last], sources[first:last], targets[first:last], strict=True
+        ):
+            size = target.element_size()
+            begin = max(0, span.start - entry.offset) // size
+            end = min(entry.nbytes, span.stop - entry.offset) // size
+            if begin < end:
+                parts.append((target.view(-1)[begin:end], source.reshape(-1)[begin:end]))
+        yield parts

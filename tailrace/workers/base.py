@@ -1,0 +1,106 @@
+"""What every worker of a run has: its configuration, its connection to the queue, its events, its device.
+
+driver ──settings──▶ RunWorker.open: queue, device, what the kind of worker adds (`start`)
+                     RunWorker.run:  its services, until the queue is closed; once a second where its time went
+"""
+
+import asyncio
+import secrets
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from tailrace.activity import Activity, TimedExecutor
+from tailrace.cluster.base import Worker, WorkerContext
+from tailrace.events import EventLog
+from tailrace.preparation import prepare_torch
+from tailrace.transfer.queue.base import Claim
+from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.weights.address import LISTEN, PRIVATE
+from tailrace.workers.settings import RunSettings
+
+_ACTIVITY_S = 1.0
+"""Between events of where the worker's time went."""
+
+
+class WatchedQueue(RemoteQueue):
+    """Counts the time in which claims wait."""
+
+    def __init__(self, settings: RunSettings, activity: Activity, *, name: str) -> None:
+        queue = settings.run_config.queue
+        assert queue.type != "local", "workers are in other processes"
+        super().__init__(settings.queue, name=name, timeout_s=queue.timeout_s, limit_s=queue.client_limit_s)
+        self._activity = activity
+
+    async def claim(
+        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
+    ) -> Claim:
+        """See `TransferQueue.claim`."""
+        with self._activity.waiting("data"):
+            return await super().claim(task, limit=limit, rank=rank, timeout=timeout)
+
+
+class RunWorker(Worker):
+    """A worker with the tasks of one kind."""
+
+    actor: str
+    """Whose time its activity is."""
+
+    def __init__(self, settings: bytes, context: WorkerContext) -> None:
+        self.settings = RunSettings.decode(settings)
+        self.config = self.settings.run_config
+        self.model_dir = Path(self.settings.model_dir)
+        self.context = context
+        self.log = EventLog(sinks=(context.emit,), worker=context.name, origin=self.settings.origin)
+        self.activity = Activity(self.log, self.actor)
+        self.stack = AsyncExitStack()
+        """Closed when the worker is."""
+        self.executor = self.stack.enter_context(TimedExecutor(self.activity))
+        """The device's."""
+        self.queue: WatchedQueue
+
+    @property
+    def listen(self) -> Sequence[str]:
+        """Where it listens to other workers: on this machine, or in the network of a cluster that was joined."""
+        return LISTEN if self.config.cluster.address is None else (PRIVATE, f"tcp://{self.context.address}:*")
+
+    async def open(self) -> dict[str, Any]:
+        """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""
+        prepare_torch(self.config.device, None)
+        name = f"{self.context.name}-{secrets.token_hex(4)}"
+        queue = WatchedQueue(self.settings, self.activity, name=name)
+        self.queue = await self.stack.enter_async_context(queue)
+        return {"queue_client": name, **await self.start()}
+
+    @abstractmethod
+    async def start(self) -> dict[str, Any]:
+        """Make what `services` needs; further facts."""
+
+    @abstractmethod
+    def services(self) -> Sequence[Any]:
+        """What serves, each with a `run` that ends when the queue is closed."""
+
+    def background(self) -> Sequence[Any]:
+        """What serves beside them, each with a `run` that never ends."""
+        return ()
+
+    async def run(self) -> None:
+        """See `Worker`."""
+        async with asyncio.TaskGroup() as tasks:
+            endless = [tasks.create_task(service.run()) for service in self.background()]
+            endless.append(tasks.create_task(self._tell_activity()))
+            await asyncio.gather(*(tasks.create_task(service.run()) for service in self.services()))
+            for task in endless:
+                task.cancel()
+        self.activity.emit()
+
+    async def close(self) -> None:
+        """See `Worker`."""
+        await self.stack.aclose()
+
+    async def _tell_activity(self) -> None:
+        while True:
+            await asyncio.sleep(_ACTIVITY_S)
+            self.activity.emit()
