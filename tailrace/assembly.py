@@ -39,7 +39,7 @@ from tailrace.tasks.reward import RewardTask
 from tailrace.trainer.actor import Actor, train_sample
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
-from tailrace.trainer.factory import make_trainer
+from tailrace.trainer.factory import check_trainer, make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
 from tailrace.types import FloatArray, WeightVersion
 
@@ -71,6 +71,7 @@ def load_inputs(config: RunConfig) -> Inputs:
     model_dir = resolve_model(config.model)
     check_sampling(config.engine, config.sampling, model_dir)
     check_engine(config.engine, model_dir, device=config.device)
+    check_trainer(config.trainer)
     tokenizer = load_tokenizer(model_dir)
     prompts = load_prompts(
         config.prompts, tokenizer, seed=config.seed, max_tokens=_max_prompt_tokens(config, model_dir)
@@ -120,7 +121,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     Raises:
         UserError: a part cannot be made as configured.
     """
-    algorithm = make_algorithm(config.algorithm)
+    algorithm = make_algorithm(config.resolved_algorithm)
     pool = await stack.enter_async_context(GraderPool(config.rewards))
     executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
     loop = asyncio.get_running_loop()

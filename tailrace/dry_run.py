@@ -1,5 +1,6 @@
 """`tailrace train --dry-run`: the resolved configuration and what the run would take. Starts and writes nothing."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -51,11 +52,28 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
 
 def _lines(config: RunConfig, plan: Estimate) -> list[str]:
     memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.memory.items())
+    lines = [f"memory: about {plan.total_memory / GIB:.1f} GiB ({memory})"]
+    if math.isfinite(plan.checkpoint_bytes):
+        size = f"{plan.checkpoint_bytes / GIB:.1f} GiB"
+        lines.append(f"disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
+    lines += _time_lines(config, plan)
+    adapters = {"engine": config.engine.type == "adapter", "trainer": config.trainer.backend.type == "adapter"}
+    if unknown := [part for part, adapter in adapters.items() if adapter]:
+        lines.append(f"what your {' and your '.join(unknown)} will take is not known, and not counted")
+    return lines
+
+
+def _time_lines(config: RunConfig, plan: Estimate) -> list[str]:
+    shares = {"rollout": plan.rollout_s, "actor": plan.actor_s}
+    known = {name: seconds for name, seconds in shares.items() if math.isfinite(seconds)}
+    if not known:
+        return []
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in known.items())
+    tokens = f"if every response is {config.sampling.max_new_tokens} tokens long"
+    if len(known) < len(shares):
+        return [f"time: at most about {parts} s a step {tokens}"]
     return [
-        f"memory: about {plan.total_memory / GIB:.1f} GiB ({memory})",
-        f"disk: {plan.checkpoint_bytes / GIB:.1f} GiB a checkpoint, {config.checkpoint.keep} kept, one more on saving",
-        f"time: at most about {plan.step_s:.1f} s a step (rollout {plan.rollout_s:.1f}, actor {plan.actor_s:.1f}) "
-        f"if every response is {config.sampling.max_new_tokens} tokens long",
+        f"time: at most about {plan.step_s:.1f} s a step ({parts}) {tokens}",
         f"time: {config.trainer.steps} steps in about {config.trainer.steps * plan.step_s / 60:.0f} min, "
         f"evaluations not counted",
     ]

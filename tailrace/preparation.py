@@ -9,7 +9,14 @@ import psutil
 import torch
 
 from tailrace.allocator import keep_freed_memory
-from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig, VllmEngineConfig
+from tailrace.config.engine import (
+    AdapterEngineConfig,
+    EngineConfig,
+    NativeEngineConfig,
+    SamplingConfig,
+    VllmEngineConfig,
+)
+from tailrace.engine.backends.adapter import load_engine_factory
 from tailrace.engine.backends.vllm import unsupported
 from tailrace.engine.base import Engine
 from tailrace.engine.factory import make_engine
@@ -52,12 +59,16 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
 
 
 def check_engine(config: EngineConfig, model_dir: Path, *, device: str) -> None:
-    """Whether the device has what the engine is configured to use, and CPUs the memory: Linux would kill processes.
+    """Whether there is such an engine, the device has what it is configured to use, and CPUs the memory: Linux would
+    kill processes.
 
     Raises:
         ModelError: the model cannot be read.
         ConfigError: it does not.
+        UserError: what an adapter's path names is not there, or cannot be called.
     """
+    if isinstance(config, AdapterEngineConfig):
+        load_engine_factory(config)
     if torch.device(device).type != "cpu":
         return
     if isinstance(config, NativeEngineConfig):
@@ -120,11 +131,17 @@ def check_sampling(config: EngineConfig, sampling: SamplingConfig, model_dir: Pa
 
 
 def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, max_new_tokens: int) -> None:
-    """Whether the longest sequence fits the KV cache by itself: if not, it would fail in the middle of the run.
+    """Whether the longest sequence fits the engine and its KV cache by itself: if not, it would fail in the middle of
+    the run.
 
     Raises:
         ConfigError: it does not.
     """
+    if longest_prompt >= engine.max_model_len:
+        raise ConfigError(
+            f"the longest prompt has {longest_prompt} tokens, and the engine has a context of "
+            f"{engine.max_model_len}; remove it"
+        )
     if not isinstance(config, NativeEngineConfig):
         return
     room = engine.stats().total_blocks // config.dp * config.block_size

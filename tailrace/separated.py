@@ -196,7 +196,7 @@ class _Workers:
             for kind in self._configs.keys() - {"rollout"}:
                 self._pools[kind] = self._pool(kind, self._settings)
                 starting.create_task(self._pools[kind].start())
-        weights: WeightsAddress = self.trainer.handles[0].facts["weights"]
+        weights: WeightsAddress = await self.trainer.call(0, "weights_address")
         settings = msgspec.structs.replace(self._settings, weights=weights)
         self._pools["rollout"] = self._pool("rollout", settings)
         await self.rollout.start()

@@ -39,7 +39,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama")` writes a random Llama once and returns its directory."""
-    from tests.tiny import write_tiny_model
+    from tailrace.conformance.tiny import write_tiny_model
 
     @functools.cache
     def get(family: str, *, head_dim: int = 16) -> Path:

@@ -1,6 +1,7 @@
 """Imports point one way, and what must start fast imports nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ ALLOWED = {
     "activity": {"events"},
     "metrics_server": {"errors"},
     "errors": set(),
+    "user_code": {"errors"},
     "config": {"errors", "types"},
     "algorithms": set(),
     "rewards": set(),
@@ -29,6 +31,7 @@ ALLOWED = {
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
     "cluster": set(),
+    "conformance": {"engine", "trainer", "algorithms"},
     "workers": {
         "cluster",
         "transfer",
@@ -45,7 +48,18 @@ ALLOWED = {
     },
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "activity", "metrics_server", "errors", "config", "allocator", "cache"}
+L0 = {
+    "types",
+    "events",
+    "activity",
+    "metrics_server",
+    "metrics_server",
+    "errors",
+    "config",
+    "user_code",
+    "allocator",
+    "cache",
+}
 NO_TORCH = {
     "types",
     "events",
@@ -53,6 +67,7 @@ NO_TORCH = {
     "metrics_server",
     "errors",
     "config",
+    "user_code",
     "rewards",
     "prompts",
     "planning",
@@ -113,6 +128,13 @@ def test_only_the_cluster_package_imports_ray() -> None:
 def test_every_package_has_a_rule() -> None:
     packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
     assert packages <= set(ALLOWED)
+
+
+def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None:
+    for path in ROOT.rglob("*.py"):
+        if package_of(path) != "conformance":
+            forbidden = [name for name in imports(path) if re.match(r"_?pytest|tailrace\.conformance", name)]
+            assert not forbidden, path
 
 
 @pytest.mark.parametrize("module", ["tailrace.cli", "tailrace.config.load", "tailrace.types", "tailrace.events"])

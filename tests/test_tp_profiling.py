@@ -17,6 +17,7 @@ import torch
 
 from tailrace.config.generate import TPProfileConfig
 from tailrace.config.load import parse_as
+from tailrace.conformance.requests import make_request
 from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.adaptive_tp.measure import DROPPED, Bench
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
@@ -31,7 +32,7 @@ from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import ProfileKey, TPProfile
 from tailrace.tp_profiling import Figures, profile_tp, round_trip
 from tests.conftest import TinyModel
-from tests.engine.helpers import make_core, make_request, run_core
+from tests.engine.helpers import make_core, run_core
 
 CPU = torch.device("cpu")
 ENGINE = {"dtype": "float32", "dp": 2, "threads_per_rank": 1, "kv_cache_gib": 0.002, "block_size": 4}

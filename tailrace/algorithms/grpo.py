@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from tailrace.algorithms.advantages import group_normalized
 from tailrace.algorithms.base import Algorithm, LossInputs, LossOutput
 from tailrace.algorithms.losses import clipped_policy_loss
-from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.algorithm import GrpoConfig, NoCorrection
 from tailrace.types import TaskSpec
 
 ROLLOUT = TaskSpec(
@@ -26,7 +26,7 @@ ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes
 
 
 class Grpo(Algorithm):
-    """GRPO with separate clip bounds, three ways to aggregate, and an optional KL penalty."""
+    """GRPO with separate clip bounds, three ways to aggregate, an optional KL penalty and rollout correction."""
 
     def __init__(self, config: GrpoConfig) -> None:
         self._config = config
@@ -50,7 +50,12 @@ class Grpo(Algorithm):
     def loss(self, inputs: LossInputs) -> LossOutput:
         config = self._config
         return clipped_policy_loss(
-            inputs, clip_low=config.clip_low, clip_high=config.clip_high, mode=config.loss_agg_mode, kl=config.kl
+            inputs,
+            clip_low=config.clip_low,
+            clip_high=config.clip_high,
+            mode=config.loss_agg_mode,
+            kl=config.kl,
+            correction=config.rollout_correction or NoCorrection(),
         )
 
     @property

@@ -6,7 +6,8 @@ import torch
 
 from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.kl import kl_estimate
-from tailrace.config.algorithm import KlConfig, LossAggMode
+from tailrace.algorithms.off_policy import truncated_importance
+from tailrace.config.algorithm import KlConfig, LossAggMode, RolloutCorrection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,13 +44,20 @@ def clipped_surrogate(inputs: LossInputs, *, clip_low: float, clip_high: float) 
 
 
 def clipped_policy_loss(
-    inputs: LossInputs, *, clip_low: float, clip_high: float, mode: LossAggMode, kl: KlConfig
+    inputs: LossInputs,
+    *,
+    clip_low: float,
+    clip_high: float,
+    mode: LossAggMode,
+    kl: KlConfig,
+    correction: RolloutCorrection,
 ) -> LossOutput:
-    """The clipped surrogate plus the KL penalty, token by token, then aggregated.
+    """The clipped surrogate, times the correction, plus the KL penalty, token by token, then aggregated.
 
     Metrics, as sums over the N tokens of the mask: `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`,
-    `clip_fraction_high`, `approx_kl` (k3 of the old weights and the current ones), with a penalty `ref_kl`, and with
-    the engine's log-probabilities `rollout_mismatch`, the distance of the old ones from them.
+    `clip_fraction_high`, `approx_kl` (k3 of the old weights and the current ones), with a penalty `ref_kl`, with
+    the engine's log-probabilities `rollout_mismatch`, the distance of the old ones from them, and with a correction
+    `correction_weight` and `correction_truncated`.
     """
     tokens = clipped_surrogate(inputs, clip_low=clip_low, clip_high=clip_high)
     per_token = {
@@ -61,6 +69,10 @@ def clipped_policy_loss(
         "approx_kl": kl_estimate(torch.zeros_like(tokens.log_ratio_N), tokens.log_ratio_N, "k3"),
     }
     loss = tokens.loss_N
+    if correction.type == "truncated":
+        factors = truncated_importance(inputs, limit=correction.limit)
+        per_token |= {"correction_weight": factors.weight_N, "correction_truncated": factors.truncated_N}
+        loss = loss * factors.weight_N
     if kl.coefficient:
         per_token["ref_kl"] = reference_kl(inputs, kl)
         loss = loss + kl.coefficient * per_token["ref_kl"]

@@ -186,7 +186,8 @@ class WorkerProcess:
             raise
         finally:
             del self._answers[id]
-        if (returned := answer.result()) is None or returned.cancelled:  # by nobody but `close`
+        returned: Returned | None = answer.result()
+        if returned is None or returned.cancelled:  # by nobody but `close`
             raise self._obituary()
         if returned.error:
             raise unpack_error(returned.error)

@@ -3,9 +3,9 @@
     driver: RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ WorkerProcess ──▶ the worker
 
 Ray places keepers and carries what is said; each keeper has one worker process (tailrace/cluster/process.py). A
-worker that dies is told of by its keeper. A keeper that dies, with its machine or else, takes its worker with it, and is
-told of by Ray; one that is silent for `heartbeat_limit_s` is killed. A Ray that was started for the run ends with its
-driver, even if that is killed; then each worker's guard sees its keeper gone.
+worker that dies is told of by its keeper. A keeper that dies, with its machine or else, takes its worker with it, and
+is told of by Ray; one that is silent for `heartbeat_limit_s` is killed. A Ray that was started for the run ends with
+its driver, even if that is killed; then each worker's guard sees its keeper gone.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from asyncio import Future
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError
@@ -29,6 +29,7 @@ from ray.exceptions import RayError
 from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, Cluster, Report, WorkerHandle, WorkerSpec
 from tailrace.cluster.process import WorkerProcess
 from tailrace.cluster.room import asked, check_room, described
+from tailrace.cluster.wire import unpack_error
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ConfigError, TailraceError, WorkerDied, one_line
 
@@ -36,6 +37,8 @@ Result = TypeVar("Result")
 
 _STORE_BYTES = 80 * 2**20
 """Of a local Ray's object store, the least that it takes: nothing large goes through Ray."""
+_MAX_BASE_CHARS = 24
+"""Of the directory for temporary files: below it are Ray's sockets, whose paths may have 107."""
 _REACH_LIMIT_S = 5.0
 """For a cluster to answer at all."""
 _PLACED_SOON_S = 5.0
@@ -56,7 +59,8 @@ class Keeper:
     async def place(self) -> dict[str, Any]:
         """Where it is."""
         node = ray.get_runtime_context().get_node_id()
-        return {"host": socket.gethostname(), "address": ray.util.get_node_ip_address(), "node": node}
+        address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return {"host": socket.gethostname(), "address": address, "node": node}
 
     async def open(self, address: str, datacentre: str) -> tuple[bytes, bytes]:
         """Start the worker; the facts about it."""
@@ -116,14 +120,15 @@ class RayHandle(WorkerHandle):
         self._spec, self._config = spec, config
         resources = spec.pool.resources
         options = {"num_cpus": spec.pool.cpus, "num_gpus": spec.pool.gpus, "resources": resources, "max_restarts": 0}
-        self._keeper = ray.remote(Keeper).options(**options).remote(spec, os.getcwd(), config)
+        self._keeper: Any = ray.remote(Keeper).options(**options).remote(spec, os.getcwd(), config)
+        self._has_place = False
         self._ended = ""
         """How the keeper was ended, where it was."""
 
     async def open(self) -> None:
         """Wait for a place, and for the worker to open there."""
         place = await self._placed()
-        labels = {node["NodeID"]: node.get("Labels", {}) for node in ray.nodes()}
+        labels = {node["NodeID"]: node.get("Labels", {}) for node in _nodes()}
         datacentre = labels.get(place["node"], {}).get("datacentre", "")
         facts = pickle.loads(await self._answer(self._keeper.open.remote(place["address"], datacentre)))
         self.pid = facts["pid"]
@@ -134,29 +139,33 @@ class RayHandle(WorkerHandle):
         limit_s, what = self._config.start_limit_s, described(asked(self._spec.pool))
         try:
             await asyncio.wait([placed], timeout=min(_PLACED_SOON_S, limit_s))
-            if not placed.done():
-                print(
-                    f"{self.name} waits for a place in the cluster, up to {limit_s:g} s: it needs {what}",
-                    file=sys.stderr,
-                )
+            if not placed.done() and limit_s > _PLACED_SOON_S:
+                message = f"{self.name} waits for a place in the cluster, up to {limit_s:g} s: it needs {what}"
+                print(message, file=sys.stderr)
                 await asyncio.wait([placed], timeout=limit_s - _PLACED_SOON_S)
             if not placed.done():
                 raise ConfigError(
-                    f"{self.name} was given no place within {limit_s:g} s: it needs {what}, and that is in use; wait for "
-                    "it to be free, raise cluster.start_limit_s, or use fewer workers"
+                    f"{self.name} was given no place within {limit_s:g} s: it needs {what}, and that is in use; wait "
+                    "for it to be free, raise cluster.start_limit_s, or use fewer workers"
                 )
-            return placed.result()
+            place: dict[str, Any] = placed.result()
+            self._has_place = True
+            return place
         except RayError as error:
             raise self._obituary(error) from error
         finally:
             placed.cancel()
 
     async def reports(self) -> AsyncGenerator[Report, None]:
-        stream = aiter(self._keeper.reports.remote())
-        with suppress(StopAsyncIteration):
+        stream = self._keeper.reports.remote()
+        try:
             while isinstance(item := await self._next(stream), Report):
                 yield item
-            raise _unpacked(item)
+        except StopAsyncIteration:
+            return
+        finally:
+            ray.cancel(stream)  # nobody reads any more
+        raise unpack_error(item)
 
     async def _next(self, stream: Any) -> Report | bytes:
         coming: Future[Report | bytes] = asyncio.ensure_future(_next(stream))
@@ -189,11 +198,11 @@ class RayHandle(WorkerHandle):
             raise
         try:
             value, error = answer.result()
-        except RayError as error:
-            raise self._obituary(error) from error
+        except RayError as failure:
+            raise self._obituary(failure) from failure
         if error:
-            raise _unpacked(error)
-        return value
+            raise unpack_error(error)
+        return cast(bytes, value)
 
     def _obituary(self, error: RayError | None) -> WorkerDied:
         return WorkerDied(self.name, self.pid, self._ended or f"its keeper on Ray died: {_told(error)}")
@@ -211,7 +220,7 @@ class RayHandle(WorkerHandle):
         self._ended = how
         try:
             with suppress(TimeoutError, WorkerDied):
-                async with asyncio.timeout(limit_s):
+                async with asyncio.timeout(limit_s if self._has_place else 0.0):  # without one it has no worker
                     await self._answer(method.remote())
         finally:
             ray.kill(self._keeper)
@@ -230,14 +239,14 @@ class RayCluster(Cluster):
         self._handles: list[RayHandle] = []
         # The kernel ends the processes of a local Ray with the thread that started them: it must live as long.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._connection: _Connection | None = None
+        self._connection: RayConnection | None = None
 
     async def __aenter__(self) -> Self:
         try:
             if not ray.is_initialized():
-                self._connection = _Connection(self._config.address)
+                self._connection = RayConnection(self._config.address)
                 await self._in_thread(self._connection.open)
-            check_room(self._pools, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+            check_room(self._pools, [node["Resources"] for node in _nodes() if node["Alive"]])
         except BaseException:
             await self.close()
             raise
@@ -265,7 +274,7 @@ class RayCluster(Cluster):
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-class _Connection:
+class RayConnection:
     """This process's connection to Ray, and the Ray that was started for it."""
 
     def __init__(self, address: str | None) -> None:
@@ -279,10 +288,12 @@ class _Connection:
         """
         logging.getLogger("ray").setLevel(logging.ERROR)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._address is None:
-            # Not below TMPDIR, which may be too long for the names of Ray's sockets.
-            self._directory = tempfile.mkdtemp(prefix="tailrace-ray-", dir="/tmp")
+            base = tempfile.gettempdir()
+            self._directory = tempfile.mkdtemp(
+                prefix="tailrace-ray-", dir=base if len(base) <= _MAX_BASE_CHARS else "/tmp"
+            )
             os.environ.setdefault(
                 "RAY_AUTH_TOKEN", secrets.token_hex(32)
             )  # or Ray would leave one in the home directory
@@ -300,8 +311,8 @@ class _Connection:
             ray.init(self._address, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"cluster.address {self._address!r} cannot be joined: {one_line(error)}; leave it out to start a Ray for "
-                "the run"
+                f"cluster.address {self._address!r} cannot be joined: {one_line(error)}; leave it out to start a "
+                "Ray for the run"
             ) from error
 
     def close(self) -> None:
@@ -322,8 +333,8 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_REACH_LIMIT_S).close()
     except OSError as error:
         raise ConfigError(
-            f"cluster.address {address!r} cannot be reached: {error}; start Ray there with `ray start --head`, or leave it "
-            "out to start a Ray for the run"
+            f"cluster.address {address!r} cannot be reached: {error}; start Ray there with `ray start --head`, or "
+            "leave it out to start a Ray for the run"
         ) from None
 
 
@@ -335,15 +346,12 @@ async def _next(stream: Any) -> Any:
     return await (await anext(stream))
 
 
-def _unpacked(packed: bytes) -> TailraceError:
-    error = pickle.loads(packed)
-    assert isinstance(error, TailraceError)
-    return error
+def _nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
 
 
 def _told(error: RayError | None) -> str:
     """Of what Ray says, the line that gives the reason."""
-    lines = str(error).splitlines()
-    return next(
-        (line for line in reversed(lines) if "died because" in line), lines[0] if lines else type(error).__name__
-    )
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line for line in reversed(lines) if "died because" in line), lines[0])

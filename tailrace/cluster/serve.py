@@ -1,8 +1,8 @@
 """The process of one worker: `python -m tailrace.cluster.serve NAME PARENT DESCRIPTOR`, started by a guard.
 
 Messages (tailrace/cluster/wire.py) come and go over the socket DESCRIPTOR; what is printed goes to the keeper's pipe.
-The event loop is the worker's: a beat that does not come says that the worker stands still. The kernel kills this process
-when its parent, the guard (tailrace/cluster/guard.py), ends.
+The event loop is the worker's: a beat that does not come says that the worker stands still. The kernel kills this
+process when its parent, the guard (tailrace/cluster/guard.py), ends.
 """
 
 import asyncio
@@ -49,9 +49,8 @@ def main() -> None:
     os.set_inheritable(descriptor, False)
     if os.getppid() != parent:
         return  # it ended before the kernel was told
-    signal.pthread_sigmask(
-        signal.SIG_SETMASK, ()
-    )  # Ray blocks SIGINT, which does not come here: the guard has a session of its own
+    # Ray blocks SIGINT. That of a terminal does not come here: the guard has a session of its own.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     asyncio.run(_serve(socket.socket(fileno=descriptor)))
 
 

@@ -1,7 +1,7 @@
 """What a worker's process and its keeper tell each other: a length in 4 bytes, then a message in MessagePack.
 
-Both are the same installation on one machine and trust each other, so what the contract leaves open (arguments, results,
-errors) is pickled inside.
+Both are the same installation on one machine and trust each other, so what the contract leaves open (arguments,
+results, errors) is pickled inside.
 """
 
 import asyncio

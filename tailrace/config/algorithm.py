@@ -1,8 +1,8 @@
 """Schemas of algorithms."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
 
 from tailrace.config.base import Config
 
@@ -18,6 +18,24 @@ class KlConfig(Config):
     estimator: KlEstimator = "k3"
     """k1 is the log-ratio: as a penalty its mean gradient is 0, so it only reports. k2 is half its square. k3 is
     unbiased and non-negative."""
+
+
+class NoCorrection(Config):
+    """Every token counts the same, whichever weights made it. The default with pipeline.max_staleness 0."""
+
+    type: Literal["none"] = "none"
+
+
+class TruncatedCorrection(Config):
+    """Truncated importance sampling: the policy loss of a token is multiplied by how much likelier the weights at the
+    start of the step make it than those that sampled it did, up to a limit. The default with a larger one."""
+
+    type: Literal["truncated"] = "truncated"
+    limit: Annotated[float, Field(ge=1)] = 2.0
+    """The largest factor. Lower ones bound the variance more, and leave more of the bias."""
+
+
+RolloutCorrection = NoCorrection | TruncatedCorrection
 
 
 class GrpoConfig(Config):
@@ -37,6 +55,9 @@ class GrpoConfig(Config):
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number."""
     kl: KlConfig = KlConfig()
+    rollout_correction: RolloutCorrection | None = Field(default=None, discriminator="type")
+    """For responses that other weights sampled than those they train; by default truncated where pipeline.max_staleness
+    lets that happen, and none at 0."""
 
     @field_validator("group_size")
     @classmethod

@@ -1,6 +1,6 @@
 """Schemas of the generation engine."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -185,6 +185,17 @@ class FakeEngineConfig(Config):
     """Tokens are drawn from 0 … vocab_size - 1."""
 
 
+class AdapterEngineConfig(Config):
+    """Your own engine, see docs/adapters.md. `f(model_dir, device=…, executor=…, **options)` makes it."""
+
+    type: Literal["adapter"] = "adapter"
+    path: str
+    """Dotted path of `f`, such as my_package.my_engine.make_engine; the working directory is importable."""
+    options: dict[str, Any] = {}
+    """Passed on as keywords."""
+
+
 EngineConfig = Annotated[
-    NativeEngineConfig | VllmEngineConfig | HfEngineConfig | FakeEngineConfig, Field(discriminator="type")
+    NativeEngineConfig | VllmEngineConfig | HfEngineConfig | FakeEngineConfig | AdapterEngineConfig,
+    Field(discriminator="type"),
 ]

@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
 from tailrace.config.base import Config
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
@@ -63,6 +63,14 @@ class RunConfig(Config):
     def mini_batches_per_step(self) -> int:
         """Optimizer steps of a training step."""
         return self.trainer.train_batch_size // self.mini_batch_size
+
+    @property
+    def resolved_algorithm(self) -> GrpoConfig:
+        """The algorithm with a correction for stale responses chosen, where the recipe leaves it open."""
+        if self.algorithm.rollout_correction is not None:
+            return self.algorithm
+        correction = TruncatedCorrection() if self.pipeline.max_staleness else NoCorrection()
+        return self.algorithm.model_copy(update={"rollout_correction": correction})
 
     @property
     def weights_mode(self) -> WeightsMode:

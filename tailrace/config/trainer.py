@@ -1,15 +1,37 @@
 """Schemas of the trainer and of checkpoints."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from tailrace.config.base import Config
 
 
+class SingleTrainerBackend(Config):
+    """Tailrace's own trainer, on one device."""
+
+    type: Literal["single"] = "single"
+
+
+class AdapterTrainerBackend(Config):
+    """Your own trainer, see docs/adapters.md. `f(model_dir, config, temperature=…, total_updates=…, device=…,
+    reference=…, **options)` makes it; config is this section."""
+
+    type: Literal["adapter"] = "adapter"
+    path: str
+    """Dotted path of `f`, such as my_package.my_trainer.MyTrainer; the working directory is importable."""
+    options: dict[str, Any] = {}
+    """Passed on as keywords."""
+
+
+TrainerBackend = Annotated[SingleTrainerBackend | AdapterTrainerBackend, Field(discriminator="type")]
+
+
 class TrainerConfig(Config):
     """The actor update."""
 
+    backend: TrainerBackend = SingleTrainerBackend()
+    """What computes the update."""
     steps: PositiveInt = 100
     """Training steps; each makes and trains on train_batch_size samples."""
     train_batch_size: PositiveInt = 32

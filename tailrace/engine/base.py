@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class EngineStats:
     """What an engine holds now and has done since it was made."""
 
-    running: int
+    running: int = 0
     """Sequences that have started: they decode, or their prompt is being computed."""
-    waiting: int
+    waiting: int = 0
     """Requests that have not started, and those that gave way."""
     generated_tokens: int
     prefilled_tokens: int
@@ -33,14 +33,14 @@ class EngineStats:
     """Prompt tokens taken from the cache instead."""
     steps: int
     """Of all replicas together."""
-    preemptions: int
+    preemptions: int = 0
     """Times that a running sequence gave up its blocks to another, to be computed again."""
     restarts: int = 0
     """Times that worker processes died and were replaced."""
     switches: int = 0
     """Times that the TP degree changed."""
-    used_blocks: int
-    total_blocks: int
+    used_blocks: int = 0
+    total_blocks: int = 0
     version: WeightVersion
 
 

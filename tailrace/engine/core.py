@@ -20,7 +20,7 @@ from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineStats
 from tailrace.engine.decoder.factory import longest_sequence
-from tailrace.engine.driver import check_prompt
+from tailrace.engine.driver import Core, check_prompt
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import stage
@@ -30,7 +30,7 @@ from tailrace.errors import EngineError, RequestError
 from tailrace.types import Request, Sample, WeightVersion
 
 
-class EngineCore:
+class EngineCore(Core):
     """DP × TP ranks, and a scheduler for each replica. Not thread-safe; one call at a time."""
 
     def __init__(self, config: NativeEngineConfig, model_dir: Path, *, device: torch.device) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import math
 import numbers
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
@@ -37,35 +37,56 @@ class Core(Protocol):
     """What the driver needs. One call at a time, but for `check`, `max_model_len`, `stats` and `interrupt`.
 
     A step may leave work under way, on ranks that run beside each other; `settle` waits for it and starts no more.
-    After an error of either the core is of no further use.
+    After an error of either the core is of no further use. What has a body here may be left to it.
     """
 
     max_model_len: int
-    weights_are_whole: bool
+    """Prompt and response tokens of a sequence at the most."""
+    to_abort: Collection[int] = ()
+    """Requests that are to be aborted; the engine's own set, for cores whose steps are long."""
+    weights_are_whole: bool = True
     """False from the first change that `load_weights` makes to the last: where it raises in between, there are none."""
 
     @property
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        ...
 
-    def check(self, request: Request) -> None: ...
+    def check(self, request: Request) -> None:
+        """Raise RequestError if the request can never be served."""
+        ...
 
-    def add(self, request: Request) -> None: ...
+    def add(self, request: Request) -> None:
+        """Queue a request that was checked."""
+        ...
 
-    def abort(self, request_ids: Iterable[int]) -> list[Sample]: ...
+    def abort(self, request_ids: Iterable[int]) -> list[Sample]:
+        """Finish these requests with what they have; unknown ids are ignored."""
+        ...
 
-    def step(self) -> list[Sample]: ...
+    def step(self) -> list[Sample]:
+        """Work a little; the samples that finished, if any."""
+        ...
 
-    def settle(self) -> list[Sample]: ...
+    def settle(self) -> list[Sample]:
+        """Wait for what is under way between two steps."""
+        return []
 
     def load_weights(self, version: WeightVersion, tensors: "Weights") -> None:
-        """Install new weights; nothing is under way."""
+        """Install new weights, or raise EngineError and keep the old ones; nothing is under way."""
+        ...
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """Counts, from any thread."""
+        ...
 
     def interrupt(self) -> None:
         """From any thread: let the call under way end soon, be it with an error. Only `close` follows."""
+        return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Give back what is held."""
+        return
 
 
 class DrivenEngine(Engine):
@@ -76,6 +97,7 @@ class DrivenEngine(Engine):
         self._executor = executor
         self._inbox: list[Request] = []
         self._to_abort: set[int] = set()
+        core.to_abort = self._to_abort
         self._streams: dict[int, _Stream] = {}
         self._turn = asyncio.Lock()
         self._loop: asyncio.Task[None] | None = None

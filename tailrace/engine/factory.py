@@ -3,7 +3,14 @@
 from concurrent.futures import Executor
 from pathlib import Path
 
-from tailrace.config.engine import EngineConfig, FakeEngineConfig, HfEngineConfig, NativeEngineConfig, VllmEngineConfig
+from tailrace.config.engine import (
+    AdapterEngineConfig,
+    EngineConfig,
+    FakeEngineConfig,
+    HfEngineConfig,
+    NativeEngineConfig,
+    VllmEngineConfig,
+)
 from tailrace.engine.base import Engine
 
 
@@ -17,6 +24,7 @@ def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor:
     Raises:
         ModelError: the model cannot be read or run.
         ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
+        UserError: an adapter is not there, or is no engine.
     """
     match config:
         case NativeEngineConfig():
@@ -35,3 +43,7 @@ def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor:
             from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 
             return FakeEngine(executor=executor, playwright=RandomPlaywright(config.vocab_size))
+        case AdapterEngineConfig():
+            from tailrace.engine.backends.adapter import open_adapter
+
+            return open_adapter(config, model_dir, device=device, executor=executor)

@@ -1,5 +1,9 @@
-"""Memory and time of a colocated run, from plain numbers. Upper bounds: every response is taken at its longest."""
+"""Memory and time of a colocated run, from plain numbers. Upper bounds: every response is taken at its longest.
 
+Of adapters nothing is known: what they take is left out of the memory, and their time is NaN.
+"""
+
+import math
 from dataclasses import dataclass
 
 from tailrace.config.engine import EngineConfig
@@ -60,15 +64,23 @@ def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: M
     Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence; training
     computes 6 for each parameter and packed token, a group's prompt counted once.
     """
-    samples = config.trainer.train_batch_size
     prefilled = config.groups_per_step * prompt_tokens
-    trained = prefilled + samples * config.sampling.max_new_tokens
+    own_trainer = config.trainer.backend.type != "adapter"
     return Estimate(
-        memory=_memory(config, model),
-        checkpoint_bytes=12.0 * model.parameters,
-        rollout_s=_decode_s(config, model, speed) + 2 * model.parameters * prefilled / speed.flops,
-        actor_s=6 * model.parameters * trained / speed.flops + 28 * model.parameters / speed.bytes_per_s,
+        memory=(_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, model),
+        checkpoint_bytes=12.0 * model.parameters if own_trainer else math.nan,
+        rollout_s=_rollout_s(config, model, prefilled, speed) if config.engine.type != "adapter" else math.nan,
+        actor_s=_actor_s(config, model, prefilled, speed) if own_trainer else math.nan,
     )
+
+
+def _actor_s(config: RunConfig, model: ModelSize, prefilled: float, speed: MachineSpeed) -> float:
+    trained = prefilled + config.trainer.train_batch_size * config.sampling.max_new_tokens
+    return 6 * model.parameters * trained / speed.flops + 28 * model.parameters / speed.bytes_per_s
+
+
+def _rollout_s(config: RunConfig, model: ModelSize, prefilled: float, speed: MachineSpeed) -> float:
+    return _decode_s(config, model, speed) + 2 * model.parameters * prefilled / speed.flops
 
 
 def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed) -> float:
@@ -97,7 +109,9 @@ def _copies(config: EngineConfig) -> int:
 
 
 def engine_memory(config: EngineConfig, parameters: int) -> dict[str, float]:
-    """Bytes by purpose that an engine holds all the time, on all of its ranks."""
+    """Bytes by purpose that an engine holds all the time, on all of its ranks; none that is known of an adapter."""
+    if config.type == "adapter":
+        return {}
     memory = {"engine weights": float(_copies(config) * _weight_bytes(config) * parameters)}
     if config.type == "native":
         memory["KV cache"] = config.ranks * config.kv_cache_gib * GIB
@@ -108,18 +122,22 @@ def engine_memory(config: EngineConfig, parameters: int) -> dict[str, float]:
     return memory
 
 
-def _memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
+def _rollout_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
+    """Of the engine, and of the weights on their way to it: full and fp32, during an update the old ones, too."""
+    memory = engine_memory(config.engine, model.parameters)
+    if config.engine.type == "native" and config.engine.ranks > 1:
+        memory["staged weights"] = 2 * 4.0 * model.parameters
+    return memory
+
+
+def _trainer_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
     """Master weights, gradients and both AdamW moments are fp32."""
     memory = {
         "master weights": 4.0 * model.parameters,
         "gradients": 4.0 * model.parameters,
         "AdamW moments": 8.0 * model.parameters,
         "activations of a micro-batch": _activation_bytes(config, model),
-        **engine_memory(config.engine, model.parameters),
     }
-    if config.engine.type == "native" and config.engine.ranks > 1:
-        # Full and fp32, for the worker processes; during an update the old ones, too.
-        memory["staged weights"] = 2 * 4.0 * model.parameters
     if config.algorithm.kl.coefficient > 0:
         memory["reference weights"] = float(_trainer_bytes(config) * model.parameters)
     return memory
@@ -134,7 +152,7 @@ def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
 
 
 def _weight_bytes(config: EngineConfig) -> int:
-    return 0 if config.type == "fake" else BYTES[config.dtype]
+    return BYTES[config.dtype] if config.type in ("native", "vllm", "hf") else 0
 
 
 def _trainer_bytes(config: RunConfig) -> int:

@@ -50,6 +50,8 @@ _OPTIMIZATION = (
     "approx_kl",
     "ref_kl",
     "rollout_mismatch",
+    "correction_weight",
+    "correction_truncated",
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.trainer.export import export_model
 from tailrace.types import FloatArray, IntArray
 
 Loss = Callable[[LossInputs], LossOutput]
@@ -52,6 +53,9 @@ class UpdateResult:
 class Trainer(ABC):
     """Owns the master weights and the optimizer."""
 
+    model_dir: Path
+    """The initial checkpoint, a Hugging Face directory."""
+
     @abstractmethod
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
         """[R] log-probabilities of each sample's response tokens, without gradients, at the sampling temperature.
@@ -93,7 +97,6 @@ class Trainer(ABC):
             CheckpointError: a file is missing or does not belong to this model.
         """
 
-    @abstractmethod
     def export(self, directory: Path, *, dtype: torch.dtype | None = None) -> None:
         """Write a Hugging Face directory that `AutoModelForCausalLM.from_pretrained` loads; atomic.
 
@@ -102,7 +105,9 @@ class Trainer(ABC):
         Raises:
             CheckpointError: it cannot be written.
         """
+        export_model(self.model_dir, directory, self.weights(), dtype)
 
-    @abstractmethod
     def evidence(self) -> dict[str, Any]:
-        """JSON values that tell what the last skipped optimizer step saw; empty if none was skipped."""
+        """JSON values that tell what the last skipped optimizer step saw; empty if none was skipped, or if nothing is
+        known of it."""
+        return {}

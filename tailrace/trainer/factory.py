@@ -2,15 +2,47 @@
 
 from pathlib import Path
 
-from tailrace.config.trainer import TrainerConfig
+from tailrace.config.trainer import AdapterTrainerBackend, SingleTrainerBackend, TrainerConfig
+from tailrace.trainer.backends.adapter import load_trainer_factory, open_adapter
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import Trainer
+
+
+def check_trainer(config: TrainerConfig) -> None:
+    """Whether there is such a trainer, before anything is made.
+
+    Raises:
+        UserError: what the adapter's path names is not there, or cannot be called.
+    """
+    if isinstance(config.backend, AdapterTrainerBackend):
+        load_trainer_factory(config.backend)
 
 
 def make_trainer(
     model_dir: Path, config: TrainerConfig, *, temperature: float, total_updates: int, device: str, reference: bool
 ) -> Trainer:
-    """A trainer of the Hugging Face directory `model_dir`; the arguments are those of `SingleTrainer`."""
-    return SingleTrainer(
-        model_dir, config, temperature=temperature, total_updates=total_updates, device=device, reference=reference
-    )
+    """A trainer of the Hugging Face directory `model_dir`; the arguments are those of `SingleTrainer`.
+
+    Raises:
+        UserError: the model cannot be trained, or an adapter is no trainer.
+    """
+    match config.backend:
+        case SingleTrainerBackend():
+            return SingleTrainer(
+                model_dir,
+                config,
+                temperature=temperature,
+                total_updates=total_updates,
+                device=device,
+                reference=reference,
+            )
+        case AdapterTrainerBackend():
+            return open_adapter(
+                config.backend,
+                model_dir,
+                config,
+                temperature=temperature,
+                total_updates=total_updates,
+                device=device,
+                reference=reference,
+            )

@@ -16,6 +16,7 @@ from tailrace.checkpointing import RunState
 from tailrace.cluster.base import WorkerContext
 from tailrace.events import EventLog
 from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import WeightVersion
 from tailrace.workers.base import RunWorker
@@ -55,11 +56,15 @@ class TrainerHost(RunWorker):
             prompts=self.settings.prompts,
             run_log=EventLog(sinks=(self.context.emit,), origin=self.settings.origin),
         )
-        return {"weights": self._sender.address}
+        return {}
 
     def services(self) -> Sequence[Any]:
         """Being there until the queue is closed; the driver says when to train."""
         return (self._UntilClosed(self),)
+
+    async def weights_address(self) -> WeightsAddress:
+        """Where rollout workers get new weights. A command and no fact, since it holds a token."""
+        return self._sender.address
 
     async def publish(self, version: WeightVersion) -> None:
         """See `Publisher`. A synchronous update waits for every engine."""

@@ -9,11 +9,12 @@ import torch
 
 from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.losses import clipped_policy_loss
-from tailrace.config.algorithm import KlConfig, LossAggMode
+from tailrace.config.algorithm import KlConfig, LossAggMode, NoCorrection, RolloutCorrection, TruncatedCorrection
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 LOW, HIGH = 0.2, 0.28
 LENGTHS = (6, 4, 1, 5)
+COLUMNS = ("log_probs_N", "old_log_probs_N", "advantages_N", "ref_log_probs_N", "rollout_log_probs_N")
 
 
 def padded_batch() -> dict[str, torch.Tensor]:
@@ -28,6 +29,7 @@ def padded_batch() -> dict[str, torch.Tensor]:
         "log_probs": log_probs.requires_grad_(),
         "old": log_probs.detach() + torch.randn(shape, generator=generator) * 0.3,
         "ref": log_probs.detach() + torch.randn(shape, generator=generator) * 0.3,
+        "rollout": log_probs.detach() + torch.randn(shape, generator=generator) * 0.6,
         "advantages": torch.tensor([1.2, -0.7, 5.0, 0.4])[:, None].expand(shape),
         "mask": mask,
     }
@@ -43,18 +45,36 @@ def packed(batch: Mapping[str, torch.Tensor]) -> LossInputs:
         sample_N=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
         samples=len(LENGTHS),
         ref_log_probs_N=batch["ref"][real],
+        rollout_log_probs_N=batch["rollout"][real],
     )
 
 
-def loss_of(inputs: LossInputs, mode: LossAggMode = "token-mean", kl: KlConfig | None = None) -> LossOutput:
-    return clipped_policy_loss(inputs, clip_low=LOW, clip_high=HIGH, mode=mode, kl=kl or KlConfig())
+def loss_of(
+    inputs: LossInputs,
+    mode: LossAggMode = "token-mean",
+    kl: KlConfig | None = None,
+    correction: RolloutCorrection | None = None,
+) -> LossOutput:
+    return clipped_policy_loss(
+        inputs,
+        clip_low=LOW,
+        clip_high=HIGH,
+        mode=mode,
+        kl=kl or KlConfig(),
+        correction=correction or NoCorrection(),
+    )
 
 
-def oracle(batch: Mapping[str, torch.Tensor], mode: LossAggMode, coefficient: float) -> torch.Tensor:
+def oracle(
+    batch: Mapping[str, torch.Tensor], mode: LossAggMode, coefficient: float, limit: float | None = None
+) -> torch.Tensor:
     ratio = (batch["log_probs"] - batch["old"]).exp()
     plain, clipped = -batch["advantages"] * ratio, -batch["advantages"] * ratio.clamp(1 - LOW, 1 + HIGH)
     log_r = batch["ref"] - batch["log_probs"]
-    token_loss = torch.maximum(plain, clipped) + coefficient * (log_r.exp() - log_r - 1)
+    token_loss = torch.maximum(plain, clipped)
+    if limit is not None:  # verl's rollout importance weights at the level of tokens
+        token_loss = token_loss * (batch["old"] - batch["rollout"]).exp().clamp(max=limit)
+    token_loss = token_loss + coefficient * (log_r.exp() - log_r - 1)
     mask = batch["mask"]
     rows = mask.sum(1) > 0
     sums = (token_loss * mask).sum(1)[rows]
@@ -65,10 +85,12 @@ def oracle(batch: Mapping[str, torch.Tensor], mode: LossAggMode, coefficient: fl
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("coefficient", [0.0, 0.3])
-def test_loss_and_gradient_equal_the_padded_oracle(mode: LossAggMode, coefficient: float) -> None:
+@pytest.mark.parametrize("limit", [None, 1.0, 2.0])
+def test_loss_and_gradient_equal_the_padded_oracle(mode: LossAggMode, coefficient: float, limit: float | None) -> None:
     batch = padded_batch()
-    expected = oracle(batch, mode, coefficient)
-    output = loss_of(packed(batch), mode, KlConfig(coefficient=coefficient))
+    expected = oracle(batch, mode, coefficient, limit)
+    correction = None if limit is None else TruncatedCorrection(limit=limit)
+    output = loss_of(packed(batch), mode, KlConfig(coefficient=coefficient), correction)
     loss = output.loss_sum / output.denominator
     torch.testing.assert_close(loss, expected)
     found, wanted = (torch.autograd.grad(value, batch["log_probs"])[0] for value in (loss, expected))
@@ -85,8 +107,8 @@ def test_sums_over_parts_of_a_batch_add_up_to_those_of_the_whole(mode: LossAggMo
     inputs = packed(padded_batch())
     kl = KlConfig(coefficient=0.1)
     first = inputs.sample_N < 2
-    parts = [loss_of(select(inputs, tokens), mode, kl) for tokens in (first, ~first)]
-    whole = loss_of(inputs, mode, kl)
+    parts = [loss_of(select(inputs, tokens), mode, kl, TruncatedCorrection()) for tokens in (first, ~first)]
+    whole = loss_of(inputs, mode, kl, TruncatedCorrection())
     torch.testing.assert_close(parts[0].loss_sum + parts[1].loss_sum, whole.loss_sum)
     assert parts[0].denominator + parts[1].denominator == whole.denominator
     for name, value in whole.metrics.items():
@@ -96,7 +118,14 @@ def test_sums_over_parts_of_a_batch_add_up_to_those_of_the_whole(mode: LossAggMo
 def select(inputs: LossInputs, tokens: torch.Tensor) -> LossInputs:
     tensors: dict[str, Any] = {
         name: getattr(inputs, name)[tokens]
-        for name in ("log_probs_N", "old_log_probs_N", "advantages_N", "mask_N", "ref_log_probs_N")
+        for name in (
+            "log_probs_N",
+            "old_log_probs_N",
+            "advantages_N",
+            "mask_N",
+            "ref_log_probs_N",
+            "rollout_log_probs_N",
+        )
     }
     samples = torch.unique(inputs.sample_N[tokens], return_inverse=True)[1]
     return replace(inputs, **tensors, sample_N=samples, samples=int(samples.max()) + 1)
@@ -139,15 +168,12 @@ def test_metrics_are_sums_over_the_mask() -> None:
 def test_nothing_outside_the_mask_reaches_loss_gradient_or_metrics(value: float, mode: LossAggMode) -> None:
     batch = padded_batch()
     kl = KlConfig(coefficient=0.1)
-    clean = loss_of(packed(batch), mode, kl)
+    clean = loss_of(packed(batch), mode, kl, TruncatedCorrection())
     inputs = packed(batch)
     outside = inputs.mask_N == 0
-    poisoned = {
-        name: getattr(inputs, name).detach().masked_fill(outside, value)
-        for name in ("log_probs_N", "old_log_probs_N", "advantages_N", "ref_log_probs_N")
-    }
+    poisoned = {name: getattr(inputs, name).detach().masked_fill(outside, value) for name in COLUMNS}
     poisoned["log_probs_N"].requires_grad_()
-    output = loss_of(replace(inputs, **poisoned), mode, kl)
+    output = loss_of(replace(inputs, **poisoned), mode, kl, TruncatedCorrection())
     torch.testing.assert_close(output.loss_sum, clean.loss_sum)
     assert output.metrics == clean.metrics
     gradient = torch.autograd.grad(output.loss_sum, poisoned["log_probs_N"])[0]

@@ -1,9 +1,13 @@
 """Workers to test clusters with: each is named by a factory of this module."""
 
 import asyncio
+import ctypes
 import os
 import signal
+import subprocess
 import sys
+import time
+from collections import defaultdict
 from typing import Any
 
 from tailrace.cluster.base import Worker, WorkerContext
@@ -18,17 +22,28 @@ class Servant(Worker):
         self.settings = settings
         self.context = context
         self.stopped = asyncio.Event()
+        self.ended = asyncio.Event()
+        self.begun: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self.cancelled: list[str] = []
 
     async def open(self) -> dict[str, Any]:
-        return {"settings": self.settings.decode(), "threads": os.environ.get("OMP_NUM_THREADS", "")}
+        return {"settings": self.settings.decode()}
 
     async def run(self) -> None:
-        await self.stopped.wait()
-        self.emit("last")
+        try:
+            await self.stopped.wait()
+            self.emit("last")
+        finally:
+            self.ended.set()
 
     async def stop(self) -> None:
         self.stopped.set()
+
+    async def stopped_by_now(self) -> bool:
+        return await self.stopped.wait()
+
+    async def run_has_ended(self) -> None:
+        await self.ended.wait()
 
     async def add(self, a: int, b: int) -> int:
         return a + b
@@ -44,16 +59,38 @@ class Servant(Worker):
         self.context.emit(Event(task=task, actor=self.context.name, start=0.0, end=1.0))
 
     async def linger(self, name: str) -> None:
+        self.begun[name].set()
         try:
             await asyncio.Event().wait()
         finally:
             self.cancelled.append(name)
+
+    async def has_begun(self, name: str) -> None:
+        await self.begun[name].wait()
 
     async def whose_ended(self) -> list[str]:
         return self.cancelled
 
     async def say(self, text: str) -> None:
         print(text)
+
+    async def say_otherwise(self, text: str) -> None:
+        """From C, and from a child."""
+        ctypes.CDLL(None).puts(f"C: {text}".encode())
+        ctypes.CDLL(None).fflush(None)
+        subprocess.run(["echo", f"child: {text}"], check=True, timeout=10)
+
+    async def environment(self, name: str) -> str | None:
+        return os.environ.get(name)
+
+    async def start_child(self) -> int:
+        """A process that hides from its parent: in a session of its own, whose parent is gone."""
+        code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
+        return int(subprocess.check_output([sys.executable, "-c", code], start_new_session=True, timeout=20))
+
+    async def stand_still(self) -> None:
+        """Hold up the event loop."""
+        time.sleep(600)
 
     async def die(self, code: int) -> None:
         """Exit, or by a signal where `code` is negative."""
@@ -62,3 +99,40 @@ class Servant(Worker):
             os.kill(os.getpid(), -code)
             signal.pause()
         os._exit(code)
+
+
+class Failing(Servant):
+    """Cannot run."""
+
+    async def run(self) -> None:
+        raise ModelError("cannot go on")
+
+
+class Unopened(Servant):
+    """Cannot open."""
+
+    async def open(self) -> dict[str, Any]:
+        raise ModelError("no weights")
+
+
+class Unclosed(Servant):
+    """Cannot close."""
+
+    async def close(self) -> None:
+        raise ModelError("not saved")
+
+
+class Endless(Servant):
+    """Does not open."""
+
+    async def open(self) -> dict[str, Any]:
+        await asyncio.Event().wait()
+        return {}
+
+
+class Fragile(Servant):
+    """Dies while it opens."""
+
+    async def open(self) -> dict[str, Any]:
+        print("no memory left")
+        os._exit(3)

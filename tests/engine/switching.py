@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from tailrace.conformance.requests import make_request
 from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.core import EngineCore
 from tailrace.errors import TailraceWarning
 from tailrace.types import FinishReason, Request, Sample
-from tests.engine.helpers import make_core, make_request
+from tests.engine.helpers import make_core
 
 Cache = Literal["move", "recompute"]
 

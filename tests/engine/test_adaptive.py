@@ -14,6 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
+from tailrace.conformance.requests import collect, make_request, same_tokens
+from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
 from tailrace.engine.adaptive_tp.profile_key import profile_key
 from tailrace.engine.architecture import read_architecture
@@ -22,10 +24,9 @@ from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import RequestError, TailraceWarning
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.types import Request
-from tests.engine.helpers import TINY_GIB, collect, make_core, make_request, run_core, same_tokens
+from tests.engine.helpers import TINY_GIB, make_core, run_core
 from tests.engine.switching import is_alive, pids
 from tests.planning.tp_profiles import made_profile
-from tests.tiny import write_tiny_model
 
 CPU = torch.device("cpu")
 LIMIT_S = 60

@@ -11,11 +11,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from tailrace.conformance.requests import make_request, same_tokens
+from tailrace.conformance.tiny import FAMILIES
 from tailrace.engine.architecture import Rope, read_architecture
 from tailrace.engine.weights import expected_shapes, read_weights
 from tailrace.errors import ConfigError, ModelError
-from tests.engine.helpers import TinyModel, make_core, make_request, run_core, same_tokens
-from tests.tiny import FAMILIES
+from tests.engine.helpers import TinyModel, make_core, run_core
 
 
 def changed_copy(source: Path, target: Path, **changes: Any) -> Path:

@@ -10,6 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.conformance.requests import make_request
+from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
 from tailrace.engine.adaptive_tp.transplant import Transplant
 from tailrace.engine.architecture import read_architecture
@@ -20,9 +22,8 @@ from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.scheduler import Scheduler
 from tailrace.errors import ModelError
 from tailrace.types import Request, Sample
-from tests.engine.helpers import TINY_GIB, make_core, make_request, run_core
+from tests.engine.helpers import TINY_GIB, make_core, run_core
 from tests.engine.switching import Cache, is_alive, make_switching_core, pids, responses, steps, switch, wander
-from tests.tiny import write_tiny_model
 
 TIGHT: dict[str, Any] = {"kv_cache_gib": 14 * 4 * TINY_GIB["llama"], "prefill_tokens": 5, "max_batch_size": 5}
 """Few blocks, prompts in pieces, and half the places where two replicas become one."""

@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tailrace.conformance.requests import make_request, same_tokens
+from tailrace.conformance.tiny import FAMILIES, write_tiny_model
 from tailrace.errors import EngineError, RequestError
 from tailrace.types import FinishReason, Request, Sample
-from tests.engine.helpers import TINY_GIB, TinyModel, make_core, make_request, run_core, same_tokens
-from tests.tiny import FAMILIES, write_tiny_model
+from tests.engine.helpers import TINY_GIB, TinyModel, make_core, run_core
 
 
 def reference_log_probs(model_dir: Path, request: Request, sample: Sample, temperature: float = 1.0) -> torch.Tensor:

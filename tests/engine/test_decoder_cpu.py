@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
+from tailrace.conformance.tiny import FAMILIES, write_tiny_model
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
@@ -24,7 +25,6 @@ from tailrace.engine.step import Chunk, Draw
 from tailrace.engine.weights import check_weights, read_weights
 from tests.engine.caches import cache_of
 from tests.engine.thread_ranks import run_ranks
-from tests.tiny import FAMILIES, write_tiny_model
 
 pytestmark = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
 

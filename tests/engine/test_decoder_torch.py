@@ -18,6 +18,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
+from tailrace.conformance.tiny import FAMILIES
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
@@ -33,7 +34,6 @@ from tailrace.engine.weights import check_weights, read_weights
 from tailrace.errors import ConfigError
 from tests.engine.caches import cache_of
 from tests.engine.thread_ranks import run_ranks
-from tests.tiny import FAMILIES
 
 TinyModel = Callable[..., Path]
 BLOCK_SIZE, BLOCKS = 4, 24

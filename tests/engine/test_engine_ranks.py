@@ -14,6 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from tailrace.conformance.requests import collect, make_request, same_tokens
+from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import lane
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
@@ -21,9 +23,8 @@ from tailrace.engine.ranks import worker_process
 from tailrace.engine.ranks.worker_process import WorkerProcess
 from tailrace.errors import ConfigError, EngineError, ModelError
 from tailrace.types import Request, Sample
-from tests.engine.helpers import TinyModel, collect, make_core, make_request, run_core, same_tokens
+from tests.engine.helpers import TinyModel, make_core, run_core
 from tests.engine.switching import is_alive, pids
-from tests.tiny import write_tiny_model
 
 LAYOUTS = {"tp2": {"tp": 2}, "dp2": {"dp": 2}, "dp2 x tp2": {"dp": 2, "tp": 2}}
 LIMIT_S = 60

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tailrace.config.engine import HfEngineConfig
+from tailrace.conformance.requests import collect, make_request
 from tailrace.engine.backends.hf import HfEngine
 from tailrace.engine.stopping import StopRule
 from tailrace.types import FinishReason
-from tests.engine.helpers import TinyModel, collect, make_request
+from tests.engine.helpers import TinyModel
 
 LIMIT_S = 60
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.conformance.requests import make_request
 from tailrace.engine import arrangement as arrangement_module
 from tailrace.engine import lane as lane_module
 from tailrace.engine.core import EngineCore
@@ -16,7 +17,7 @@ from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.step import StepInput, StepOutput
 from tailrace.errors import EngineError
 from tests.conftest import TinyModel
-from tests.engine.helpers import make_request, run_core
+from tests.engine.helpers import run_core
 
 TIMEOUT_S = 1000.0
 

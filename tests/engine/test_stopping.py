@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.conformance.requests import make_request
+from tailrace.conformance.tiny import make_tokenizer
 from tailrace.engine.stopping import StopRules, StopStrings
 from tailrace.errors import RequestError
-from tests.engine.helpers import TinyModel, make_request
-from tests.tiny import make_tokenizer
+from tests.engine.helpers import TinyModel
 
 TOKENIZER = make_tokenizer()
 

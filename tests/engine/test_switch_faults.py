@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tailrace.conformance.requests import make_request
+from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
 from tailrace.engine.adaptive_tp import executor
 from tailrace.engine.adaptive_tp.executor import SwitchExecutor, SwitchRefused
@@ -20,9 +22,8 @@ from tailrace.engine.core import EngineCore
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.errors import EngineError
 from tailrace.types import Sample
-from tests.engine.helpers import make_core, make_request, run_core
+from tests.engine.helpers import make_core, run_core
 from tests.engine.switching import is_alive, make_switching_core, pids, steps, switch
-from tests.tiny import write_tiny_model
 
 REQUESTS = [make_request(i, group_id=i // 2, prompt=7 + i // 2, max_new_tokens=24, ignore_eos=True) for i in range(6)]
 

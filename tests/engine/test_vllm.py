@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from tailrace.config.engine import VllmEngineConfig
+from tailrace.conformance.requests import make_request, same_tokens
 from tailrace.engine.backends.vllm import VllmCore
 from tailrace.errors import EngineError, ModelError, RequestError
 from tailrace.types import Request, Sample
-from tests.engine.helpers import TinyModel, make_request, same_tokens
+from tests.engine.helpers import TinyModel
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 BLOCK = 128

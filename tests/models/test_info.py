@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from tailrace.conformance.tiny import FAMILIES
 from tailrace.errors import ModelError
 from tailrace.models.info import ModelInfo, describe_model
 from tests.conftest import TinyModel
-from tests.tiny import FAMILIES
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from transformers.utils import logging
 import tailrace.models.gguf as gguf_module
 from tailrace.cache import cache_directory
 from tailrace.config.model import ModelConfig
+from tailrace.conformance.tiny import CHAT_TEMPLATE
 from tailrace.errors import ModelError
 from tailrace.models.gguf import convert_gguf, wheel_gguf
 from tailrace.models.info import describe_model
@@ -31,7 +32,6 @@ from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import load_tokenizer
 from tests.conftest import TinyModel
 from tests.models.tiny_gguf import write_tiny_gguf
-from tests.tiny import CHAT_TEMPLATE
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,8 +6,8 @@ import gguf
 import numpy as np
 from safetensors.torch import load_file
 
+from tailrace.conformance.tiny import CHAT_TEMPLATE, SPECIAL, make_tokenizer
 from tailrace.models.info import ModelInfo, describe_model
-from tests.tiny import CHAT_TEMPLATE, SPECIAL, make_tokenizer
 
 _CONTROL, _NORMAL = 3, 1
 

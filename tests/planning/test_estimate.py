@@ -1,5 +1,6 @@
 """Estimates follow from counted bytes and operations."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,17 @@ def test_copies_of_the_model_on_a_cpu_share_its_memory_bandwidth() -> None:
         for dp in (1, 2)
     )
     assert two == pytest.approx(one)
+
+
+def test_what_adapters_take_is_not_guessed() -> None:
+    engine = {"type": "adapter", "path": "a.b"}
+    trainer = {"backend": {"type": "adapter", "path": "a.b"}, "steps": 4, "train_batch_size": 8}
+    own_engine, own_trainer = config(engine=engine), config(trainer=trainer)
+    plain, mine, theirs = (estimate(run, SIZE, 10, SPEED) for run in (config(), own_engine, own_trainer))
+    assert math.isnan(mine.rollout_s)
+    assert (mine.actor_s, mine.checkpoint_bytes) == (plain.actor_s, plain.checkpoint_bytes)
+    assert math.isnan(theirs.actor_s)
+    assert math.isnan(theirs.checkpoint_bytes)
+    assert theirs.rollout_s == plain.rollout_s
+    assert mine.memory | theirs.memory == plain.memory
+    assert not mine.memory.keys() & theirs.memory.keys()

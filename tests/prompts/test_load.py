@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from tailrace.config.prompts import JsonlSource, PromptsConfig
+from tailrace.conformance.tiny import make_tokenizer
 from tailrace.errors import PromptError
 from tailrace.prompts.load import PromptSet, load_prompts
-from tests.tiny import make_tokenizer
 
 TOKENIZER = make_tokenizer()
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.conformance.samples import make_samples, with_log_probs
 from tailrace.trainer.base import TrainSample
 from tailrace.trainer.packing import GroupPart, pack, plan_micro_batches
-from tests.trainer.batches import make_samples, with_log_probs
 
 groups = st.lists(st.tuples(st.integers(1, 12), st.lists(st.integers(0, 12), min_size=1, max_size=5)), max_size=6)
 budgets = st.integers(1, 60)

@@ -2,27 +2,27 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
 from tailrace.config.algorithm import GrpoConfig, KlConfig, LossAggMode
+from tailrace.conformance.samples import load_plain, make_samples, plain_log_probs, with_log_probs
+from tailrace.conformance.tiny import FAMILIES
 from tailrace.errors import CheckpointError, ModelError, NonFiniteError
 from tailrace.trainer import log_probs
 from tailrace.trainer.backends.single import SingleTrainer
-from tailrace.trainer.base import Loss, TrainSample, UpdateResult
+from tailrace.trainer.base import Loss, TrainSample
 from tests.conftest import TinyModel
-from tests.tiny import FAMILIES
-from tests.trainer.batches import load_plain, make_samples, make_trainer, plain_log_probs, with_log_probs
 from tests.trainer.largest import LargestTensor
+from tests.trainer.single import make_trainer
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 
@@ -138,21 +138,6 @@ def test_gradient_checkpointing_changes_nothing(tiny_model: TinyModel, family: s
     assert_equal(weights(plain), weights(checkpointed))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_however_a_batch_is_cut_the_update_is_equal(tiny_model: TinyModel, mode: LossAggMode) -> None:
-    samples = with_log_probs(make_samples())
-    cuts = [[samples], [samples[:3], samples[3:5], samples[5:]], [[sample] for sample in samples]]
-    updates = []
-    for cut in cuts:
-        trainer = make_trainer(tiny_model("qwen3"))
-        for part in cut:
-            trainer.accumulate(part, grpo(mode, 0.1).loss)
-        updates.append(gradients(trainer, 1.0) | {"": torch.tensor(trainer.apply().loss)})
-    for update in updates[1:]:
-        for name, tensor in update.items():
-            torch.testing.assert_close(tensor, updates[0][name], atol=1e-5, rtol=1e-4)
-
-
 def test_equal_cuts_over_several_calls_give_the_same_bits(tiny_model: TinyModel) -> None:
     samples = make_samples()
     whole, streamed = (make_trainer(tiny_model("llama"), micro_batch_tokens=24) for _ in range(2))
@@ -161,16 +146,6 @@ def test_equal_cuts_over_several_calls_give_the_same_bits(tiny_model: TinyModel)
     streamed.accumulate(samples[5:], grpo().loss)
     assert whole.apply() == streamed.apply()
     assert_equal(weights(whole), weights(streamed))
-
-
-def test_discard_forgets_what_was_accumulated(tiny_model: TinyModel) -> None:
-    clean, interrupted = (make_trainer(tiny_model("llama")) for _ in range(2))
-    interrupted.accumulate(make_samples(seed=5), grpo().loss)
-    interrupted.discard()
-    for trainer in (clean, interrupted):
-        trainer.accumulate(make_samples(), grpo().loss)
-    assert clean.apply() == interrupted.apply()
-    assert_equal(weights(clean), weights(interrupted))
 
 
 def test_nothing_of_tokens_times_tokens_or_tokens_times_vocabulary_is_made(
@@ -201,16 +176,6 @@ def test_a_sample_without_response_tokens_is_left_out(tiny_model: TinyModel) -> 
     np.testing.assert_array_equal(np.concatenate(values), np.concatenate(alone))
 
 
-def test_the_reference_stays_at_the_initial_weights(tiny_model: TinyModel) -> None:
-    samples = make_samples()
-    trainer = make_trainer(tiny_model("llama"), reference=True)
-    before = trainer.log_probs(samples)
-    trainer.accumulate(samples, grpo().loss)
-    trainer.apply()
-    np.testing.assert_array_equal(np.concatenate(trainer.log_probs(samples, reference=True)), np.concatenate(before))
-    assert not np.array_equal(np.concatenate(trainer.log_probs(samples)), np.concatenate(before))
-
-
 def test_a_bf16_reference_of_a_bf16_checkpoint_equals_the_untrained_policy(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:
@@ -226,11 +191,6 @@ def test_bf16_log_probs_are_near_those_of_fp32(tiny_model: TinyModel) -> None:
     exact, rounded = (make_trainer(tiny_model("llama"), precision=p).log_probs(samples) for p in ("fp32", "bf16"))
     difference = np.abs(np.concatenate(exact) - np.concatenate(rounded))
     assert 0 < difference.max() < 0.1
-
-
-def test_a_trainer_without_reference_refuses_to_score_with_it(tiny_model: TinyModel) -> None:
-    with pytest.raises(ValueError, match="reference=True"):
-        make_trainer(tiny_model("llama")).log_probs(make_samples(), reference=True)
 
 
 def test_apply_equals_torch_adamw_with_clipping_and_decay_on_matrices_only(tiny_model: TinyModel) -> None:
@@ -268,35 +228,12 @@ def not_finite(inputs: LossInputs) -> LossOutput:
     return replace(output, loss_sum=output.loss_sum * float("nan"))
 
 
-def test_a_non_finite_step_is_skipped_and_leaves_no_trace(tiny_model: TinyModel) -> None:
-    clean, troubled = (make_trainer(tiny_model("llama")) for _ in range(2))
-    before = weights(troubled)
-    troubled.accumulate(make_samples(), grpo().loss)
-    troubled.accumulate(make_samples(), not_finite)
-    result = troubled.apply()
-    assert not result.applied
-    assert math.isnan(result.loss)
-    assert_equal(weights(troubled), before)
-    for trainer in (clean, troubled):
-        trainer.accumulate(make_samples(), grpo().loss)
-    assert troubled.apply().applied
-    clean.apply()
-    assert_equal(weights(troubled), weights(clean))
-
-
 def test_infinite_losses_of_both_signs_are_not_finite(tiny_model: TinyModel) -> None:
     trainer = make_trainer(tiny_model("llama"))
     for sign in (1.0, -1.0):
         shift = sign * math.inf
         trainer.accumulate(make_samples(), lambda i, s=shift: replace(o := grpo().loss(i), loss_sum=o.loss_sum + s))  # type: ignore[misc]
     assert not trainer.apply().applied
-
-
-def test_finite_steps_between_reset_the_count_of_skipped_ones(tiny_model: TinyModel) -> None:
-    trainer = make_trainer(tiny_model("llama"), max_nonfinite_steps=2)
-    for loss in (not_finite, grpo().loss, not_finite, grpo().loss):
-        trainer.accumulate(make_samples(), loss)
-        assert trainer.apply().applied == (loss is not not_finite)
 
 
 def test_three_non_finite_steps_in_a_row_stop_the_run_with_evidence(tiny_model: TinyModel) -> None:
@@ -315,48 +252,6 @@ def test_three_non_finite_steps_in_a_row_stop_the_run_with_evidence(tiny_model: 
     assert (evidence["loss"], evidence["gradient_norm"]) == ("nan", "nan")
     assert evidence["micro_batches"] == [{"groups": [0, 1], "loss_sum": 0.0}, {"groups": [2], "loss_sum": "nan"}]
     assert evidence["gradient_norms"].keys() == dict(trainer.weights()).keys()
-
-
-def test_an_update_without_any_trained_token_changes_nothing_and_is_no_failure(tiny_model: TinyModel) -> None:
-    trainer = make_trainer(tiny_model("llama"), max_nonfinite_steps=1)
-    trainer.accumulate([make_samples()[-1]], grpo().loss)
-    before = weights(trainer)
-    assert not trainer.apply().applied
-    assert_equal(weights(trainer), before)
-
-
-def train(trainer: SingleTrainer, seeds: Sequence[int]) -> list[UpdateResult]:
-    results = []
-    for seed in seeds:
-        trainer.accumulate(make_samples(seed=seed), grpo().loss)
-        results.append(trainer.apply())
-    return results
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_restored_trainer_goes_on_bit_for_bit(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
-    uninterrupted, resumed = (make_trainer(tiny_model(family), schedule="cosine") for _ in range(2))
-    train(uninterrupted, [0, 1])
-    uninterrupted.save(tmp_path)
-    torch_random, numpy_random = torch.rand(3), np.random.rand(3)
-    expected = train(uninterrupted, [2, 3])
-    train(resumed, [7])
-    resumed.load(tmp_path)
-    assert torch.equal(torch.rand(3), torch_random)
-    assert np.array_equal(np.random.rand(3), numpy_random)
-    assert train(resumed, [2, 3]) == expected
-    assert_equal(weights(resumed), weights(uninterrupted))
-
-
-def test_skipped_steps_in_a_row_survive_a_restart(tiny_model: TinyModel, tmp_path: Path) -> None:
-    first, second = (make_trainer(tiny_model("llama"), max_nonfinite_steps=2) for _ in range(2))
-    first.accumulate(make_samples(), not_finite)
-    first.apply()
-    first.save(tmp_path)
-    second.load(tmp_path)
-    second.accumulate(make_samples(), not_finite)
-    with pytest.raises(NonFiniteError):
-        second.apply()
 
 
 @pytest.mark.parametrize(("saved", "loading"), [("qwen3", "llama"), ("llama", "qwen2"), ("qwen2", "llama")])
@@ -388,18 +283,6 @@ def test_a_missing_file_is_named(tiny_model: TinyModel, tmp_path: Path, name: st
         trainer.load(tmp_path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_exported_model_loads_with_the_trained_weights(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
-    trainer = make_trainer(tiny_model(family))
-    train(trainer, [0])
-    trainer.export(tmp_path / "model")
-    trainer.export(tmp_path / "model")  # replaces it
-    model = load_plain(tmp_path / "model")
-    assert_equal({n: p.detach() for n, p in model.named_parameters()}, weights(trainer))
-    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]
-
-
 def test_an_export_takes_the_dtype_asked_for_or_that_of_the_initial_checkpoint(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:
@@ -427,19 +310,3 @@ def test_sliding_window_layers_are_refused(tiny_model: TinyModel, tmp_path: Path
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="sliding-window"):
         make_trainer(tmp_path / "model")
-
-
-def test_training_raises_the_probability_of_rewarded_responses(tiny_model: TinyModel) -> None:
-    samples = [
-        replace(
-            sample, advantages=np.full_like(sample.advantages, sign), response_mask=np.ones_like(sample.response_ids)
-        )
-        for sample, sign in zip(make_samples(groups=((6, (5, 5)),)), (1.0, -1.0), strict=True)
-    ]
-    trainer = make_trainer(tiny_model("qwen2"), lr=1e-3)
-    history = [[values.sum() for values in trainer.log_probs(samples)]]
-    for _ in range(5):
-        trainer.accumulate(samples, grpo().loss)
-        trainer.apply()
-        history.append([values.sum() for values in trainer.log_probs(samples)])
-    assert all(later[0] > earlier[0] and later[1] < earlier[1] for earlier, later in pairwise(history))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tailrace.engine.base import EngineStats
-from tailrace.engine.driver import DrivenEngine, check_prompt
+from tailrace.engine.driver import Core, DrivenEngine, check_prompt
 from tailrace.types import FinishReason, FloatArray, IntArray, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Response:
         )
 
 
-class FakeCore:
+class FakeCore(Core):
     """Plays scripts, one token of every response in each step."""
 
     def __init__(self, playwright: Playwright) -> None:
@@ -80,7 +80,6 @@ class FakeCore:
         self._playwright = playwright
         self._responses: dict[int, _Response] = {}
         self._version: WeightVersion = 0
-        self.weights_are_whole = True
         self._steps = 0
         self._generated_tokens = 0
         self._prefilled_tokens = 0
@@ -120,16 +119,6 @@ class FakeCore:
             del self._responses[response.request.request_id]
         return [response.finish(response.script.finish_reason) for response in complete]
 
-    def settle(self) -> list[Sample]:
-        """Nothing is under way between two steps."""
-        return []
-
-    def interrupt(self) -> None:
-        """Steps are short."""
-
-    def close(self) -> None:
-        """Holds nothing that must be given back."""
-
     def load_weights(self, version: WeightVersion, tensors: "Weights") -> None:
         """Take the tensors, whatever they are, and the version."""
         for _ in tensors:
@@ -140,13 +129,9 @@ class FakeCore:
         """Counts; there are no blocks."""
         return EngineStats(
             running=len(self._responses),
-            waiting=0,
             generated_tokens=self._generated_tokens,
             prefilled_tokens=self._prefilled_tokens,
             steps=self._steps,
-            preemptions=0,
-            used_blocks=0,
-            total_blocks=0,
             version=self._version,
         )
 

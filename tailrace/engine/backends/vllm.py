@@ -27,7 +27,7 @@ import torch
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
-from tailrace.engine.driver import DrivenEngine, check_prompt
+from tailrace.engine.driver import Core, DrivenEngine, check_prompt
 from tailrace.engine.stopping import StopRule, StopRules
 from tailrace.engine.weights import Weights, check_weights
 from tailrace.errors import EngineError, ModelError, RequestError, one_line
@@ -80,7 +80,7 @@ class _Response:
         )
 
 
-class VllmCore:
+class VllmCore(Core):
     """One token of every running sequence in each step; vLLM says which run."""
 
     def __init__(self, config: VllmEngineConfig, model_dir: Path, *, device: torch.device) -> None:
@@ -98,7 +98,6 @@ class VllmCore:
         self._scheduler = self._vllm.engine_core.engine_core.scheduler
         self._responses: dict[int, _Response] = {}
         self._version: WeightVersion = 0
-        self.weights_are_whole = True
         self._updates = 0
         self._steps = 0
         self._generated_tokens = 0
@@ -158,10 +157,6 @@ class VllmCore:
         self._steps += 1
         return self._finish(reasons)
 
-    def settle(self) -> list[Sample]:
-        """Nothing is under way between two steps."""
-        return []
-
     @torch.no_grad()
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
         """Install new weights.
@@ -194,9 +189,6 @@ class VllmCore:
             total_blocks=pool.num_gpu_blocks - 1,
             version=self._version,
         )
-
-    def interrupt(self) -> None:
-        """A step in this process cannot be broken off."""
 
     def close(self) -> None:
         """Free what vLLM holds. Closing twice is harmless."""

@@ -21,7 +21,6 @@ from tailrace.errors import ModelError, NonFiniteError
 from tailrace.trainer import state
 from tailrace.trainer.attention import PROMPT_SHARED, make_layout
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
-from tailrace.trainer.export import export_model
 from tailrace.trainer.log_probs import token_log_probs
 from tailrace.trainer.optimizer import learning_rate, make_optimizer
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
@@ -79,7 +78,7 @@ class SingleTrainer(Trainer):
             ModelError: weights are missing, or the model has layers that packed training does not compute.
         """
         self._config = config
-        self._model_dir = model_dir
+        self.model_dir = model_dir
         self._device = torch.device(device)
         self._temperature = temperature or 1.0
         self._total_updates = total_updates
@@ -90,10 +89,17 @@ class SingleTrainer(Trainer):
             enable = getattr(self._model, "activation_checkpointing_enable", None)
             (enable or self._model.gradient_checkpointing_enable)()
         self._reference = _load(model_dir, self._dtype, self._device).requires_grad_(False) if reference else None
-        self._optimizer = make_optimizer(self._model, config)
+        self._optimizer = self.make_optimizer(self._model)
         self._counters = state.Counters()
         self._sums = _Sums()
         self._evidence: dict[str, Any] = {}
+
+    def make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        """Called once, by the constructor; an adapter may have another one here. Its state must be tensors.
+
+        `apply` sets the learning rate of each of its parameter groups to that of the schedule.
+        """
+        return make_optimizer(model, self._config)
 
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
         model = self._reference if reference else self._model
@@ -144,9 +150,6 @@ class SingleTrainer(Trainer):
     def load(self, directory: Path) -> None:
         self._counters = state.load(directory, self._model, self._optimizer)
         self.discard()
-
-    def export(self, directory: Path, *, dtype: torch.dtype | None = None) -> None:
-        export_model(self._model_dir, directory, self.weights(), dtype)
 
     def evidence(self) -> dict[str, Any]:
         return self._evidence

@@ -11,6 +11,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 from tailrace.errors import PeerLost, TailraceError, WeightsError, WireError
 from tailrace.transfer.queue.wire.connection import Connection
@@ -47,6 +48,10 @@ class Owner(ABC):
     @abstractmethod
     def memory(self, manifest: Manifest) -> Segment:
         """Memory of this process's own. Raises WeightsError."""
+
+    @abstractmethod
+    def attach(self, path: Path, manifest: Manifest) -> Segment:
+        """Memory of another process on this host, held. Raises WeightsError."""
 
     @abstractmethod
     def changed(self, download: "Download", *, nbytes: int) -> None:
@@ -90,7 +95,7 @@ class Download:
     def leave(self) -> None:
         """Hear no more of the parent. Harmless twice."""
         self._turn += 1
-        self.parent = None
+        self.parent = self._medium = None
         if self._link is not None:
             self._owner.server.unlink(self._link)
             self._link = None
@@ -98,12 +103,12 @@ class Download:
     def reset(self) -> bool:
         """The seal is not right: fetch all chunks again; False where that was tried too often."""
         assert self.holding is not None, "a version whose seal is known is here"
-        assert self._medium is not None, "and came by something"
         if not self.corrupt(-2):
             return False
         self.holding = Holding(self.holding.manifest, self.holding.encoded, self.holding.segment)
         self._owner.changed(self, nbytes=0)
-        self._medium.bring(self.holding)
+        if self._medium is not None:  # else the next parent is asked
+            self._medium.bring(self.holding)
         return True
 
     @property
@@ -138,6 +143,10 @@ class Download:
     def take(self, manifest: Manifest) -> Segment:
         """See `Errand.take`."""
         return self._owner.memory(manifest)
+
+    def attach(self, path: Path, manifest: Manifest) -> Segment:
+        """See `Errand.attach`."""
+        return self._owner.attach(path, manifest)
 
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         """See `Errand.arrived`."""

@@ -12,6 +12,7 @@ again for ever; whoever waits for weights is told meanwhile.
 import secrets
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 
 from tailrace.errors import SenderLost, TailraceError, WeightsError
 from tailrace.events import Event, EventLog
@@ -41,7 +42,7 @@ from tailrace.transfer.weights.messages import (
     ask,
     decode_question,
 )
-from tailrace.transfer.weights.segments import Pool, Segment
+from tailrace.transfer.weights.segments import Attachments, Pool, Segment
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.versions import Holding, Manifest
 
@@ -73,6 +74,7 @@ class Follower(Service, Owner):
         self._alone = secrets.token_hex(16)
         """A host of its own, for one that shares no memory."""
         self.pool = pool
+        self.attachments = Attachments()
         self._shelf = Shelf(server)
         self._link: Connection | None = None
         self._plan: Plan | None = None
@@ -233,6 +235,10 @@ class Follower(Service, Owner):
             kept = {self._serial()} | self._used()
         self._shelf.drop(serial for serial in self._shelf.serials if serial not in kept)
         return self.pool.take(manifest.nbytes, manifest.serial, busy=self._shelf.segments)
+
+    def attach(self, path: Path, manifest: Manifest) -> Segment:
+        """See `Owner.attach`."""
+        return self.attachments.attach(path, manifest.serial, manifest.nbytes)
 
     def _used(self) -> set[int]:
         return {holding.manifest.serial for holding in self._shelf.holdings if holding.users}

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from tailrace.errors import QueueError, WeightsError
+from tailrace.errors import WeightsError
 from tailrace.transfer.queue.storage.arena import make_directory, map_file, map_new, remove_orphans
 
 SHARED = Path("/dev/shm")
@@ -24,36 +24,63 @@ _HEADER_BYTES = 4096
 
 
 class Segment:
-    """Shared memory of one payload, locked against being overwritten."""
+    """Shared memory of one payload, mapped."""
 
-    def __init__(self, path: Path, lock: int, memory: memoryview) -> None:
-        """`lock`: the descriptor with the shared lock."""
+    def __init__(self, path: Path, file: int) -> None:
+        """`file`: open, and from now on this segment's; it bears the lock.
+
+        Raises:
+            OSError: it cannot be mapped.
+        """
         self.path = path
-        self._lock = lock
-        self._memory = memory
-        self.payload = memory[_HEADER_BYTES:]
+        self._file = file
+        self._memory = map_file(os.dup(file))
+        self.payload = self._memory[_HEADER_BYTES:]
+        self._holds = 0
 
     @property
     def serial(self) -> int:
         """Of the version in it."""
         return int.from_bytes(self._memory[:8], "little")
 
+    @property
+    def is_there(self) -> bool:
+        """Whether others still find it under its path."""
+        return self.path.exists() and os.path.samestat(os.fstat(self._file), self.path.stat())
+
     def renew(self, serial: int) -> bool:
-        """Make it ready for another version; False where somebody reads it."""
+        """For its owner: make it ready for another version, and keep it; False where somebody reads it."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(self._lock, fcntl.LOCK_SH)  # a refused change of a lock may have lost it
             return False
         self._memory[:8] = serial.to_bytes(8, "little")
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+        return True
+
+    def hold(self) -> bool:
+        """For a reader: keep it from being overwritten, until as many calls of `release`; False while it just is."""
+        if self._holds == 0:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        self._holds += 1
         return True
 
     def release(self) -> None:
-        """Others may overwrite it from now on. Harmless twice."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        """End one `hold`."""
+        self._holds -= 1
+        assert self._holds >= 0, "each hold is ended once"
+        if self._holds == 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it would not do: the mapping has the file open, too
+
+    def close(self) -> None:
+        """Close the file; the memory stays while somebody looks at it. Harmless twice."""
+        if self._file >= 0:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+            os.close(self._file)
+            self._file = -1
 
 
 class Pool:
@@ -94,7 +121,7 @@ class Pool:
         """Remove the directory. What is mapped stays until nobody looks at it. Harmless twice."""
         if self._lock >= 0:
             for segment in self._segments:
-                segment.release()
+                segment.close()
             self._segments.clear()
             shutil.rmtree(self.directory)
             os.close(self._lock)
@@ -104,8 +131,8 @@ class Pool:
         self._made += 1
         path = self.directory / str(self._made)
         try:
-            memory = map_new(path, _HEADER_BYTES + nbytes)
-            segment = Segment(path, _locked(path), memory)
+            map_new(path, _HEADER_BYTES + nbytes)
+            segment = Segment(path, _open(path))
         except OSError as error:
             raise WeightsError(
                 f"{nbytes} bytes of shared memory for weights cannot be had in {self.directory}: {error.strerror}; "
@@ -118,42 +145,57 @@ class Pool:
     def _remove(self, segment: Segment) -> None:
         self._segments.remove(segment)
         segment.path.unlink()
-        segment.release()
+        segment.close()
 
 
-def attach(path: Path, serial: int, nbytes: int) -> Segment:
-    """Memory of another process on this host with the payload of `serial`, not overwritten until `release`.
+class Attachments:
+    """Segments of other processes on this host; they stay mapped, since mapping costs as much as reading them does."""
 
-    Raises:
-        WeightsError: it is not there, not this user's, too short, or has another version by now.
-    """
-    try:
-        lock = _locked(path)
-    except (OSError, QueueError) as error:
-        raise WeightsError(f"the shared memory {path} cannot be opened: {error}") from None
-    try:
-        known = os.fstat(lock)
-        if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid() or known.st_size < _HEADER_BYTES + nbytes:
-            raise WeightsError(f"{path} is not shared memory of this user with {nbytes} bytes of weights")
-        segment = Segment(path, lock, map_file(os.dup(lock)))
+    def __init__(self) -> None:
+        """None yet."""
+        self._segments: dict[Path, Segment] = {}
+
+    def attach(self, path: Path, serial: int, nbytes: int) -> Segment:
+        """The memory with the payload of `serial`, which is not overwritten until its `release`.
+
+        Raises:
+            WeightsError: it is not there, not this user's, too short, or has another version by now.
+        """
+        for known in [known for known, segment in self._segments.items() if not segment.is_there]:
+            self._segments.pop(known).close()
+        try:
+            segment = self._segments.get(path) or Segment(path, _checked(path))
+        except OSError as error:
+            raise WeightsError(f"the shared memory {path} cannot be opened: {error.strerror}") from None
+        self._segments[path] = segment
+        if len(segment.payload) < nbytes or not segment.hold():
+            raise WeightsError(f"{path} has no version of {nbytes} bytes, or is just being used again")
         if segment.serial != serial:
+            segment.release()
             raise WeightsError(f"{path} has version {segment.serial} by now, not {serial}")
-    except WeightsError:
-        os.close(lock)
-        raise
-    return segment
+        return segment
+
+    def close(self) -> None:
+        """Let go of all. Harmless twice."""
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
 
 
-def _locked(path: Path) -> int:
-    """An open file with a shared lock.
+def _checked(path: Path) -> int:
+    """An open file of this user.
 
     Raises:
-        OSError: there is none, or its owner is about to overwrite it.
+        OSError: there is none.
+        WeightsError: it is something else.
     """
-    file = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
+    file = _open(path)
+    known = os.fstat(file)
+    if not stat.S_ISREG(known.st_mode) or known.st_uid != os.getuid() or known.st_size < _HEADER_BYTES:
         os.close(file)
-        raise
+        raise WeightsError(f"{path} is not shared memory of this user")
     return file
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)

@@ -6,11 +6,10 @@ seal       the sum of the manifest's sum and those of all chunks, announced when
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 import xxhash
 from msgspec import Meta
@@ -182,25 +181,24 @@ def packed_sums(data: bytes) -> list[bytes]:
     return [data[start : start + SUM_BYTES] for start in range(0, len(data), SUM_BYTES)]
 
 
-def pieces(
-    manifest: Manifest, sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
-) -> Iterable[list[tuple[torch.Tensor, torch.Tensor]]]:
-    """For each chunk what is to be copied: (target, source), flat and equally long.
+class Piece(NamedTuple):
+    """Consecutive elements of a tensor in one chunk."""
 
-    `sources` and `targets` are in the order of the manifest's entries, each of any shape.
-    """
-    starts = np.array([entry.offset for entry in manifest.entries], dtype=np.int64)
-    for chunk in range(manifest.chunks):
-        span = manifest.span(chunk)
-        first = int(np.searchsorted(starts, span.start, side="right")) - 1
-        last = int(np.searchsorted(starts, span.stop, side="left"))
-        parts = []
-        for entry, source, target in zip(
-            manifest.entries[first:last], sources[first:last], targets[first:last], strict=True
-        ):
-            size = target.element_size()
-            begin = max(0, span.start - entry.offset) // size
-            end = min(entry.nbytes, span.stop - entry.offset) // size
-            if begin < end:
-                parts.append((target.view(-1)[begin:end], source.reshape(-1)[begin:end]))
-        yield parts
+    entry: int
+    """Its number in the manifest."""
+    start: int
+    stop: int
+
+
+def cut(manifest: Manifest) -> list[list[Piece]]:
+    """What lies in each chunk."""
+    chunks: list[list[Piece]] = [[] for _ in range(manifest.chunks)]
+    for number, entry in enumerate(manifest.entries):
+        size = _DTYPES[entry.dtype].itemsize
+        end = entry.offset + entry.nbytes
+        for chunk in range(entry.offset // manifest.chunk_bytes, -(-end // manifest.chunk_bytes)):
+            span = manifest.span(chunk)
+            start, stop = max(span.start, entry.offset), min(span.stop, end)
+            if start < stop:
+                chunks[chunk].append(Piece(number, (start - entry.offset) // size, (stop - entry.offset) // size))
+    return chunks

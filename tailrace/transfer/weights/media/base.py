@@ -7,6 +7,7 @@ Everything is called in the receiver's thread, and nothing waits.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from tailrace.transfer.weights.messages import Described, Heard, Question
@@ -22,6 +23,9 @@ class Errand(Protocol):
 
     def take(self, manifest: Manifest) -> Segment:
         """Memory of this process's own. Raises WeightsError."""
+
+    def attach(self, path: Path, manifest: Manifest) -> Segment:
+        """Memory of another process on this host with this version, held. Raises WeightsError."""
 
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         """A chunk is in place, and has this sum; `nbytes` of it came over the network."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tailrace.transfer.weights.media.base import Medium
 from tailrace.transfer.weights.messages import Described, Heard, Progress, Ready
-from tailrace.transfer.weights.segments import Segment, attach
+from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, packed_sums, sum_of
 
 _STEPS = 16
@@ -19,7 +19,7 @@ class SharedMemoryMedium(Medium):
 
     def place(self, manifest: Manifest, described: Described) -> Segment:
         """See `Medium.place`: the parent's memory, kept from being overwritten."""
-        return attach(Path(described.segment), manifest.serial, manifest.nbytes)
+        return self._errand.attach(Path(described.segment), manifest)
 
     def bring(self, holding: Holding) -> None:
         """See `Medium.bring`."""

@@ -1,4 +1,4 @@
-"""Ragged batches, and the plain computation that packed training must equal: one padded-free pass per sample."""
+"""Ragged batches to train on, and the plain computation that training must equal: one pass for each sample alone."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tailrace.config.trainer import TrainerConfig
-from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import TrainSample
 from tailrace.types import FloatArray
 
@@ -20,7 +18,7 @@ VOCABULARY = 261
 def make_samples(
     *, groups: Sequence[tuple[int, Sequence[int]]] = ((5, (3, 7, 1)), (1, (4, 4)), (9, (2, 6, 5, 8))), seed: int = 0
 ) -> list[TrainSample]:
-    """Samples of groups given as (prompt tokens, response tokens), with holes in their masks."""
+    """Samples of groups given as (prompt tokens, response tokens), with holes in their masks; the last has none."""
     rng = np.random.default_rng(seed)
     samples = []
     for group_id, (prompt_tokens, responses) in enumerate(groups):
@@ -50,25 +48,10 @@ def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: boo
     return [replace(s, old_log_probs=draw(s) if old else None, ref_log_probs=draw(s) if ref else None) for s in samples]
 
 
-def make_trainer(
-    model_dir: Path, *, temperature: float = 1.0, reference: bool = False, **config: object
-) -> SingleTrainer:
-    settings = {"precision": "fp32", "lr": 1e-3, **config}
-    return SingleTrainer(
-        model_dir,
-        TrainerConfig.model_validate(settings),
-        temperature=temperature,
-        total_updates=10,
-        device="cpu",
-        reference=reference,
-    )
-
-
 def load_plain(model_dir: Path) -> PreTrainedModel:
+    """The model in fp32, as transformers has it, but that the padding token is a token like any other."""
     model = cast(PreTrainedModel, AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32))
-    cast(
-        torch.nn.Embedding, model.get_input_embeddings()
-    ).padding_idx = None  # the padding token is a token like any other
+    cast(torch.nn.Embedding, model.get_input_embeddings()).padding_idx = None
     return model
 
 

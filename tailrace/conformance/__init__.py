@@ -1,0 +1,11 @@
+"""What engines and trainers promise, as tests that the authors of others can run: docs/adapters.md.
+
+    class TestMyEngine(EngineContract):
+        config = AdapterEngineConfig(path="my_engine.make_engine")
+
+Needs pytest and pytest-asyncio (`pip install tailrace[conformance]`); nothing else in Tailrace imports this package.
+"""
+
+import pytest
+
+pytest.register_assert_rewrite("tailrace.conformance.engine", "tailrace.conformance.trainer")

@@ -1,0 +1,149 @@
+"""One worker process on this machine, without Ray."""
+
+import asyncio
+import os
+import pickle
+import re
+import select
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from tailrace.cluster.base import WorkerSpec
+from tailrace.cluster.process import WorkerProcess
+from tailrace.config.cluster import PoolConfig
+from tailrace.errors import ConfigError, WorkerDied
+from tests.cluster.conftest import servant
+from tests.cluster.hearing import LIMIT_S, Hearing
+
+
+@asynccontextmanager
+async def started(
+    spec: WorkerSpec, *, start_s: float = 60.0, heartbeat_s: float = 20.0
+) -> AsyncIterator[WorkerProcess]:
+    """A worker, and nothing of it afterwards."""
+    worker, _ = await WorkerProcess.start(
+        spec, directory=os.getcwd(), start_limit_s=start_s, heartbeat_limit_s=heartbeat_s
+    )
+    try:
+        yield worker
+    finally:
+        await worker.kill()
+
+
+async def call(worker: WorkerProcess, method: str, *args: Any) -> Any:
+    async with asyncio.timeout(LIMIT_S):
+        return pickle.loads(await worker.call(method, pickle.dumps(args)))
+
+
+async def gone(*pids: int) -> None:
+    """Wait until these processes have ended, whether or not anybody has reaped them."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)
+            with os.fdopen(ended):
+                ready, _, _ = await asyncio.to_thread(select.select, [ended], [], [], LIMIT_S)
+                assert ready, f"process {pid} is still there"
+
+
+async def test_what_is_printed_arrives_line_by_line_from_python_from_c_and_from_children() -> None:
+    async with started(servant()) as worker, Hearing(worker) as hearing:
+        await call(worker, "say", "one\ntwo")
+        await call(worker, "say_otherwise", "three")
+        await hearing.until(lambda heard: len(heard.lines) == 4)
+    assert hearing.lines == ["one", "two", "C: three", "child: three"]
+
+
+async def test_a_progress_bar_is_one_line() -> None:
+    async with started(servant()) as worker, Hearing(worker) as hearing:
+        await call(worker, "say", "1 %\r50 %\r100 %\r")
+        await hearing.until(lambda heard: bool(heard.lines))
+    assert hearing.lines == ["100 %"]
+
+
+@pytest.mark.parametrize(
+    ("code", "how"),
+    [(7, "exit code 7"), (-signal.SIGKILL, "SIGKILL, out of memory?"), (-signal.SIGSEGV, "SIGSEGV")],
+)
+async def test_a_death_is_told_with_how_and_the_last_words(code: int, how: str) -> None:
+    async with started(servant()) as worker, Hearing(worker) as hearing:
+        expected = re.escape(f"worker rollout-0 (process {worker.pid}) died: {how}; its last output: last words")
+        with pytest.raises(WorkerDied, match=expected):
+            await call(worker, "die", code)
+        with pytest.raises(WorkerDied, match=expected):
+            await hearing.end()
+        with pytest.raises(WorkerDied, match=expected):
+            await call(worker, "add", 1, 1)
+    assert hearing.lines == ["last words"]
+
+
+async def test_a_worker_that_dies_while_it_opens_is_told_of_with_its_last_words() -> None:
+    with pytest.raises(WorkerDied, match="exit code 3; its last output: no memory left"):
+        async with started(servant(kind="Fragile")):
+            pass
+
+
+async def test_a_worker_that_does_not_open_in_time_is_killed() -> None:
+    with pytest.raises(WorkerDied, match=r"killed, since it had not opened within 0\.5 s"):
+        async with started(servant(kind="Endless"), start_s=0.5):
+            pass
+
+
+async def test_a_stopped_process_is_killed() -> None:
+    async with started(servant(), heartbeat_s=2.0) as worker, Hearing(worker) as hearing:
+        os.kill(worker.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerDied, match="killed, since it had given no sign of life for 2 s"):
+            await hearing.end()
+        await gone(worker.pid)
+
+
+async def test_a_worker_whose_event_loop_stands_still_is_killed() -> None:
+    async with started(servant(), heartbeat_s=2.0) as worker:
+        with pytest.raises(WorkerDied, match="no sign of life"):
+            await call(worker, "stand_still")
+
+
+@pytest.mark.parametrize("ending", ["kill", "die", "close", "guard"])
+async def test_what_a_worker_started_ends_with_it(ending: str) -> None:
+    async with started(servant()) as worker:
+        child = await call(worker, "start_child")
+        assert psutil.pid_exists(child)
+        match ending:
+            case "kill":
+                await worker.kill()
+            case "close":
+                await worker.close()
+            case "die":
+                with pytest.raises(WorkerDied):
+                    await call(worker, "die", -signal.SIGKILL)
+            case "guard":
+                # as when the keeper is killed: nobody holds the lifeline any more
+                worker._child.lifeline[1].transport.abort()
+        await gone(child, worker.pid)
+
+
+async def test_ctrl_c_does_not_reach_a_worker() -> None:
+    async with started(servant()) as worker:
+        assert os.getpgid(worker.pid) != os.getpgid(0)
+        assert os.getsid(worker.pid) != os.getsid(0)
+
+
+async def test_a_worker_runs_on_its_cores_with_its_threads() -> None:
+    core = max(os.sched_getaffinity(0))
+    pool = PoolConfig(cpus=0.0, cores=(core,), threads=3)
+    async with started(servant(pool=pool)) as worker:
+        assert os.sched_getaffinity(worker.pid) == {core}
+        for thread in psutil.Process(worker.pid).threads():
+            assert os.sched_getaffinity(thread.id) == {core}
+        assert await call(worker, "environment", "OMP_NUM_THREADS") == "3"
+
+
+async def test_cores_that_are_not_there_are_refused() -> None:
+    pool = PoolConfig(cpus=0.0, cores=(0, 1000))
+    with pytest.raises(ConfigError, match=r"cores \[1000\] cannot be had on .*; change `cores`"):
+        async with started(servant(pool=pool)):
+            pass

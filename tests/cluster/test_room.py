@@ -1,0 +1,47 @@
+"""What a cluster could never hold is found before anything is started."""
+
+import pytest
+
+from tailrace.cluster.room import check_room
+from tailrace.config.cluster import PoolConfig
+from tailrace.errors import ConfigError
+
+TWO_CORES = {"CPU": 2.0, "memory": 1e9}
+
+
+def test_pools_that_fit_are_accepted() -> None:
+    check_room({"rollout": PoolConfig(), "trainer": PoolConfig(), "reward": PoolConfig(cpus=0.0)}, [TWO_CORES])
+
+
+def test_workers_that_reserve_nothing_fit_any_cluster() -> None:
+    check_room({"reward": PoolConfig(workers=100, cpus=0.0)}, [{}])
+
+
+def test_pools_that_ask_for_too_much_together_are_named() -> None:
+    pools = {"rollout": PoolConfig(workers=2), "trainer": PoolConfig(), "reward": PoolConfig(cpus=0.0)}
+    with pytest.raises(
+        ConfigError, match=r"ask for 3 CPU together \(rollout 2, trainer 1\), and the cluster has 2; use fewer workers"
+    ):
+        check_room(pools, [TWO_CORES])
+
+
+def test_a_worker_that_fits_no_single_machine_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"cluster\.trainer asks for 3 CPU for each worker, .* they have 2 CPU;"):
+        check_room({"trainer": PoolConfig(cpus=3.0)}, [TWO_CORES, TWO_CORES])
+
+
+def test_machines_count_together() -> None:
+    check_room({"rollout": PoolConfig(workers=4)}, [TWO_CORES, TWO_CORES])
+
+
+@pytest.mark.parametrize(
+    ("pool", "message"),
+    [
+        (PoolConfig(gpus=1.0), "asks for 1 CPU, 1 GPU for each worker, .* they have 2 CPU, 0 GPU"),
+        (PoolConfig(resources={"a100": 1.0}), "asks for 1 CPU, 1 a100 for each worker"),
+        (PoolConfig(resources={"memry": 1.0}), "did you mean 'memory'"),
+    ],
+)
+def test_what_no_machine_has_is_named(pool: PoolConfig, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_room({"rollout": pool}, [TWO_CORES])

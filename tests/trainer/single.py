@@ -1,0 +1,20 @@
+"""The trainer under test."""
+
+from pathlib import Path
+
+from tailrace.config.trainer import TrainerConfig
+from tailrace.trainer.backends.single import SingleTrainer
+
+
+def make_trainer(
+    model_dir: Path, *, temperature: float = 1.0, reference: bool = False, **config: object
+) -> SingleTrainer:
+    settings = {"precision": "fp32", "lr": 1e-3, **config}
+    return SingleTrainer(
+        model_dir,
+        TrainerConfig.model_validate(settings),
+        temperature=temperature,
+        total_updates=10,
+        device="cpu",
+        reference=reference,
+    )

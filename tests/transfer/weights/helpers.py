@@ -1,0 +1,30 @@
+"""Weights of the tests: every element of version `v` tells of `v`, so that a mixture shows."""
+
+import torch
+
+from tailrace.transfer.weights.receiver import WeightReceiver
+
+LIMIT_S = 20.0
+CHUNK_MIB = 1 / 64
+SHAPES = {"embed": (300, 64), "layer.weight": (64, 129), "layer.bias": (64,), "scalar": (), "none": (0, 3)}
+
+
+def tensors(version: int, *, scale: int = 1) -> dict[str, torch.Tensor]:
+    """Seeded by the version. `scale`: of the first one's rows."""
+    source = torch.Generator().manual_seed(version)
+    shapes = SHAPES | {"embed": (300 * scale, 64)}
+    return {name: torch.randn(shape, generator=source) for name, shape in shapes.items()} | {
+        "steps": torch.tensor([version])
+    }
+
+
+def check(receiver: WeightReceiver, version: int, *, scale: int = 1, dtype: torch.dtype | None = None) -> None:
+    """The receiver has exactly this version."""
+    with receiver.weights() as (number, got):
+        assert number == version
+        expected = tensors(version, scale=scale)
+        assert list(got) == list(expected)
+        for name, tensor in expected.items():
+            wanted = tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+            assert got[name].dtype == wanted.dtype
+            assert torch.equal(got[name], wanted), name

@@ -1,0 +1,175 @@
+"""Receivers that get weights from each other, and what is left when one of them goes."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.sender import WeightSender
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
+
+ANYWHERE = ("tcp://0.0.0.0:*",)
+"""Counts as an address of the network."""
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def make_sender(stack: ExitStack, **options: Any) -> WeightSender:
+    return stack.enter_context(WeightSender(chunk_mib=CHUNK_MIB, datacentre="near", **options))
+
+
+def far(stack: ExitStack, sender: WeightSender, name: str, **options: Any) -> WeightReceiver:
+    facts = {"medium": "tcp", "datacentre": "far", "listen": ANYWHERE}
+    return stack.enter_context(WeightReceiver(sender.address, name=name, **facts | options))
+
+
+async def joined(sender: WeightSender, count: int) -> None:
+    """Until so many receivers are there."""
+    bell = sender._roster.bell
+    assert await bell.until(lambda: len(sender._roster.members) == count or None, timeout_s=LIMIT_S)
+
+
+async def test_a_remote_datacentre_gets_each_version_once(stack: ExitStack) -> None:
+    sender = make_sender(stack)
+    engines = [far(stack, sender, f"engine-{number}") for number in range(4)]
+    await joined(sender, 4)
+    for version in range(3):
+        sender.publish(version, tensors(version).items())
+        for engine in engines:
+            await engine.wait(version, timeout_s=LIMIT_S)
+            check(engine, version)
+    stats = sender.stats()
+    assert stats.bytes_sent == 3 * stats.nbytes
+    assert sum(engine.stats().bytes_sent for engine in engines) == 3 * 3 * stats.nbytes
+    parents = Counter(state.parent for state in stats.receivers.values())
+    assert parents[""] == 1
+    assert max(parents.values()) <= 2
+
+
+async def test_those_on_the_host_of_a_relay_map_its_memory(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host other than the sender's: the relay and its neighbours say so, and the relay cannot map the sender's."""
+    sender = make_sender(stack)
+    with monkeypatch.context() as patch:
+        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
+        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+        engines = [far(stack, sender, f"engine-{number}", medium="auto") for number in range(3)]
+        await joined(sender, 3)
+        sender.publish(0, tensors(0).items())
+        for engine in engines:
+            await engine.wait(0, timeout_s=LIMIT_S)
+            check(engine, 0)
+    nbytes = sender.stats().nbytes
+    assert sorted(engine.stats().bytes_received for engine in engines) == [0, 0, nbytes]
+    assert sender.stats().bytes_sent == nbytes
+
+
+async def test_the_children_of_a_relay_that_left_get_another_parent(stack: ExitStack) -> None:
+    sender = make_sender(stack)
+    engines = [far(stack, sender, f"engine-{number}") for number in range(4)]
+    await joined(sender, 4)
+    sender.publish(0, tensors(0).items())
+    for engine in engines:
+        await engine.wait(0, timeout_s=LIMIT_S)
+    first = next(engine for engine in engines if engine.stats().parent == "")
+    first.close()
+    rest = [engine for engine in engines if engine is not first]
+    sender.publish(1, tensors(1).items())
+    for engine in rest:
+        await engine.wait(1, timeout_s=LIMIT_S)
+        check(engine, 1)
+    assert [engine.stats().parent for engine in rest].count("") == 1
+
+
+async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunks_are_kept(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack, limit_s=1.0)
+    first = far(stack, sender, "first", limit_s=1.0)
+    await joined(sender, 1)
+    second = far(stack, sender, "second", limit_s=1.0)
+    await joined(sender, 2)
+    enough = 3
+
+    answer = first._follower._shelf._chunk
+
+    def give_a_few(holding: Any, chunk: int) -> Any:
+        return answer(holding, chunk) if chunk < enough else None
+
+    monkeypatch.setattr(first._follower._shelf, "_chunk", give_a_few)
+    sender.publish(0, tensors(0).items())
+    await first.wait(0, timeout_s=LIMIT_S)
+    shelf = second._follower
+    assert await asyncio.to_thread(lambda: shelf.announced == 0)
+    first._server.stop()  # it says nothing any more, not even goodbye
+    await second.wait(0, timeout_s=LIMIT_S)
+    check(second, 0)
+    nbytes = sender.stats().nbytes
+    assert second.stats().bytes_received == nbytes  # none came twice
+    assert second.stats().parent == ""
+    assert sender.stats().bytes_sent < 2 * nbytes
+
+
+async def test_a_relay_that_cannot_be_reached_is_gone_round(stack: ExitStack) -> None:
+    sender = make_sender(stack)
+    behind = far(stack, sender, "behind a wall")
+    await joined(sender, 1)
+    members = list(sender._roster.members.values())
+    members[0].endpoints = ["tcp://127.0.0.1:9"]  # nobody listens there
+    engine = far(stack, sender, "engine", limit_s=1.0)
+    sender.publish(0, tensors(0).items())
+    for each in (behind, engine):
+        await each.wait(0, timeout_s=LIMIT_S)
+        check(each, 0)
+    assert engine.stats().parent == ""
+
+
+async def test_a_receiver_without_an_address_of_the_network_does_not_relay(stack: ExitStack) -> None:
+    sender = make_sender(stack)
+    engines = [far(stack, sender, f"engine-{number}", listen=("tcp://127.0.0.1:*",)) for number in range(3)]
+    await joined(sender, 3)
+    sender.publish(0, tensors(0).items())
+    for engine in engines:
+        await engine.wait(0, timeout_s=LIMIT_S)
+        assert engine.stats().parent == ""
+
+
+async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    engine = far(stack, sender, "slow")
+    await joined(sender, 1)
+    came: list[int] = []
+    answer = sender._roster.shelf._chunk
+
+    def publish_more(holding: Any, chunk: int) -> Any:
+        """The first chunk of version 0 goes out; the others do when version 3 is there."""
+        wait = holding.manifest.version == 0 and chunk > 0 and sender.stats().version != 3
+        return None if wait else answer(holding, chunk)
+
+    monkeypatch.setattr(sender._roster.shelf, "_chunk", publish_more)
+    sender.publish(0, tensors(0).items())
+    bell = engine._follower.bell
+
+    def begun() -> bool | None:
+        download = engine._follower._download
+        return (download is not None and download.holding is not None and download.holding.ready > 0) or None
+
+    while not begun():
+        await bell.until(begun, timeout_s=0.05)
+    for version in (1, 2, 3):
+        sender.publish(version, tensors(version).items())
+    sender._server.call(sender._roster.shelf.look)
+    while not came or came[-1] < 3:
+        came.append(await engine.wait(came[-1] + 1 if came else 0, timeout_s=LIMIT_S))
+        check(engine, came[-1])
+    assert came in ([0, 3], [3])
+    assert engine.stats().bytes_received == 2 * sender.stats().nbytes

@@ -1,0 +1,247 @@
+"""Versions from a sender to receivers of the same process."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from tailrace.errors import SenderLost, WeightsError, WeightsTimeout, WireError
+from tailrace.events import EventLog, read_events
+from tailrace.transfer.queue.storage import arena
+from tailrace.transfer.weights.media.factory import MediumName
+from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.sender import WeightSender
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
+
+MEDIA: tuple[MediumName, ...] = get_args(MediumName)
+
+
+@pytest.fixture
+def sender() -> Iterator[WeightSender]:
+    with WeightSender(chunk_mib=CHUNK_MIB) as sender:
+        yield sender
+
+
+def receiver(sender: WeightSender, name: str = "engine", **options: Any) -> WeightReceiver:
+    return WeightReceiver(sender.address, name=name, **options)
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+async def test_each_version_arrives_bit_for_bit(sender: WeightSender, medium: MediumName) -> None:
+    with receiver(sender, medium=medium) as engine:
+        for version in range(6):
+            sender.publish(version, tensors(version).items())
+            assert await engine.wait(version, timeout_s=LIMIT_S) == version
+            check(engine, version)
+        sent = sender.stats().bytes_sent
+        assert sent == engine.stats().bytes_received
+        assert sent == (6 * sender.stats().nbytes if medium == "tcp" else 0)
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+async def test_floats_travel_in_the_dtype_asked_for_and_integers_as_they_are(medium: MediumName) -> None:
+    with (
+        WeightSender(chunk_mib=CHUNK_MIB, dtype=torch.bfloat16) as sender,
+        receiver(sender, medium=medium) as engine,
+    ):
+        sender.publish(0, tensors(0).items())
+        await engine.wait(0, timeout_s=LIMIT_S)
+        check(engine, 0, dtype=torch.bfloat16)
+
+
+async def test_tensors_may_change_when_they_are_published(sender: WeightSender) -> None:
+    weights = tensors(0)
+    sender.publish(0, weights.items())
+    for tensor in weights.values():
+        tensor.zero_()
+    with receiver(sender) as engine:
+        await engine.wait(0, timeout_s=LIMIT_S)
+        check(engine, 0)
+
+
+async def test_a_tensor_that_does_not_lie_in_one_piece_arrives_as_it_looks(sender: WeightSender) -> None:
+    base = torch.arange(12.0).reshape(3, 4)
+    sender.publish(0, [("transposed", base.T), ("strided", base[:, ::2])])
+    with receiver(sender) as engine:
+        await engine.wait(0, timeout_s=LIMIT_S)
+        with engine.weights() as (_, got):
+            assert torch.equal(got["transposed"], base.T)
+            assert torch.equal(got["strided"], base[:, ::2])
+
+
+async def test_who_comes_late_gets_the_newest_version_alone(sender: WeightSender) -> None:
+    for version in (3, 5, 9):
+        sender.publish(version, tensors(version).items())
+    with receiver(sender, medium="tcp") as engine:
+        assert await engine.wait(4, timeout_s=LIMIT_S) == 9
+        check(engine, 9)
+        assert engine.stats().bytes_received == sender.stats().nbytes
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+async def test_what_is_read_stays_as_it_is_while_newer_versions_come(sender: WeightSender, medium: MediumName) -> None:
+    with receiver(sender, medium=medium) as engine:
+        sender.publish(0, tensors(0).items())
+        await engine.wait(0, timeout_s=LIMIT_S)
+        with engine.weights() as (version, old):
+            for newer in range(1, 6):
+                sender.publish(newer, tensors(newer).items())
+                await engine.wait(newer, timeout_s=LIMIT_S)
+                check(engine, newer)
+            assert version == 0
+            assert all(torch.equal(old[name], tensor) for name, tensor in tensors(0).items())
+        sender.publish(6, tensors(6).items())
+        await engine.wait(6, timeout_s=LIMIT_S)
+        check(engine, 6)
+
+
+async def test_memory_is_used_again(sender: WeightSender) -> None:
+    with receiver(sender) as shared, receiver(sender, "far", medium="tcp") as copied:
+        for version in range(8):
+            sender.publish(version, tensors(version).items())
+            for engine in (shared, copied):
+                await engine.wait(version, timeout_s=LIMIT_S)
+        for pool in (sender._pool, copied._follower.pool):
+            assert len(list(pool.directory.iterdir())) <= 3
+        assert list(shared._follower.pool.directory.iterdir()) == []
+
+
+async def test_installed_waits_for_those_who_are_there(sender: WeightSender) -> None:
+    await sender.installed(0, timeout_s=LIMIT_S)  # nobody is there
+    sender.publish(0, tensors(0).items())
+    with receiver(sender, "one") as one, receiver(sender, "two") as two:
+        for engine in (one, two):
+            await engine.wait(0, timeout_s=LIMIT_S)
+        one.installed(0)
+        with pytest.raises(WeightsTimeout, match="two: version 0 of the weights is not installed"):
+            await sender.installed(0, timeout_s=0.2)
+        two.installed(0)
+        await sender.installed(0, timeout_s=LIMIT_S)
+        assert {name: state.installed for name, state in sender.stats().receivers.items()} == {"one": 0, "two": 0}
+        waiting = asyncio.create_task(sender.installed(1, timeout_s=LIMIT_S))
+        one.close()
+        two.close()
+        await waiting
+
+
+async def test_a_wait_has_a_limit_and_says_what_is_here(sender: WeightSender) -> None:
+    sender.publish(0, tensors(0).items())
+    with receiver(sender) as engine:
+        await engine.wait(0, timeout_s=LIMIT_S)
+        with pytest.raises(WeightsTimeout, match=r"version 1 .* has not come within 0\.1 s; here is 0"):
+            await engine.wait(1, timeout_s=0.1)
+        assert engine.received == engine.announced == 0
+
+
+async def test_a_closed_sender_ends_the_wait_of_receivers() -> None:
+    sender = WeightSender()
+    with receiver(sender) as engine:
+        waiting = asyncio.create_task(engine.wait(0, timeout_s=LIMIT_S))
+        sender.publish(1, tensors(1).items())
+        assert await waiting == 1
+        sender.close()
+        with pytest.raises(SenderLost, match="closed"):
+            await engine.wait(2, timeout_s=LIMIT_S)
+        check(engine, 1)
+        with pytest.raises(WeightsError, match="closed"):
+            sender.publish(2, tensors(2).items())
+
+
+async def test_who_does_not_know_the_token_gets_nothing(sender: WeightSender) -> None:
+    sender.publish(0, tensors(0).items())
+    address = type(sender.address)(endpoints=sender.address.endpoints, host=sender.address.host, token=bytes(32))
+    with WeightReceiver(address, name="stranger") as engine:
+        with pytest.raises(SenderLost, match="token"):
+            await engine.wait(0, timeout_s=LIMIT_S)
+        with pytest.raises(WeightsError, match="no version"), engine.weights():
+            pass
+    assert sender.stats().receivers == {}
+
+
+def test_a_token_is_not_found_in_logs(sender: WeightSender) -> None:
+    assert "token" not in repr(sender.address)
+
+
+def test_what_cannot_be_published_is_said_and_leaves_the_version_before(sender: WeightSender) -> None:
+    sender.publish(1, tensors(1).items())
+    with pytest.raises(WeightsError, match="version 1 is not newer than 1"):
+        sender.publish(1, tensors(1).items())
+    with pytest.raises(WeightsError, match="a comes twice"):
+        sender.publish(2, [("a", torch.ones(1)), ("a", torch.ones(1))])
+    with pytest.raises(WeightsError, match="complex64, which does not travel"):
+        sender.publish(2, [("a", torch.ones(1, dtype=torch.complex64))])
+    assert sender.stats().version == 1
+
+
+async def test_a_version_that_fails_half_way_is_withdrawn(
+    sender: WeightSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.publish(0, tensors(0).items())
+    with receiver(sender) as engine:
+        await engine.wait(0, timeout_s=LIMIT_S)
+
+        def fail(chunk: int, value: bytes) -> None:
+            raise RuntimeError("the device is gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("tailrace.transfer.weights.sender.Holding.add", lambda *_: fail(0, b""))
+            with pytest.raises(RuntimeError, match="the device is gone"):
+                sender.publish(1, tensors(1).items())
+        check(engine, 0)
+        sender.publish(2, tensors(2).items())
+        assert await engine.wait(1, timeout_s=LIMIT_S) == 2
+        check(engine, 2)
+
+
+async def test_publications_and_transfers_are_events(tmp_path: Path) -> None:
+    log = EventLog(tmp_path / "events.jsonl")
+    with WeightSender(log=log) as sender, receiver(sender, "engine-3", log=log) as engine:
+        sender.publish(4, tensors(4).items())
+        await engine.wait(4, timeout_s=LIMIT_S)
+        nbytes = sender.stats().nbytes
+    log.close()
+    published, came = sorted(read_events(tmp_path / "events.jsonl"), key=lambda event: event.task)
+    assert (published.task, published.version, published.metrics) == ("weights_publish", 4, {"bytes": nbytes})
+    assert (came.task, came.actor, came.version) == ("weights_transfer", "engine-3", 4)
+    assert came.metrics == {"bytes": nbytes, "network_bytes": 0.0}
+    assert 0 <= came.start <= came.end
+
+
+def test_what_was_closed_leaves_nothing(tmp_path: Path) -> None:
+    with WeightSender(directory=tmp_path) as sender, receiver(sender, directory=tmp_path):
+        sender.publish(0, tensors(0).items())
+        assert len(list(tmp_path.iterdir())) == 2
+        sockets = [Path(endpoint.removeprefix("ipc://")) for endpoint in sender.address.endpoints[:1]]
+        assert all(path.exists() for path in sockets)
+    sender.close()
+    assert list(tmp_path.iterdir()) == []
+    assert not any(path.exists() for path in sockets)
+
+
+def test_a_place_without_room_and_an_endpoint_that_is_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="no directory for shared memory"):
+        WeightSender(directory=tmp_path / "missing")
+    with pytest.raises(WireError, match="cannot listen"):
+        WeightSender(listen=("tcp://nowhere",))
+
+
+async def test_a_machine_without_room_is_an_error_and_not_a_signal(
+    sender: WeightSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, size: int) -> memoryview:
+        raise OSError(28, os.strerror(28))
+
+    sender.publish(0, tensors(0).items())
+    with monkeypatch.context() as patch, receiver(sender, medium="tcp") as engine:
+        patch.setattr("tailrace.transfer.weights.segments.map_new", full)
+        with pytest.raises(WeightsError, match=r"cannot be had in .*: No space left on device; make room"):
+            await engine.wait(0, timeout_s=LIMIT_S)
+        with pytest.raises(WeightsError, match="No space left"):
+            sender.publish(1, tensors(1).items())
+    assert arena.map_new is not full
+    sender.publish(2, tensors(2).items())
+    assert sender.stats().version == 2
