@@ -53,7 +53,6 @@ L0 = {
     "events",
     "activity",
     "metrics_server",
-    "metrics_server",
     "errors",
     "config",
     "user_code",
