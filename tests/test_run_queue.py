@@ -84,7 +84,7 @@ async def _claim_while_a_unit_dies(config: ServiceQueueConfig, processes: QueueP
     async with AsyncExitStack() as stack:
         opened = await open_queue(config, TABLE, directory, stack)
         os.kill(processes.pids["unit-0"], signal.SIGKILL)
-        await opened.claim("rollout")
+        await opened.queue.claim("rollout")
 
 
 async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ async def test_a_remote_queue_is_one_that_runs_already_and_goes_on_after_the_run
         for _ in range(2):
             async with AsyncExitStack() as stack:
                 opened = await open_queue(config, TABLE, tmp_path / "unused", stack)
-                assert (await opened.stats()).rows == 0
+                assert (await opened.queue.stats()).rows == 0
 
 
 async def test_a_run_names_its_own_limit_to_a_remote_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

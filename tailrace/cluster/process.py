@@ -100,7 +100,9 @@ class WorkerProcess:
     ) -> tuple[Self, bytes]:
         """A worker that is open, and the pickled facts about it.
 
-        `directory`: where to work, if this machine has one of that name. `address`, `datacentre`: see WorkerContext. Raises: as Cluster.start.
+        `directory`: where to work, if this machine has one of that name. `address`, `datacentre`: see WorkerContext.
+
+        Raises: as Cluster.start.
         """
         try:
             child = await _spawn(spec, directory)

@@ -80,7 +80,8 @@ class RunConfig(Config):
     @property
     def wire_dtype(self) -> Literal["bfloat16", "float32"]:
         """Of floats of weights on their way to separate engines."""
-        return self.weights.dtype or getattr(self.engine, "dtype", "bfloat16")
+        dtype: Literal["bfloat16", "float32"] = getattr(self.engine, "dtype", "bfloat16")
+        return self.weights.dtype or dtype
 
     @model_validator(mode="before")
     @classmethod

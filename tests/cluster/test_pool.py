@@ -1,9 +1,8 @@
 """Pools keep their workers alive, within limits."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -21,10 +20,10 @@ from tests.cluster.hearing import LIMIT_S
 class Log:
     """An event log, and what is in it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self) -> None:
         self.events: list[Event] = []
         self._news = asyncio.Event()
-        self.log = EventLog(path, sinks=(self._take,))
+        self.log = EventLog(sinks=(self._take,))
 
     def _take(self, event: Event) -> None:
         self.events.append(event)
@@ -42,10 +41,8 @@ class Log:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[Log]:
-    made = Log(tmp_path / "events.jsonl")
-    yield made
-    made.log.close()
+def log() -> Log:
+    return Log()
 
 
 @asynccontextmanager

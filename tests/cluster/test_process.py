@@ -27,7 +27,12 @@ async def started(
 ) -> AsyncIterator[WorkerProcess]:
     """A worker, and nothing of it afterwards."""
     worker, _ = await WorkerProcess.start(
-        spec, directory=os.getcwd(), start_limit_s=start_s, heartbeat_limit_s=heartbeat_s
+        spec,
+        address="127.0.0.1",
+        datacentre="",
+        directory=os.getcwd(),
+        start_limit_s=start_s,
+        heartbeat_limit_s=heartbeat_s,
     )
     try:
         yield worker

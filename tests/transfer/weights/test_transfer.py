@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tailrace.errors import SenderLost, WeightsError, WeightsTimeout, WireError
-from tailrace.events import EventLog, read_events
+from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.storage import arena
 from tailrace.transfer.weights.media.factory import MediumName
 from tailrace.transfer.weights.receiver import WeightReceiver
@@ -197,14 +197,14 @@ async def test_a_version_that_fails_half_way_is_withdrawn(
         check(engine, 2)
 
 
-async def test_publications_and_transfers_are_events(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.jsonl")
+async def test_publications_and_transfers_are_events() -> None:
+    events: list[Event] = []
+    log = EventLog(sinks=(events.append,))
     with WeightSender(log=log) as sender, receiver(sender, "engine-3", log=log) as engine:
         sender.publish(4, tensors(4).items())
         await engine.wait(4, timeout_s=LIMIT_S)
         nbytes = sender.stats().nbytes
-    log.close()
-    published, came = sorted(read_events(tmp_path / "events.jsonl"), key=lambda event: event.task)
+    published, came = sorted(events, key=lambda event: event.task)
     assert (published.task, published.version, published.metrics) == ("weights_publish", 4, {"bytes": nbytes})
     assert (came.task, came.actor, came.version) == ("weights_transfer", "engine-3", 4)
     assert came.metrics == {"bytes": nbytes, "network_bytes": 0.0}
