@@ -48,7 +48,17 @@ ALLOWED = {
     },
 }
 """What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {"types", "events", "activity", "metrics_server", "errors", "config", "user_code", "allocator", "cache"}
+L0 = {
+    "types",
+    "events",
+    "activity",
+    "metrics_server",
+    "errors",
+    "config",
+    "user_code",
+    "allocator",
+    "cache",
+}
 NO_TORCH = {
     "types",
     "events",

@@ -135,7 +135,7 @@ def test_the_recipe_of_a_run_serves_the_table_of_the_run(
     [
         ("queue: {units: 1}", "is neither a table nor a training recipe: it has queue; "),
         ("", "is neither a table nor a training recipe: it has no keys; "),
-        ("colour: red", "is neither a table nor a training recipe: it has colour; "),
+        ("fruit: red", "is neither a table nor a training recipe: it has fruit; "),
         ("tabel: {tasks: []}", r"unknown key tabel; did you mean table\?$"),
         ("modle: {path: p}", r"unknown key modle; did you mean model\?$"),
         ("output_dir: runs/mine", "is required and missing"),

@@ -25,6 +25,7 @@ TASK_COLOURS = {
     "update_weights": RED,
     "weights_publish": "#a8559b",
     "weights_transfer": "#e2958c",
+    "weights_wait": "#c3a06a",
     "weights_in_flight": "#b9a09d",
     "evaluation": PURPLE,
     "worker_started": "#9aa84f",

@@ -25,8 +25,8 @@ MAX_SPANS = 8_000
 
 _ROW, _LANE, _LANES = 1.0, 0.2, 14.0
 """Heights of a row, of the lane of one response, and at the most of all such lanes together."""
-_TALLEST = 3.0
-"""Height of a row at the most in which other work overlaps."""
+_TALLEST = 2.0
+"""Height at the most of a worker's row in which other work overlaps: workers may be many."""
 _PIXELS, _MARGIN = 30, 110
 
 
@@ -145,6 +145,8 @@ class _Row(NamedTuple):
         """Of each lane; weights of several versions may be in flight, and share one row."""
         if self.is_samples:
             return min(_LANE, _LANES / lanes)
+        if not self.worker:
+            return _ROW
         return min(_ROW, (_ROW if self.actor == "weights" else _TALLEST) / lanes)
 
     @property

@@ -48,7 +48,7 @@ def _table_row(worker: WorkerSummary) -> dict[str, str]:
         **shares,
         "Observed": duration(worker.total),
         "Weights installed": number(worker.versions) if took is not None else "–",
-        "Their way (median)": duration(took) if took is not None else "–",
+        "Their way (median)": f"{number(took)} s" if took is not None else "–",
         "Deaths": number(worker.deaths),
     }
 
