@@ -52,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     serial: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     """Counts the publications of a sender."""
     version: Count
-    nbytes: Count
+    nbytes: Annotated[int, Meta(ge=0, le=2**48)]
     """Of the payload."""
     chunk_bytes: Annotated[int, Meta(ge=ALIGNMENT, le=MAX_FRAME_BYTES)]
     entries: tuple[Entry, ...]
