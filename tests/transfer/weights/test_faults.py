@@ -30,7 +30,7 @@ class SpoilingProxy(Proxy):
         from_server = then != self._after_request
 
         class Reader:
-            async def read(_, count: int) -> bytes:  # noqa: N805
+            async def read(_, count: int) -> bytes:
                 piece: bytes = await reader.read(count)
                 return self.spoil(piece) if from_server and piece else piece
 
@@ -39,12 +39,14 @@ class SpoilingProxy(Proxy):
 
 @contextmanager
 def behind_a_proxy(**options: Any) -> Iterator[tuple[WeightSender, SpoilingProxy]]:
-    with WeightSender(chunk_mib=CHUNK_MIB, listen=TCP, **options) as sender:
-        with SpoilingProxy(sender.address.endpoints[0]) as proxy:
-            sender.address = msgspec.structs.replace(sender.address, endpoints=[proxy.endpoint])
-            sender._roster.address = sender.address
-            yield sender, proxy
-            sender.close()
+    with (
+        WeightSender(chunk_mib=CHUNK_MIB, listen=TCP, **options) as sender,
+        SpoilingProxy(sender.address.endpoints[0]) as proxy,
+    ):
+        sender.address = msgspec.structs.replace(sender.address, endpoints=[proxy.endpoint])
+        sender._roster.address = sender.address
+        yield sender, proxy
+        sender.close()
 
 
 def spoiler(change: Callable[[bytes], bytes], *, every: int, times: int) -> tuple[Callable[[bytes], bytes], list[int]]:
