@@ -160,14 +160,18 @@ class Holding:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """By name: views of the payload, not to be written to."""
-        return {entry.name: self._tensor(entry) for entry in self.manifest.entries}
+        if not self.manifest.nbytes:
+            return views(self.manifest, torch.empty(0, dtype=torch.uint8))
+        return views(self.manifest, torch.frombuffer(self.memory, dtype=torch.uint8))
 
-    def _tensor(self, entry: Entry) -> torch.Tensor:
-        dtype = _DTYPES[entry.dtype]
-        if entry.nbytes == 0:
-            return torch.empty(entry.shape, dtype=dtype)
-        part = self.memory[entry.offset : entry.offset + entry.nbytes]
-        return torch.frombuffer(part, dtype=dtype).view(entry.shape)
+
+def views(manifest: Manifest, payload: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of a version, by name, in its payload `[nbytes]` of uint8."""
+    tensors = {}
+    for entry in manifest.entries:
+        part = payload[entry.offset : entry.offset + entry.nbytes]
+        tensors[entry.name] = part.view(_DTYPES[entry.dtype]).view(entry.shape)
+    return tensors
 
 
 def packed_sums(data: bytes) -> list[bytes]:
