@@ -10,7 +10,7 @@ from tailrace.transfer.weights.messages import Described, Heard, Progress, Ready
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, packed_sums, sum_of
 
-_STEPS = 8
+_STEPS = 16
 """Messages for one version: so often verifying keeps up with writing, and the parent is seldom interrupted."""
 
 
