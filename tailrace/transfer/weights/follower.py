@@ -91,6 +91,8 @@ class Follower(Service, Owner):
         self.received: Holding | None = None
         self.error: WeightsError | None = None
         """Why weights do not come at the moment."""
+        self.refusal: tuple[int, WeightsError] | None = None
+        """The newest version, if it was given up, and why."""
         self.announced = self.installed = NO_VERSION
         self.nbytes = 0
         self.parent: str | None = None
@@ -171,8 +173,7 @@ class Follower(Service, Owner):
         match heard:
             case (Plan() as plan, _):
                 self.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
-                if isinstance(self.error, SenderLost):
-                    self.error = None
+                self.error = None
                 self._plan = plan
                 self._advance()
                 self._follow(plan.epoch)
@@ -262,7 +263,7 @@ class Follower(Service, Owner):
         download.leave()
         self._download = None
         with self.lock:
-            self.received, self.error = holding, None
+            self.received, self.refusal = holding, None
         self.tidy()
         self._emit(download)
         self.report()
@@ -290,7 +291,8 @@ class Follower(Service, Owner):
         if end is End.REFUSED:
             self._refused = download.offer.serial
             self._give_up(download)
-            self.error = download.error
+            assert download.error is not None, "it says why it is refused"
+            self.refusal = (download.offer.version, download.error)
             self.bell.ring()
             self._advance()
             return

@@ -130,8 +130,8 @@ class WeightReceiver:
         Raises:
             WeightsTimeout: it has not come in time.
             SenderLost: the sender was closed, or gives no sign of life.
-            WeightsError: the newest version was given up, since it arrived corrupt again and again, or there is no
-                room for it; or this was closed.
+            WeightsError: such a version came and was given up, since it arrived corrupt again and again, or there is
+                no room for it; or this was closed.
         """
         found: WeightVersion | WeightsError | None
         found = await self._follower.bell.until(lambda: self._look(version), timeout_s=timeout_s)
@@ -204,6 +204,9 @@ class WeightReceiver:
             return received
         if self._ended:
             return WeightsError("this receiver of weights was closed")
+        refusal = self._follower.refusal
+        if refusal is not None and refusal[0] >= version:
+            return refusal[1]
         return self._follower.error
 
 

@@ -15,7 +15,7 @@ import stat
 from collections.abc import Collection
 from pathlib import Path
 
-from tailrace.errors import WeightsError
+from tailrace.errors import WeightsError, one_line
 from tailrace.transfer.queue.storage.arena import make_directory, map_file, map_new, remove_orphans
 
 SHARED = Path("/dev/shm")
@@ -165,8 +165,8 @@ class Attachments:
             self._segments.pop(known).close()
         try:
             segment = self._segments.get(path) or Segment(path, _checked(path))
-        except OSError as error:
-            raise WeightsError(f"the shared memory {path} cannot be opened: {error.strerror}") from None
+        except (OSError, ValueError) as error:  # the latter for a path that can be none
+            raise WeightsError(f"the shared memory {path} cannot be opened: {one_line(error)}") from None
         self._segments[path] = segment
         if len(segment.payload) < nbytes or not segment.hold():
             raise WeightsError(f"{path} has no version of {nbytes} bytes, or is just being used again")

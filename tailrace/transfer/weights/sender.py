@@ -101,9 +101,11 @@ class WeightSender:
             log: told of each version that is published, in the thread that publishes.
 
         Raises:
-            WeightsError: there is no shared memory.
+            WeightsError: there is no shared memory, or `fan_out` is less than 1.
             WireError: it cannot listen there.
         """
+        if fan_out < 1:
+            raise WeightsError(f"fan_out is {fan_out}; give 1 or more")
         self._dtype = dtype
         self._chunk_bytes = max(ALIGNMENT, int(chunk_mib * 2**20) // ALIGNMENT * ALIGNMENT)
         self._log = log

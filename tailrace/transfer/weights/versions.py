@@ -52,7 +52,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     serial: Annotated[int, Meta(ge=1, le=2**63 - 1)]
     """Counts the publications of a sender."""
     version: Count
-    nbytes: Count
+    nbytes: Annotated[int, Meta(ge=0, le=2**48)]
     """Of the payload."""
     chunk_bytes: Annotated[int, Meta(ge=ALIGNMENT, le=MAX_FRAME_BYTES)]
     entries: tuple[Entry, ...]
@@ -160,14 +160,18 @@ class Holding:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """By name: views of the payload, not to be written to."""
-        return {entry.name: self._tensor(entry) for entry in self.manifest.entries}
+        if not self.manifest.nbytes:
+            return views(self.manifest, torch.empty(0, dtype=torch.uint8))
+        return views(self.manifest, torch.frombuffer(self.memory, dtype=torch.uint8))
 
-    def _tensor(self, entry: Entry) -> torch.Tensor:
-        dtype = _DTYPES[entry.dtype]
-        if entry.nbytes == 0:
-            return torch.empty(entry.shape, dtype=dtype)
-        part = self.memory[entry.offset : entry.offset + entry.nbytes]
-        return torch.frombuffer(part, dtype=dtype).view(entry.shape)
+
+def views(manifest: Manifest, payload: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tensors of a version, by name, in its payload `[nbytes]` of uint8."""
+    tensors = {}
+    for entry in manifest.entries:
+        part = payload[entry.offset : entry.offset + entry.nbytes]
+        tensors[entry.name] = part.view(_DTYPES[entry.dtype]).view(entry.shape)
+    return tensors
 
 
 def packed_sums(data: bytes) -> list[bytes]:

@@ -56,6 +56,7 @@ STATE = ControlState(
 REQUESTS: list[Any] = [
     m.Hello("somebody", "somewhere", m.PROTOCOL, bytes(32)),
     m.Prove(bytes(32)),
+    m.Tell(b"something"),
     m.Beat(1.0, None),
     m.Cancel(3),
     m.Admit(m.pack(np.array([[10**6, 2, 1], [10**6, 2, 2]])), m.pack(np.array([-1, -1])), [RUN], 0, 0.0),

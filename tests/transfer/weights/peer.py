@@ -1,69 +1,107 @@
-"""A process at one end: python -m tests.transfer.weights.peer sender|receiver OPTIONS, where OPTIONS are JSON.
+"""Processes at the ends, forked from a server that has imported torch once.
 
-sender      prints its address; publishes a version for each line of its standard input, a number
-receiver    reads an address from its standard input; prints each version that has come, once it has checked it,
-            until VERSIONS have come, or the name of the error that ended its wait
+sender      says its address; publishes a version for each number that it is told
+receiver    is told an address; says each version that has come, once it has checked it, until `versions` have come,
+            or the name of the error that ended its wait
 """
 
 import asyncio
-import base64
-import json
-import sys
+import ctypes
+import multiprocessing
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tailrace.errors import WeightsError
-from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
 
 
-def to_line(address: WeightsAddress) -> str:
-    """An address as text."""
-    token = base64.b64encode(address.token).decode()
-    return json.dumps({"endpoints": address.endpoints, "host": address.host, "token": token}) + "\n"
-
-
-def from_line(line: str) -> WeightsAddress:
-    """What `to_line` has written."""
-    fields: dict[str, Any] = json.loads(line)
-    return WeightsAddress(**fields | {"token": base64.b64decode(fields["token"])})
-
-
-def send(*, scale: int = 1, **options: Any) -> None:
+def send(pipe: Connection, *, scale: int = 1, **options: Any) -> None:
     """Be a sender."""
-    with WeightSender(chunk_mib=CHUNK_MIB, **options) as sender:
-        print(to_line(sender.address), end="", flush=True)
-        for line in sys.stdin:
-            sender.publish(int(line), tensors(int(line), scale=scale).items())
+    with WeightSender(**{"chunk_mib": CHUNK_MIB} | options) as sender:
+        pipe.send(sender.address)
+        while True:
+            version = pipe.recv()
+            sender.publish(version, tensors(version, scale=scale).items())
 
 
-async def receive(*, versions: int, scale: int = 1, **options: Any) -> None:
+def receive(pipe: Connection, *, versions: int, scale: int = 1, **options: Any) -> None:
     """Be a receiver."""
-    address = from_line(sys.stdin.readline())
-    with WeightReceiver(address, **options) as receiver:
+
+    async def follow(receiver: WeightReceiver) -> None:
         version = -1
         for _ in range(versions):
             version = await receiver.wait(version + 1, timeout_s=LIMIT_S)
             check(receiver, version, scale=scale)
             receiver.installed(version)
-            print(version, receiver.stats().bytes_received, flush=True)
-        await asyncio.to_thread(sys.stdin.readline)  # others may still get weights from here
+            pipe.send((version, receiver.stats().bytes_received))
+
+    with WeightReceiver(pipe.recv(), **options) as receiver:
+        try:
+            asyncio.run(follow(receiver))
+        except WeightsError as error:
+            pipe.send(type(error).__name__)
+        pipe.recv()  # others may still get weights from here
 
 
-def main() -> None:
+def enter(namespace: str) -> None:
+    """Make this process's network that of a namespace; before it has threads."""
+    file = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    assert ctypes.CDLL(None, use_errno=True).setns(file, 0) == 0, os.strerror(ctypes.get_errno())
+    os.close(file)
+
+
+def _run(role: Callable[..., None], pipe: Connection, namespace: str | None, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    role, options = sys.argv[1], json.loads(sys.argv[2])
-    try:
-        if role == "sender":
-            send(**options)
-        else:
-            asyncio.run(receive(**options))
-    except WeightsError as error:
-        print(type(error).__name__, flush=True)
+    if namespace is not None:
+        enter(namespace)
+    with suppress(EOFError):  # the test has ended
+        role(pipe, **options)
 
 
-if __name__ == "__main__":
-    main()
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+class Peer:
+    """`Peer(send, …)` or `Peer(receive, …)`, with the options of what it is."""
+
+    def __init__(self, role: Callable[..., None], *, namespace: str | None = None, **options: Any) -> None:
+        """`namespace`: of its network."""
+        _CONTEXT.set_forkserver_preload([__name__])
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_run, args=(role, theirs, namespace, options), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """Of its process."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    async def hear(self) -> Any:
+        """What it says next."""
+        assert await asyncio.to_thread(self.pipe.poll, 2 * LIMIT_S), "it says nothing"
+        return self.pipe.recv()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.join(LIMIT_S)
+
+    def close(self) -> None:
+        """Whatever it does."""
+        self.kill()
+        self.pipe.close()
+
+
+def shared(directory: Path) -> int:
+    """Directories of shared memory in it."""
+    return len(list(directory.iterdir()))

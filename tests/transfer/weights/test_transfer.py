@@ -211,6 +211,23 @@ async def test_publications_and_transfers_are_events() -> None:
     assert 0 <= came.start <= came.end
 
 
+@pytest.mark.parametrize("medium", MEDIA)
+async def test_a_version_whose_memory_was_changed_is_given_up_and_the_next_one_comes(
+    sender: WeightSender, medium: MediumName
+) -> None:
+    sender.publish(0, tensors(0).items())
+    assert sender._holding is not None
+    sender._holding.memory[70_000] ^= 1
+    with receiver(sender, medium=medium) as engine:
+        with pytest.raises(WeightsError, match="chunk 4 of version 0 arrived corrupt 5 times"):
+            await engine.wait(0, timeout_s=LIMIT_S)
+        assert engine.received is None
+        waiting = asyncio.create_task(engine.wait(1, timeout_s=LIMIT_S))
+        sender.publish(1, tensors(1).items())
+        assert await waiting == 1
+        check(engine, 1)
+
+
 def test_what_was_closed_leaves_nothing(tmp_path: Path) -> None:
     with WeightSender(directory=tmp_path) as sender, receiver(sender, directory=tmp_path):
         sender.publish(0, tensors(0).items())
@@ -225,6 +242,8 @@ def test_what_was_closed_leaves_nothing(tmp_path: Path) -> None:
 def test_a_place_without_room_and_an_endpoint_that_is_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no directory for shared memory"):
         WeightSender(directory=tmp_path / "missing")
+    with pytest.raises(WeightsError, match="fan_out is 0"):
+        WeightSender(fan_out=0)
     with pytest.raises(WireError, match="cannot listen"):
         WeightSender(listen=("tcp://nowhere",))
 

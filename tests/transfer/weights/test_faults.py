@@ -1,0 +1,204 @@
+"""Networks that corrupt, truncate and cut, and processes that are killed: a version arrives whole or not at all."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tailrace.errors import SenderLost
+from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.sender import WeightSender
+from tests.transfer.remote.proxy import Proxy
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
+from tests.transfer.weights.peer import Peer, receive, send, shared
+
+TCP = ("tcp://127.0.0.1:*",)
+
+
+class SpoilingProxy(Proxy):
+    """Changes pieces of what the server says."""
+
+    spoil: Callable[[bytes], bytes] = staticmethod(lambda piece: piece)
+
+    async def _pass_on(self, reader: Any, writer: Any, then: Any) -> None:
+        from_server = then != self._after_request
+
+        class Reader:
+            async def read(_, count: int) -> bytes:
+                piece: bytes = await reader.read(count)
+                return self.spoil(piece) if from_server and piece else piece
+
+        await super()._pass_on(Reader(), writer, then)  # type: ignore[arg-type]
+
+
+@contextmanager
+def behind_a_proxy(**options: Any) -> Iterator[tuple[WeightSender, SpoilingProxy]]:
+    with (
+        WeightSender(chunk_mib=CHUNK_MIB, listen=TCP, **options) as sender,
+        SpoilingProxy(sender.address.endpoints[0]) as proxy,
+    ):
+        sender.address = msgspec.structs.replace(sender.address, endpoints=[proxy.endpoint])
+        sender._roster.address = sender.address
+        yield sender, proxy
+        sender.close()
+
+
+def spoiler(change: Callable[[bytes], bytes], *, every: int, times: int) -> tuple[Callable[[bytes], bytes], list[int]]:
+    """Changes each so-maniest full piece, which is out of the middle of a chunk. Also returns which it has changed."""
+    seen, done = 0, list[int]()
+
+    def spoil(piece: bytes) -> bytes:
+        nonlocal seen
+        seen += len(piece) == 4096
+        if len(piece) == 4096 and seen % every == 0 and len(done) < times:
+            done.append(seen)
+            return change(piece)
+        return piece
+
+    return spoil, done
+
+
+def flip(piece: bytes) -> bytes:
+    return piece[:2000] + bytes([piece[2000] ^ 4]) + piece[2001:]
+
+
+@pytest.mark.parametrize("change", [flip, lambda piece: piece[:-700]], ids=["corrupted", "truncated"])
+async def test_what_a_network_spoils_is_fetched_again(change: Callable[[bytes], bytes]) -> None:
+    with (
+        behind_a_proxy() as (sender, proxy),
+        WeightReceiver(sender.address, name="engine", medium="tcp", limit_s=1.0) as engine,
+    ):
+        proxy.spoil, done = spoiler(change, every=7, times=4)
+        for version in range(3):
+            sender.publish(version, tensors(version, scale=4).items())
+            for _ in range(5):  # a connection that has lost its way is given up after `limit_s`
+                try:
+                    await engine.wait(version, timeout_s=LIMIT_S)
+                    break
+                except SenderLost:
+                    continue
+            check(engine, version, scale=4)
+        assert len(done) == 4
+        assert sender.stats().bytes_sent > 3 * sender.stats().nbytes
+
+
+async def test_connections_that_are_lost_cost_time_alone() -> None:
+    with (
+        behind_a_proxy() as (sender, proxy),
+        WeightReceiver(sender.address, name="engine", medium="tcp", limit_s=2.0) as engine,
+    ):
+        proxy.worsen(delay_s=0.0, cut_every=60)
+        for version in range(3):
+            sender.publish(version, tensors(version, scale=4).items())
+            await engine.wait(version, timeout_s=LIMIT_S)
+            check(engine, version, scale=4)
+        assert proxy.cuts > 0
+
+
+async def test_a_receiver_that_was_away_catches_up_with_the_newest() -> None:
+    with (
+        behind_a_proxy(limit_s=0.5) as (sender, proxy),
+        WeightReceiver(sender.address, name="engine", medium="tcp", limit_s=0.5) as engine,
+    ):
+        sender.publish(0, tensors(0).items())
+        await engine.wait(0, timeout_s=LIMIT_S)
+        proxy.worsen(delay_s=0.0, cut_every=1)  # nothing passes any more
+        waiting = asyncio.create_task(engine.wait(1, timeout_s=LIMIT_S))
+        with pytest.raises(SenderLost, match="did not answer"):
+            await waiting
+        await sender.installed(1, timeout_s=LIMIT_S)  # it is not waited for
+        assert sender.stats().receivers == {}
+        for version in (1, 2, 3):
+            sender.publish(version, tensors(version).items())
+        proxy.worsen(delay_s=0.0, cut_every=0)
+        while engine.received != 3:
+            try:
+                await engine.wait(3, timeout_s=LIMIT_S)
+            except SenderLost:
+                await engine._follower.bell.until(lambda: None, timeout_s=0.1)
+        check(engine, 3)
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def start(stack: ExitStack, role: Callable[..., None], **options: Any) -> Peer:
+    process = Peer(role, **options)
+    stack.callback(process.close)
+    return process
+
+
+async def test_a_sender_that_is_killed_ends_the_wait_and_leaves_nothing(stack: ExitStack, tmp_path: Path) -> None:
+    process = start(stack, send, directory=tmp_path)
+    address = await process.hear()
+    with WeightReceiver(address, name="engine", limit_s=0.5, directory=tmp_path) as engine:
+        process.pipe.send(0)
+        await engine.wait(0, timeout_s=LIMIT_S)
+        process.kill()
+        assert shared(tmp_path) == 2
+        with pytest.raises(SenderLost, match="is lost"):
+            await engine.wait(1, timeout_s=LIMIT_S)
+        assert shared(tmp_path) == 1, "the receiver has its own alone"
+        check(engine, 0)  # what it has mapped it keeps
+    assert list(tmp_path.iterdir()) == []
+    with WeightSender(directory=tmp_path):  # whoever listens next removes the sockets of the dead
+        path = Path(address.endpoints[0].removeprefix("ipc://"))
+        assert not path.exists()
+
+
+async def test_a_sender_killed_in_the_middle_of_a_version_leaves_receivers_with_the_one_before(
+    stack: ExitStack, tmp_path: Path
+) -> None:
+    process = start(stack, send, scale=400, directory=tmp_path)
+    address = await process.hear()
+    with WeightReceiver(address, name="engine", limit_s=0.5, directory=tmp_path, medium="tcp") as engine:
+        process.pipe.send(0)
+        await engine.wait(0, timeout_s=LIMIT_S)
+        process.pipe.send(1)
+        assert await engine._follower.bell.until(lambda: engine.announced == 1 or None, timeout_s=LIMIT_S)
+        process.kill()
+        with pytest.raises(SenderLost):
+            await engine.wait(2, timeout_s=LIMIT_S)
+        received = engine.received
+        assert received in (0, 1)
+        check(engine, received, scale=400)
+
+
+@pytest.mark.parametrize("medium", ["auto", "tcp"])
+async def test_a_receiver_that_is_killed_holds_nobody_up(stack: ExitStack, tmp_path: Path, medium: str) -> None:
+    with WeightSender(chunk_mib=CHUNK_MIB, limit_s=1.0, directory=tmp_path) as sender:
+        process = start(stack, receive, name="engine", versions=9, medium=medium, directory=tmp_path)
+        process.pipe.send(sender.address)
+        sender.publish(0, tensors(0).items())
+        assert (await process.hear())[0] == 0
+        waiting = asyncio.create_task(sender.installed(1, timeout_s=LIMIT_S))
+        process.kill()
+        await waiting
+        assert sender.stats().receivers == {}
+        for version in range(1, 5):
+            sender.publish(version, tensors(version).items())
+        assert shared(sender._pool.directory) <= 2, "what the dead one had mapped is used again"
+    with WeightSender(directory=tmp_path):
+        assert shared(tmp_path) == 1, "the directory of the dead one is gone"
+
+
+async def test_a_stopped_receiver_is_forgotten_and_comes_back(stack: ExitStack) -> None:
+    with WeightSender(chunk_mib=CHUNK_MIB, limit_s=0.5) as sender:
+        process = start(stack, receive, name="engine", versions=2)
+        process.pipe.send(sender.address)
+        sender.publish(0, tensors(0).items())
+        assert (await process.hear())[0] == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        await sender.installed(5, timeout_s=LIMIT_S)
+        sender.publish(5, tensors(5).items())
+        os.kill(process.pid, signal.SIGCONT)
+        assert (await process.hear())[0] == 5

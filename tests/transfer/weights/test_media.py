@@ -1,0 +1,199 @@
+"""What a medium does with chunks that are not as they must be."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tailrace.errors import WeightsError, WireError
+from tailrace.transfer.weights.media.base import Medium
+from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
+from tailrace.transfer.weights.media.tcp import TcpMedium
+from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard, Progress, Question, Ready
+from tailrace.transfer.weights.segments import Attachments, Pool, Segment
+from tailrace.transfer.weights.versions import (
+    Holding,
+    Manifest,
+    decode_manifest,
+    encode_manifest,
+    plan_payload,
+    sum_of,
+)
+
+TRIES = 3
+
+
+class ParentFake:
+    """A parent that has a version, and the errand of a child; what it says is spoilt by `spoil`, `times` times."""
+
+    def __init__(self, pool: Pool, attachments: Attachments) -> None:
+        source = torch.arange(1000.0)
+        self.manifest = plan_payload(1, 0, {"w": source}, dtype=None, chunk_bytes=512)
+        segment = pool.take(self.manifest.nbytes, 1, busy=())
+        self.source = Holding(self.manifest, encode_manifest(self.manifest), segment)
+        self.source.tensors()["w"].copy_(source)
+        for chunk in range(self.manifest.chunks):
+            self.source.add(chunk, sum_of(self.source.memory[self.manifest.span(chunk)]))
+        self.pool, self.attachments = pool, attachments
+        self.retry_s = 1.0
+        self.left = 0
+        self.given_up = False
+        self.spoil: Callable[[Heard], Heard] = lambda heard: heard
+        self.complaints: list[int] = []
+        self.pending: list[tuple[Question, Callable[[Heard], None]]] = []
+        self.holding: Holding
+
+    def ask(self, question: Question, then: Callable[[Heard], None]) -> None:
+        self.pending.append((question, then))
+
+    def take(self, manifest: Manifest) -> Segment:
+        return self.pool.take(manifest.nbytes, manifest.serial, busy=(self.source.segment,))
+
+    def attach(self, path: Path, manifest: Manifest) -> Segment:
+        return self.attachments.attach(path, manifest.serial, manifest.nbytes)
+
+    def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
+        self.holding.add(chunk, value)
+
+    def corrupt(self, chunk: int) -> bool:
+        self.complaints.append(chunk)
+        self.given_up = self.complaints.count(chunk) == TRIES
+        return not self.given_up
+
+    def fetch(self, medium: Medium) -> bool:
+        """Whether the version came."""
+        described = Described(self.source.encoded, str(self.source.segment.path))
+        self.holding = Holding(self.manifest, self.source.encoded, medium.place(self.manifest, described))
+        medium.bring(self.holding)
+        while self.pending and not self.given_up:
+            question, then = self.pending.pop(0)
+            heard = self._answer(question)
+            if self.left:
+                self.left -= 1
+                heard = self.spoil(heard)
+            then(heard)
+        return self.holding.whole
+
+    def _answer(self, question: Question) -> Heard:
+        match question:
+            case Fetch(_, chunk):
+                value = self.source.sum(chunk)
+                assert value is not None
+                return Chunk(value), self.source.memory[self.manifest.span(chunk)]
+            case Progress(_, have, _):
+                return Ready(self.source.sums(have)), None
+        raise AssertionError(question)
+
+
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[ParentFake]:
+    pool, attachments = Pool(tmp_path), Attachments()
+    yield ParentFake(pool, attachments)
+    attachments.close()
+    pool.close()
+
+
+def flipped(heard: Heard) -> Heard:
+    assert isinstance(heard, tuple)
+    reply, frame = heard
+    if isinstance(reply, Ready):
+        return Ready(bytes([reply.sums[0] ^ 1]) + reply.sums[1:]), None
+    assert frame is not None
+    data = bytearray(frame)
+    data[len(data) // 2] ^= 64
+    return reply, memoryview(data)
+
+
+def truncated(heard: Heard) -> Heard:
+    assert isinstance(heard, tuple)
+    reply, frame = heard
+    return reply, None if frame is None else frame[:-1]
+
+
+def too_many(heard: Heard) -> Heard:
+    assert isinstance(heard, tuple)
+    reply, frame = heard
+    if isinstance(reply, Ready):
+        return Ready(bytes(8) * 1000), None
+    assert frame is not None
+    return reply, memoryview(bytes(frame) + b"more")
+
+
+def foreign(heard: Heard) -> Heard:
+    return Described(b"", ""), None
+
+
+def an_error(heard: Heard) -> Heard:
+    return WireError("not a reply")
+
+
+SPOILT = {f.__name__: f for f in (flipped, truncated, too_many, foreign, an_error)}
+MEDIA: list[type[Medium]] = [TcpMedium, SharedMemoryMedium]
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_chunk_that_is_spoilt_is_fetched_again(parent: ParentFake, medium: type[Medium], spoil: str) -> None:
+    parent.spoil, parent.left = SPOILT[spoil], TRIES - 1
+    assert parent.fetch(medium(parent))
+    assert torch.equal(parent.holding.tensors()["w"], torch.arange(1000.0))
+    assert parent.complaints or (spoil == "truncated" and medium is SharedMemoryMedium)  # sums alone have no frame
+
+
+@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("spoil", ["flipped", "foreign", "an_error"])
+def test_one_that_stays_spoilt_is_given_up(parent: ParentFake, medium: type[Medium], spoil: str) -> None:
+    parent.spoil, parent.left = SPOILT[spoil], 10**6
+    assert not parent.fetch(medium(parent))
+    assert max(parent.complaints.count(chunk) for chunk in parent.complaints) == TRIES
+    assert len(parent.complaints) <= TRIES * parent.manifest.chunks
+
+
+def test_memory_whose_bytes_were_changed_is_not_taken(parent: ParentFake) -> None:
+    parent.source.memory[1500] ^= 1
+    assert not parent.fetch(SharedMemoryMedium(parent))
+    assert parent.holding.ready == 1500 // 512
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/dev/null", "\0", "/"])
+def test_a_path_without_such_memory_is_an_error(parent: ParentFake, path: str) -> None:
+    with pytest.raises(WeightsError, match="shared memory"):
+        SharedMemoryMedium(parent).place(parent.manifest, Described(parent.source.encoded, path))
+
+
+def test_memory_that_was_used_again_is_not_attached(parent: ParentFake) -> None:
+    path = parent.source.segment.path
+    assert parent.source.segment.renew(2)
+    with pytest.raises(WeightsError, match="has version 2 by now, not 1"):
+        parent.attach(path, parent.manifest)
+    assert parent.source.segment.renew(3), "the failed reader has let go of it"
+
+
+def test_memory_is_not_used_again_while_somebody_reads_it(parent: ParentFake) -> None:
+    segment = parent.attach(parent.source.segment.path, parent.manifest)
+    assert not parent.source.segment.renew(2)
+    assert parent.pool.take(10, 2, busy=()) is not parent.source.segment
+    segment.release()
+    assert parent.source.segment.renew(3)
+
+
+def test_a_manifest_that_was_changed_or_does_not_hold_is_refused(parent: ParentFake) -> None:
+    encoded, right = parent.source.encoded, sum_of(parent.source.encoded)
+    assert decode_manifest(encoded, right) == parent.manifest
+    for data in (encoded[:-1], encoded + b"\0", bytes([encoded[0] ^ 1]) + encoded[1:], b""):
+        with pytest.raises(WeightsError, match="arrived corrupt"):
+            decode_manifest(data, right)
+    entry = parent.manifest.entries[0]
+    for wrong in (
+        Manifest(1, 0, 64, 512, (entry,)),
+        Manifest(1, 0, parent.manifest.nbytes, 512, (type(entry)("w", "float8", entry.shape, 0),)),
+        Manifest(1, 0, parent.manifest.nbytes, 512, (type(entry)("w", "float32", (2**62, 2**62), 0),)),
+        Manifest(1, 0, parent.manifest.nbytes, 512, (type(entry)("w", "float32", (4,), 3),)),
+    ):
+        data = encode_manifest(wrong)
+        with pytest.raises(WeightsError, match="does not lie in its payload"):
+            decode_manifest(data, sum_of(data))
+    for data in (b"\xc1", encode_manifest(parent.manifest)[:-1]):
+        with pytest.raises(WeightsError, match="are not a manifest"):
+            decode_manifest(data, sum_of(data))

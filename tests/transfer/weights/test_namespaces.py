@@ -1,0 +1,43 @@
+"""Weights cross a real slow link between two networks once, whoever is behind it."""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from tailrace.transfer.weights.sender import WeightSender
+from tests.transfer.remote.test_namespace import HERE, THERE, ip, namespace
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, tensors
+from tests.transfer.weights.peer import Peer, receive
+
+__all__ = ["namespace"]
+
+
+def crossed(name: str) -> int:
+    """Bytes that have gone to the other network."""
+    return int(Path(f"/sys/class/net/{name}-a/statistics/tx_bytes").read_text())
+
+
+async def test_receivers_behind_a_slow_link_share_what_crosses_it(namespace: str) -> None:
+    ip("-n", namespace, "link", "set", "lo", "up")
+    with ExitStack() as stack:
+        sender = stack.enter_context(
+            WeightSender(chunk_mib=CHUNK_MIB, listen=(f"tcp://{HERE}:*",), datacentre="near", limit_s=5.0)
+        )
+        facts = {"datacentre": "far", "listen": (f"tcp://{THERE}:*",), "medium": "tcp", "scale": 8, "versions": 2}
+        peers = [Peer(receive, namespace=namespace, name=f"engine-{n}", **facts) for n in range(3)]
+        for peer in peers:
+            stack.callback(peer.close)
+            peer.pipe.send(sender.address)
+        bell = sender._roster.bell
+        assert await bell.until(lambda: len(sender._roster.members) == 3 or None, timeout_s=LIMIT_S)
+        before = crossed(namespace)
+        sender.publish(0, tensors(0, scale=8).items())
+        for peer in peers:
+            assert (await peer.hear())[0] == 0
+        nbytes = sender.stats().nbytes
+        assert nbytes <= crossed(namespace) - before < 1.5 * nbytes  # with what the protocols of the network add
+
+        ip("link", "set", f"{namespace}-a", "down")
+        sender.publish(1, tensors(1, scale=8).items())
+        ip("link", "set", f"{namespace}-a", "up")
+        for peer in peers:
+            assert (await peer.hear())[0] == 1

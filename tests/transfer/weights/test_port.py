@@ -1,0 +1,129 @@
+"""Whatever comes to the port of a sender or a relay: nobody else is the worse for it."""
+
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import msgspec
+import pytest
+
+from tailrace.transfer.queue.wire import messages as m
+from tailrace.transfer.queue.wire.handshake import Identity
+from tailrace.transfer.weights import messages as w
+from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.sender import WeightSender
+from tests.transfer.remote.test_port import greeting, mutations, port, rss, still_answers
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
+from tests.transfer.wire.test_server import Peer
+
+STANDING = w.Standing(0, -1, -1, 0)
+TO_SENDER: list[Any] = [
+    w.Follow(0, "peer", "host", "centre", ["tcp://10.0.0.1:1"], STANDING),
+    w.Report(STANDING),
+    w.Complain("nobody"),
+]
+QUESTIONS: list[Any] = [*TO_SENDER, w.Describe(1), w.Progress(1, 0, 1), w.Fetch(1, 0), w.Leave()]
+TCP = ("tcp://127.0.0.1:*",)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[tuple[WeightSender, WeightReceiver]]:
+    with (
+        WeightSender(chunk_mib=CHUNK_MIB, listen=TCP) as sender,
+        WeightReceiver(sender.address, name="good", listen=TCP, medium="tcp") as receiver,
+    ):
+        sender.publish(0, tensors(0).items())
+        yield sender, receiver
+
+
+@pytest.fixture(autouse=True)
+async def good_receiver(pair: tuple[WeightSender, WeightReceiver]) -> Any:
+    """After every test a version arrives."""
+    yield
+    sender, receiver = pair
+    version = (sender.stats().version or 0) + 1
+    sender.publish(version, tensors(version).items())
+    assert await receiver.wait(version, timeout_s=LIMIT_S) == version
+    check(receiver, version)
+
+
+@pytest.fixture(params=["sender", "relay"])
+def endpoint(request: pytest.FixtureRequest, pair: tuple[WeightSender, WeightReceiver]) -> str:
+    return pair[0].address.endpoints[0] if request.param == "sender" else pair[1]._server.endpoints[0]
+
+
+def known(endpoint: str, token: bytes) -> Peer:
+    peer = Peer(endpoint)
+    peer.identity = Identity("peer", token)
+    peer.enter()
+    return peer
+
+
+def test_bytes_that_are_no_messages_are_dropped(endpoint: str) -> None:
+    source = random.Random(0)
+    for start in (b"", greeting(), greeting()[:-3]):
+        with socket.create_connection(port(endpoint), timeout=LIMIT_S) as raw:
+            raw.sendall(start + source.randbytes(300))
+    with closing(Peer(endpoint)) as peer:
+        for _ in range(200):
+            peer.send(*(source.randbytes(source.randrange(80)) for _ in range(source.randrange(1, 5))))
+        assert not still_answers(peer, 10_000)
+
+
+def test_strangers_get_nothing(endpoint: str) -> None:
+    with closing(Peer(endpoint)) as peer:
+        for number, question in enumerate(QUESTIONS, start=1):
+            assert peer.ask(number, m.Tell(msgspec.msgpack.encode(question))) == m.Stranger()
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: type(question).__name__)
+def test_every_field_of_every_question_that_is_broken(
+    endpoint: str, pair: tuple[WeightSender, WeightReceiver], question: Any
+) -> None:
+    before = rss()
+    with closing(known(endpoint, pair[0].address.token)) as peer:
+        count = 0
+        for count, broken in enumerate(mutations(question), start=1):
+            body = msgspec.msgpack.encode(broken)
+            peer.send(msgspec.msgpack.encode([10 + count, 10 + count, ["Tell", body]]))
+        answers = still_answers(peer, 10 + count + 1)
+        assert sum(isinstance(answer, m.Failure) for answer in answers) > count / 3
+        if not isinstance(question, w.Leave):
+            peer.send(msgspec.msgpack.encode([10 + count + 2, 0, ["Tell", msgspec.msgpack.encode(w.Leave())]]))
+        still_answers(peer, 10 + count + 3)
+    assert rss() - before < 2**28
+
+
+def test_garbage_in_place_of_a_question_is_an_error(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
+    source = random.Random(2)
+    with closing(known(endpoint, pair[0].address.token)) as peer:
+        for number in range(10, 200):
+            answer = peer.ask(number, m.Tell(source.randbytes(source.randrange(60))))
+            assert isinstance(answer, m.Failure)
+            assert "not a question about weights" in answer.text
+
+
+def test_questions_for_the_sender_are_refused_by_a_relay(pair: tuple[WeightSender, WeightReceiver]) -> None:
+    with closing(known(pair[1]._server.endpoints[0], pair[0].address.token)) as peer:
+        for number, question in enumerate(TO_SENDER, start=10):
+            answer = peer.ask(number, m.Tell(msgspec.msgpack.encode(question)))
+            assert isinstance(answer, m.Failure)
+            assert "is for the sender" in answer.text
+
+
+def test_questions_of_the_queue_are_refused(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
+    with closing(known(endpoint, pair[0].address.token)) as peer:
+        answer = peer.ask(10, m.Stats())
+        assert isinstance(answer, m.Failure)
+        assert "not for this server" in answer.text
+
+
+def test_chunks_that_a_version_has_not_are_refused(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
+    serial = pair[0]._serial
+    with closing(known(endpoint, pair[0].address.token)) as peer:
+        for number, question in enumerate([w.Fetch(serial, 10**6), w.Progress(serial, 3, 3)], start=10):
+            answer = peer.ask(number, m.Tell(msgspec.msgpack.encode(question)))
+            assert isinstance(answer, m.Failure)
+            assert "asks for chunks" in answer.text
