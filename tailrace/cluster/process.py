@@ -59,9 +59,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Child:
-    """A started guard, and what leads to it and its worker."""
+    """What leads to a guard and its worker."""
 
-    guard: "subprocess.Popen[bytes]"
     lifeline: tuple[StreamReader, StreamWriter]
     messages: tuple[StreamReader, StreamWriter]
     output: StreamReader
@@ -201,7 +200,6 @@ class WorkerProcess:
                 answer.set_result(None)
         for _, writer in (self._child.lifeline, self._child.messages):
             writer.close()
-        await asyncio.to_thread(self._child.guard.wait, _END_LIMIT_S)
 
     async def _hear(self) -> None:
         while (message := await read_to_keeper(self._child.messages[0])) is not None:
@@ -244,7 +242,7 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
     # -P: a file of the working directory named like a module of Python must not take its place.
     python = (sys.executable, "-P", "-m")
     worker = (sys.executable, "-u", "-P", "-m", "tailrace.cluster.serve", spec.name, str(their_messages.fileno()))
-    guard = subprocess.Popen(
+    starter = subprocess.Popen(
         [*python, "tailrace.cluster.guard", str(their_lifeline.fileno()), *worker],
         stdin=DEVNULL,
         stdout=their_output,
@@ -257,10 +255,10 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
     for theirs in (their_messages, their_lifeline):
         theirs.close()
     os.close(their_output)
+    await asyncio.to_thread(starter.wait, _END_LIMIT_S)  # the guard is its child, and has left it
     reader = StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb"))
     return _Child(
-        guard=guard,
         lifeline=await asyncio.open_connection(sock=lifeline),
         messages=await asyncio.open_connection(sock=messages),
         output=reader,

@@ -60,7 +60,7 @@ class Keeper:
         """Where it is."""
         node = ray.get_runtime_context().get_node_id()
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return {"host": socket.gethostname(), "address": address, "node": node}
+        return {"host": socket.gethostname(), "address": address, "node": node, "keeper": os.getpid()}
 
     async def open(self) -> tuple[bytes, bytes]:
         """Start the worker; the facts about it."""
