@@ -14,20 +14,19 @@ import asyncio
 import itertools
 import os
 import signal
-import site
 import socket
 import subprocess
 import sys
 from asyncio import Future, StreamReader, StreamWriter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Self
 
-import tailrace
 from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, HEARTBEAT_S, Report, WorkerSpec
+from tailrace.cluster.environment import environment
 from tailrace.cluster.output import Output
 from tailrace.cluster.wire import (
     CLOSE,
@@ -249,7 +248,7 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
         stderr=STDOUT,
         pass_fds=[their_messages.fileno(), their_lifeline.fileno()],
         cwd=directory if Path(directory).is_dir() else None,
-        env=_environment(os.environ, spec.pool.threads_each),
+        env=environment(os.environ) | dict.fromkeys(_THREAD_VARIABLES, str(spec.pool.threads_each)),
         start_new_session=True,  # Ctrl-C is the driver's, who may have work to save before the workers end
     )
     for theirs in (their_messages, their_lifeline):
@@ -263,13 +262,3 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
         messages=await asyncio.open_connection(sock=messages),
         output=reader,
     )
-
-
-def _environment(here: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The environment of a worker: without Ray's, and with as many threads as it may have."""
-    root = str(Path(tailrace.__file__).parents[1])
-    paths = [path for path in here.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in (*site.getsitepackages(), *paths):
-        paths.append(root)  # it runs from its sources
-    ours = {name: value for name, value in here.items() if not name.startswith("RAY_")}
-    return ours | dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": os.pathsep.join(paths)}

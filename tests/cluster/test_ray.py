@@ -111,7 +111,7 @@ async def driver(end: str) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.kill()
         await process.communicate()
-        shutil.rmtree(directory)  # a killed driver leaves the logs of Ray
+        shutil.rmtree(directory)
 
 
 async def started(process: Process) -> list[int]:
@@ -137,10 +137,3 @@ async def test_an_error_of_the_driver_leaves_nothing() -> None:
         _, err = await process.communicate()
     assert err.decode().splitlines()[-1] == "tailrace.errors.ModelError: broken"
     await gone(*pids)
-
-
-async def test_a_killed_driver_leaves_nothing() -> None:
-    async with driver("wait") as process:
-        pids = await started(process)
-        process.kill()
-        await gone(*pids)
