@@ -100,7 +100,8 @@ class WorkerHandle(ABC):
     pid: int
     """Of the worker's process, on `facts["host"]`."""
     facts: dict[str, Any]
-    """What its `open` returned and: `pid`, `host`, `address` (IP), `node` (the id of Ray's node), `datacentre` (Ray's
+    """What its `open` returned and: `pid`, `host`, `address` (IP), `node` (the id of Ray's node), `keeper` (the
+    pid of its actor), `datacentre` (Ray's
     node label of that name, or empty), `cores` (that it may run on, as read back from the system)."""
 
     @abstractmethod

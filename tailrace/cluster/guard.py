@@ -27,6 +27,8 @@ _KILL_LIMIT_S = 5.0
 def main() -> None:
     """Start the worker, wait for it, and leave nothing."""
     lifeline, *command, messages = sys.argv[1:]
+    if os.fork():
+        os._exit(0)  # Ray kills the children of a keeper that ends, and this has to live longer
     os.set_inheritable(int(lifeline), False)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)

@@ -57,6 +57,7 @@ class LocalHandle(WorkerHandle):
             "host": socket.gethostname(),
             "address": "127.0.0.1",
             "node": "local",
+            "keeper": self.pid,
             "datacentre": "",
             "cores": sorted(os.sched_getaffinity(0)),
         }

@@ -14,20 +14,19 @@ import asyncio
 import itertools
 import os
 import signal
-import site
 import socket
 import subprocess
 import sys
 from asyncio import Future, StreamReader, StreamWriter
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Self
 
-import tailrace
 from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, HEARTBEAT_S, Report, WorkerSpec
+from tailrace.cluster.environment import environment
 from tailrace.cluster.output import Output
 from tailrace.cluster.wire import (
     CLOSE,
@@ -59,9 +58,8 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Child:
-    """A started guard, and what leads to it and its worker."""
+    """What leads to a guard and its worker."""
 
-    guard: "subprocess.Popen[bytes]"
     lifeline: tuple[StreamReader, StreamWriter]
     messages: tuple[StreamReader, StreamWriter]
     output: StreamReader
@@ -217,7 +215,6 @@ class WorkerProcess:
                 answer.set_result(None)
         for _, writer in (self._child.lifeline, self._child.messages):
             writer.close()
-        await asyncio.to_thread(self._child.guard.wait, _END_LIMIT_S)
 
     async def _hear(self) -> None:
         while (message := await read_to_keeper(self._child.messages[0])) is not None:
@@ -260,34 +257,24 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
     # -P: a file of the working directory named like a module of Python must not take its place.
     python = (sys.executable, "-P", "-m")
     worker = (sys.executable, "-u", "-P", "-m", "tailrace.cluster.serve", spec.name, str(their_messages.fileno()))
-    guard = subprocess.Popen(
+    starter = subprocess.Popen(
         [*python, "tailrace.cluster.guard", str(their_lifeline.fileno()), *worker],
         stdin=DEVNULL,
         stdout=their_output,
         stderr=STDOUT,
         pass_fds=[their_messages.fileno(), their_lifeline.fileno()],
         cwd=directory if Path(directory).is_dir() else None,
-        env=_environment(os.environ, spec.pool.threads_each),
+        env=environment(os.environ) | dict.fromkeys(_THREAD_VARIABLES, str(spec.pool.threads_each)),
         start_new_session=True,  # Ctrl-C is the driver's, who may have work to save before the workers end
     )
     for theirs in (their_messages, their_lifeline):
         theirs.close()
     os.close(their_output)
+    await asyncio.to_thread(starter.wait, _END_LIMIT_S)  # the guard is its child, and has left it
     reader = StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb"))
     return _Child(
-        guard=guard,
         lifeline=await asyncio.open_connection(sock=lifeline),
         messages=await asyncio.open_connection(sock=messages),
         output=reader,
     )
-
-
-def _environment(here: Mapping[str, str], threads: int) -> dict[str, str]:
-    """The environment of a worker: without Ray's, and with as many threads as it may have."""
-    root = str(Path(tailrace.__file__).parents[1])
-    paths = [path for path in here.get("PYTHONPATH", "").split(os.pathsep) if path]
-    if root not in (*site.getsitepackages(), *paths):
-        paths.append(root)  # it runs from its sources
-    ours = {name: value for name, value in here.items() if not name.startswith("RAY_")}
-    return ours | dict.fromkeys(_THREAD_VARIABLES, str(threads)) | {"PYTHONPATH": os.pathsep.join(paths)}

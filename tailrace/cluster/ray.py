@@ -15,6 +15,7 @@ import pickle
 import secrets
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 from asyncio import Future
@@ -29,6 +30,7 @@ from ray.exceptions import RayError
 from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, Cluster, Report, WorkerHandle, WorkerSpec
 from tailrace.cluster.process import WorkerProcess
 from tailrace.cluster.room import asked, check_room, described
+from tailrace.cluster.undertaker import start as start_undertaker
 from tailrace.cluster.wire import unpack_error
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ConfigError, TailraceError, WorkerDied, one_line
@@ -60,7 +62,7 @@ class Keeper:
         """Where it is."""
         node = ray.get_runtime_context().get_node_id()
         address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        return {"host": socket.gethostname(), "address": address, "node": node}
+        return {"host": socket.gethostname(), "address": address, "node": node, "keeper": os.getpid()}
 
     async def open(self, address: str, datacentre: str) -> tuple[bytes, bytes]:
         """Start the worker; the facts about it."""
@@ -280,6 +282,7 @@ class RayConnection:
     def __init__(self, address: str | None) -> None:
         self._address = address
         self._directory = ""
+        self._undertaker: subprocess.Popen[bytes] | None = None
 
     def open(self) -> None:
         """
@@ -294,6 +297,7 @@ class RayConnection:
             self._directory = tempfile.mkdtemp(
                 prefix="tailrace-ray-", dir=base if len(base) <= _MAX_BASE_CHARS else "/tmp"
             )
+            self._undertaker = start_undertaker(secrets.token_hex(16), self._directory)
             os.environ.setdefault(
                 "RAY_AUTH_TOKEN", secrets.token_hex(32)
             )  # or Ray would leave one in the home directory
@@ -318,6 +322,9 @@ class RayConnection:
     def close(self) -> None:
         """Disconnect, and end what was started. Twice is harmless."""
         ray.shutdown()
+        if self._undertaker is not None:
+            undertaker, self._undertaker = self._undertaker, None
+            undertaker.communicate(b"1", timeout=_KILL_LIMIT_S)
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
 

@@ -60,7 +60,7 @@ async def test_a_killed_keeper_takes_its_worker_with_it(ray_cluster: RayCluster)
     handle = await ray_cluster.start(servant())
     child = await handle.call("start_child")
     guard = psutil.Process(handle.pid).parent()
-    keeper = guard.parent()
+    keeper = psutil.Process(handle.facts["keeper"])
     async with Hearing(handle) as hearing:
         await hearing.until(lambda heard: heard.reports > 0)
         keeper.kill()
@@ -75,7 +75,7 @@ async def test_a_stopped_keeper_is_killed(ray_connection: None) -> None:
         guard = psutil.Process(handle.pid).parent()
         async with Hearing(handle) as hearing:
             await hearing.until(lambda heard: heard.reports > 0)
-            guard.parent().suspend()
+            psutil.Process(handle.facts["keeper"]).suspend()
             with pytest.raises(WorkerDied, match="its keeper gave no sign of life for 3 s"):
                 await hearing.end()
         await gone(handle.pid, guard.pid)
@@ -111,7 +111,7 @@ async def driver(end: str) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.kill()
         await process.communicate()
-        shutil.rmtree(directory)  # a killed driver leaves the logs of Ray
+        shutil.rmtree(directory)
 
 
 async def started(process: Process) -> list[int]:
@@ -137,10 +137,3 @@ async def test_an_error_of_the_driver_leaves_nothing() -> None:
         _, err = await process.communicate()
     assert err.decode().splitlines()[-1] == "tailrace.errors.ModelError: broken"
     await gone(*pids)
-
-
-async def test_a_killed_driver_leaves_nothing() -> None:
-    async with driver("wait") as process:
-        pids = await started(process)
-        process.kill()
-        await gone(*pids)

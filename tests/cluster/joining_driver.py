@@ -1,0 +1,30 @@
+"""A driver that joins a cluster of two hosts: `python -m tests.cluster.joining_driver ADDRESS`.
+
+It starts two workers, each of which takes the one CPU of a host, and prints the facts about them as JSON, then what
+they reply; it kills the second one, and prints how it hears of that.
+"""
+
+import asyncio
+import json
+import sys
+
+from tailrace.cluster.factory import make_cluster
+from tailrace.config.cluster import ClusterConfig, PoolConfig
+from tailrace.errors import WorkerDied
+from tests.cluster.conftest import servant
+
+
+async def main(address: str) -> None:
+    pool = PoolConfig(workers=2)
+    async with make_cluster(ClusterConfig(address=address, start_limit_s=60.0), {"rollout": pool}) as cluster:
+        workers = [await cluster.start(servant(f"rollout-{index}", pool=pool)) for index in range(2)]
+        print(json.dumps([worker.facts for worker in workers]))
+        print(json.dumps([await worker.call("add", 1, 2) for worker in workers]))
+        try:
+            await workers[1].call("die", 9)
+        except WorkerDied as death:
+            print(death)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,101 @@
+"""Two hosts as two network namespaces of this machine, joined by a cable. Needs root, and `ip`."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_LIMIT_S = 60.0
+HEAD, NODE = "10.213.77.1", "10.213.77.2"
+
+
+def available() -> bool:
+    """Whether namespaces can be made here."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"tailrace-{secrets.token_hex(3)}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=_LIMIT_S).returncode == 0
+    if made:
+        _ip("netns", "delete", name)
+    return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoHosts:
+    """Two namespaces, and a Ray cluster across them."""
+
+    head: str
+    node: str
+    environment: dict[str, str]
+    processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+
+    def command(self, name: str, *words: str) -> list[str]:
+        """`words` as a command in the namespace `name`."""
+        return ["ip", "netns", "exec", name, *words]
+
+    def start_ray(self, name: str, *options: str) -> None:
+        """A Ray node in the namespace `name`, from its start until `stop`."""
+        ray = str(Path(sys.executable).with_name("ray"))
+        common = ("--block", "--num-cpus", "1", "--object-store-memory", str(80 * 2**20), "--disable-usage-stats")
+        process = subprocess.Popen(
+            self.command(name, ray, "start", *common, *options),
+            env=os.environ | self.environment | {"PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        self.processes.append(process)
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if b"Ray runtime started" in line:
+                return
+        raise AssertionError(b"".join(said).decode())
+
+    def stop(self) -> None:
+        """End the Ray nodes, the head last."""
+        for process in reversed(self.processes):
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_LIMIT_S)
+            assert process.stdout is not None
+            process.stdout.close()
+
+
+@contextmanager
+def two_hosts() -> Iterator[TwoHosts]:
+    """Two namespaces, with nothing running in them yet."""
+    mark = secrets.token_hex(2)
+    hosts = {f"tr-{mark}-a": HEAD, f"tr-{mark}-b": NODE}
+    head, node = hosts
+    directory = tempfile.mkdtemp(dir="/tmp")
+    environment = {"TMPDIR": directory, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    made = TwoHosts(head=head, node=node, environment=environment)
+    try:
+        for name in hosts:
+            _ip("netns", "add", name)
+        _ip("link", "add", head, "netns", head, "type", "veth", "peer", "name", node, "netns", node)
+        for name, address in hosts.items():
+            _ip("-n", name, "address", "add", f"{address}/24", "dev", name)
+            _ip("-n", name, "link", "set", name, "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield made
+    finally:
+        made.stop()
+        for name in hosts:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=_LIMIT_S)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=_LIMIT_S)
