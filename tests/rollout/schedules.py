@@ -316,6 +316,8 @@ class Run:
     def __init__(self, schedule: Schedule, part: int = 0) -> None:
         """`part`: how often it was resumed."""
         self.schedule = schedule
+        self.begun = False
+        """Whether it stands where it is to start, so that it may be saved."""
         self.events: list[Event] = []
         self.chance = random.Random(f"run {schedule.seed} {part}")
         self.log = EventLog(sinks=(self.events.append,))
@@ -422,6 +424,7 @@ class Run:
             if start is not None:
                 await self.queue.restore(start.queue)
                 await self.pipeline.resume_at(Path(), start.state)
+            self.begun = True
             await self.pipeline.run()
             for update in updates:
                 update.cancel()
