@@ -105,6 +105,7 @@ class Source:
         self.received: WeightVersion = 0
         self.has: WeightVersion = 0
         """What the engine said it has."""
+        self.on_take: Callable[[], None] = lambda: None
         self.on_install: Callable[[WeightVersion], None] = lambda version: None
         self._hub = hub
         self._waiting: set[asyncio.Event] = set()
@@ -121,6 +122,7 @@ class Source:
 
     @contextmanager
     def newest(self) -> Iterator[tuple[WeightVersion, Weights]]:
+        self.on_take()
         yield self.received, iter(())
 
     def installed(self, version: WeightVersion) -> None:
@@ -168,31 +170,35 @@ class Schedule:
     mini_batches: int
     engines: int
     room: int | None
+    """Of each worker."""
+    full_steps: int
+    """Steps whose rows the queue has room for."""
     spare_rows: int
-    """Rows that the queue has room for, beyond those that it needs."""
+    """Rows that it has room for beyond those."""
     slowest_update_s: float
     steps: int = 5
     group_size: int = 2
     groups_per_step: int = 2
 
     @classmethod
-    def drawn(cls, seed: int, *, max_staleness: int | None = None, steps: int = 5) -> "Schedule":
+    def drawn(cls, seed: int) -> "Schedule":
         """That of a seed."""
         chance = random.Random(f"schedule {seed}")
         mode: WeightsMode | Literal["colocated"] = chance.choice((*MODES, "colocated"))
         streaming = chance.random() < 0.6
+        most = chance.randrange(5)
         return cls(
             seed=seed,
             mode=mode,
-            max_staleness=chance.randrange(5) if max_staleness is None else max_staleness,
+            max_staleness=most,
             streaming=streaming,
             in_order=streaming and chance.random() < 0.3,
             mini_batches=chance.choice((1, 1, 2)),
             engines=1 if mode == "colocated" else chance.randint(1, 3),
             room=chance.choice((None, 1, 3, 5)),
-            spare_rows=chance.choice((0, 3, 1000)),
+            full_steps=chance.randint(1, most + 1),
+            spare_rows=chance.randrange(4),
             slowest_update_s=chance.choice((0.5, 5.0, 30.0)),
-            steps=steps,
         )
 
     @property
@@ -324,7 +330,7 @@ class Run:
         config = schedule.config
         self.algorithm = make_algorithm(config.algorithm)
         table = run_table(config, self.algorithm)
-        rows = (schedule.max_staleness + 1) * schedule.samples_per_step + schedule.spare_rows
+        rows = schedule.full_steps * schedule.samples_per_step + schedule.spare_rows
         self.queue = WatchedQueue(
             make_tasks(table),
             LocalQueueConfig(max_rows=rows, timeout_s=LIMIT_S, lease_s=1000 * LIMIT_S),
