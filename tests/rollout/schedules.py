@@ -7,7 +7,7 @@ the clock jumps to a limit, and its error fails the test.
 import asyncio
 import functools
 import random
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -33,9 +33,10 @@ from tailrace.run_queue import run_table
 from tailrace.tasks.advantage import AdvantageTask
 from tailrace.tasks.base import Outputs, Task
 from tailrace.trainer.actor import Actor, OnCommit, StepResult
-from tailrace.transfer.queue.base import Claim, Row
+from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import IntArray, WeightVersion
 from tests.rollout.test_feeder import PROMPTS
 from tests.runs import small_run
@@ -229,12 +230,18 @@ def _config(pipeline: tuple[tuple[str, Any], ...], samples: int, mini_batches: i
 
 
 class WatchedQueue(LocalQueue):
-    """Remembers what was claimed."""
+    """Remembers what was claimed. Who puts hears of it a while after it has happened, as where a queue is far away."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, tasks: Sequence[QueueTask], chance: random.Random, **options: Any) -> None:
+        super().__init__(tasks, **options)
+        self._chance = chance
         self.claimed: dict[str, list[list[int]]] = {}
         """By task, the `order` of the rows of each claim."""
+
+    async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        ids = await super().put(rows, timeout=timeout)
+        await asyncio.sleep(self._chance.uniform(0.0, 3.0))
+        return ids
 
     async def claim(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
@@ -333,7 +340,8 @@ class Run:
         rows = schedule.full_steps * schedule.samples_per_step + schedule.spare_rows
         self.queue = WatchedQueue(
             make_tasks(table),
-            LocalQueueConfig(max_rows=rows, timeout_s=LIMIT_S, lease_s=1000 * LIMIT_S),
+            self.chance,
+            config=LocalQueueConfig(max_rows=rows, timeout_s=LIMIT_S, lease_s=1000 * LIMIT_S),
             columns=table.columns,
             clock=asyncio.get_running_loop().time,
         )
@@ -440,5 +448,4 @@ def versions(row: Row) -> list[int]:
     """Of a row's tokens."""
     cell: Any = row.cells["weight_versions"]
     array: IntArray = cell
-    return array.tolist()
-
+    return [int(version) for version in array]

@@ -20,7 +20,7 @@ from tailrace.types import Request, Sample, WeightVersion
 from tests.rollout.schedules import LIMIT_S, MODES, Device, Hub, Source
 from tests.transfer.virtual_time import VirtualLoop, settle, virtual_time
 
-SCHEDULES = 300
+SCHEDULES = 250
 """In each mode."""
 
 
