@@ -165,7 +165,7 @@ async def test_no_more_rows_are_in_hand_than_there_is_room_for_but_a_group_alway
     queue = make_queue()
     engine = FakeEngine(executor=executor, playwright=by_place((1, 1, 1, 1)))
     await engine.pause_generation()
-    async with asyncio.TaskGroup() as running:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as running:
         running.create_task(make_worker(queue, engine, log, room=room).run())
         await queue.put(rows(range(6)))
         while in_hand(engine) < most:
@@ -187,8 +187,9 @@ async def test_room_is_freed_sample_by_sample(log: EventLog, executor: ThreadPoo
     worker = asyncio.create_task(make_worker(queue, engine, log, room=6).run())
     await queue.put(rows(range(2)))
     done: list[int] = []
-    while len(done) < 4:
-        done += [row.order for row in (await queue.claim("sink")).rows]
+    async with asyncio.timeout(20):
+        while len(done) < 4:
+            done += [row.order for row in (await queue.claim("sink")).rows]
     assert sorted(done) == [0, 1, 4, 5]
     worker.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -200,7 +201,7 @@ async def test_a_claim_that_is_void_frees_all_of_its_room(log: EventLog, executo
     queue = make_queue(lambda: now)
     engine = FakeEngine(executor=executor, playwright=by_place((1, 9, 9, 9)))
     await engine.pause_generation()
-    async with asyncio.TaskGroup() as running:
+    async with asyncio.timeout(20), asyncio.TaskGroup() as running:
         running.create_task(make_worker(queue, engine, log, room=4).run())
         await queue.put(rows(range(3)))
         while in_hand(engine) < 4:
