@@ -31,7 +31,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import WorkerDied
 from tailrace.events import EventLog
 from tailrace.learner import Learner
-from tailrace.pipeline import Pipeline
+from tailrace.pipeline import Pipeline, Service
 from tailrace.queue_observer import QueueObserver
 from tailrace.rewards.pool import GraderPool
 from tailrace.run_queue import OpenQueue
@@ -143,7 +143,7 @@ class Separated(Placement):
             pools.rollout, workers=config.cluster.rollout.workers, version=lambda: learner.trained_steps
         )
         evaluation = EvaluationParts(engine=engines, pool=graders)
-        services = [*pools.services, QueueObserver(queue.queue, log, every_s=_OBSERVE_S)]
+        services: list[Service] = [*pools.services, QueueObserver(queue.queue, log, every_s=_OBSERVE_S)]
         return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluation, log)
 
 

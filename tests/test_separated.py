@@ -212,7 +212,7 @@ def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
     died = Counter(event.actor for event in of(run, "worker_died"))
     assert died == {"rollout-0": 1, "reward-0": 1, "reference-0": 1, "trainer": 1}
     last = {event.step: event for event in steps_of(run)}
-    assert sorted(last) == list(range(8))
+    assert last.keys() == set(range(8))
     assert all(event.samples == 8 for event in last.values())
     assert all(event.metrics["staleness_max"] <= 1 for event in last.values())
 

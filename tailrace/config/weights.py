@@ -17,8 +17,8 @@ class WeightsConfig(Config):
     engine takes them when it has finished the responses that it has begun. `sub_step`: so it does, but engines take
     turns while the rest keep generating. `in_flight`: it takes them at once, and responses go on with the new weights.
     By default synchronous with `pipeline.max_staleness: 0`, otherwise in_flight."""
-    medium: Literal["auto", "shared_memory", "tcp", "nccl"] = "auto"
-    """What they travel through; auto: shared memory within a machine, TCP between machines. nccl has never run."""
+    medium: Literal["auto", "shared_memory", "tcp"] = "auto"
+    """What they travel through; auto: shared memory within a machine, TCP between machines."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Of floats that travel; by default the engine's."""
     chunk_mib: PositiveFloat = 4.0

@@ -83,13 +83,15 @@ class EngineUpdater:
         self._timeout_s = timeout_s
         self._begun = 0
         """Claims whose responses have begun and are not finished."""
-        self._wanted: WeightVersion = 0
-        """The newest version that a response waits for."""
-        self._has_turn = False
+        self._wanted: list[WeightVersion] = []
+        """What the responses that wait need."""
+        self._held_back = False
+        """Nothing may begin."""
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Install each version that arrives, for ever."""
+        self._source.installed(self.version)
         while True:
             with suppress(WeightsTimeout):  # an update takes as long as it takes; who needs its weights has a limit
                 await self._take(await self._source.wait(self.version + 1, timeout_s=self._timeout_s))
@@ -98,15 +100,16 @@ class EngineUpdater:
         """Install `version`, or a newer one that has come meanwhile, when the mode says so."""
         async with AsyncExitStack() as stack:
             if self._mode == "sub_step":
-                await stack.enter_async_context(self._turn(version))
-            if self._mode in ("delayed", "sub_step"):
+                await stack.enter_async_context(self._source.turn(version, timeout_s=self._timeout_s))
+            if self._mode == "delayed":
                 await self._until(lambda: not self._begun)
+            if self._mode in ("delayed", "sub_step"):
+                await stack.enter_async_context(self._drained())
             await self._install()
 
     @asynccontextmanager
     async def generating(self, needed: WeightVersion) -> AsyncIterator[None]:
         """See `WeightsGate`."""
-        self._wanted = max(self._wanted, needed)
         if not self._may_begin(needed):
             with self._activity.waiting("weights"):
                 await self._wait_to_begin(needed)
@@ -118,6 +121,7 @@ class EngineUpdater:
             await self._tell()
 
     async def _wait_to_begin(self, needed: WeightVersion) -> None:
+        self._wanted.append(needed)
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._until(lambda: self._may_begin(needed))
@@ -126,10 +130,13 @@ class EngineUpdater:
                 f"weights of version {needed} have not been installed within {self._timeout_s:g} s, and the engine has "
                 f"version {self.version}; is the trainer alive? If they only take long, raise weights.timeout_s"
             ) from None
+        finally:
+            self._wanted.remove(needed)
+            await self._tell()  # what was cancelled bars nobody any more
 
     def _may_begin(self, needed: WeightVersion) -> bool:
-        drains = self._has_turn or (self._mode == "delayed" and self._wanted > self.version)
-        return self.version >= needed and not drains
+        drains = self._mode == "delayed" and max(self._wanted, default=0) > self.version
+        return self.version >= needed and not drains and not self._held_back
 
     async def _install(self) -> None:
         with self._source.weights() as (version, tensors), self._log.span("update_weights", "engine", version=version):
@@ -139,14 +146,15 @@ class EngineUpdater:
         await self._tell()
 
     @asynccontextmanager
-    async def _turn(self, version: WeightVersion) -> AsyncIterator[None]:
-        async with self._source.turn(version, timeout_s=self._timeout_s):
-            self._has_turn = True
-            try:
-                yield
-            finally:
-                self._has_turn = False
-                await self._tell()
+    async def _drained(self) -> AsyncIterator[None]:
+        """In the block nothing is unfinished, and nothing begins."""
+        self._held_back = True
+        try:
+            await self._until(lambda: not self._begun)
+            yield
+        finally:
+            self._held_back = False
+            await self._tell()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         async with self._changed:

@@ -16,6 +16,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -165,12 +166,15 @@ class Actor:
 
 
 async def uninterrupted(work: Awaitable[T]) -> T:
-    """Await `work` to its end even when cancelled meanwhile, then let the cancellation go on."""
+    """Await `work` to its end even when cancelled meanwhile, be it again and again, then let the cancellation go on."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await task
+        while not task.done():
+            with suppress(asyncio.CancelledError):  # the first one goes on
+                await asyncio.wait([task])
+        task.result()
         raise
 
 

@@ -21,7 +21,7 @@ from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
-from tailrace.types import Request, TaskSpec
+from tailrace.types import FinishReason, Request, TaskSpec
 
 SINK = TaskSpec(name="sink", reads=ROLLOUT.writes)
 
@@ -31,12 +31,12 @@ def make_queue(clock: Callable[[], float] = time.monotonic) -> LocalQueue:
     return LocalQueue(tasks, LocalQueueConfig(), clock=clock)
 
 
-def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog) -> RolloutWorker:
+def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog, *, room: int | None = None) -> RolloutWorker:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
     sampling = SamplingConfig(max_new_tokens=9)
-    return RolloutWorker(queue, engine, sampling, decode, log, samples_per_step=8)
+    return RolloutWorker(queue, engine, sampling, decode, log, samples_per_step=8, group_size=4, room=room)
 
 
 def in_hand(engine: FakeEngine) -> int:
@@ -138,3 +138,79 @@ async def test_rows_that_come_again_while_they_are_generated_get_one_response(
     assert in_hand(engine) == 0
     assert len([event for event in events if event.task == "sample"]) == 8
     assert sorted(event.info.get("void", False) for event in events if event.task == "rollout") == [False, True]
+
+
+async def leased(queue: LocalQueue) -> int:
+    return (await queue.stats()).tasks["rollout"].leased
+
+
+def by_place(tokens: tuple[int, ...]) -> Callable[[Request], Script]:
+    """Responses of so many tokens, by the place of a sample in its group."""
+
+    def write(request: Request) -> Script:
+        length = tokens[request.seed % 4]
+        return Script(
+            response_ids=np.zeros(length, np.int64),
+            log_probs=np.zeros(length, np.float32),
+            finish_reason=FinishReason.STOP,
+        )
+
+    return write
+
+
+@pytest.mark.parametrize(("room", "most"), [(3, 4), (4, 4), (7, 4), (8, 8), (None, 24)])
+async def test_no_more_rows_are_in_hand_than_there_is_room_for_but_a_group_always_is(
+    log: EventLog, executor: ThreadPoolExecutor, room: int | None, most: int
+) -> None:
+    queue = make_queue()
+    engine = FakeEngine(executor=executor, playwright=by_place((1, 1, 1, 1)))
+    await engine.pause_generation()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as running:
+        running.create_task(make_worker(queue, engine, log, room=room).run())
+        await queue.put(rows(range(6)))
+        while in_hand(engine) < most:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (in_hand(engine), await leased(queue)) == (most, most)
+        await engine.resume_generation()
+        received = 0
+        while received < 24:
+            received += len((await queue.claim("sink")).rows)
+        await queue.close()
+
+
+async def test_room_is_freed_sample_by_sample(log: EventLog, executor: ThreadPoolExecutor) -> None:
+    """Two groups with room for six: the second is claimed when two samples of the first are done, not all."""
+    queue = make_queue()
+    engine = FakeEngine(executor=executor, playwright=by_place((1, 2, 10**6, 10**6)))
+    worker = asyncio.create_task(make_worker(queue, engine, log, room=6).run())
+    await queue.put(rows(range(2)))
+    done: list[int] = []
+    async with asyncio.timeout(20):
+        while len(done) < 4:
+            done += [row.order for row in (await queue.claim("sink")).rows]
+    assert sorted(done) == [0, 1, 4, 5]
+    worker.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await worker
+
+
+async def test_a_claim_that_is_void_frees_all_of_its_room(log: EventLog, executor: ThreadPoolExecutor) -> None:
+    now = 0.0
+    queue = make_queue(lambda: now)
+    engine = FakeEngine(executor=executor, playwright=by_place((1, 9, 9, 9)))
+    await engine.pause_generation()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as running:
+        running.create_task(make_worker(queue, engine, log, room=4).run())
+        await queue.put(rows(range(3)))
+        while in_hand(engine) < 4:
+            await asyncio.sleep(0)
+        now = 3600.0
+        await queue.nack(Claim(lease_id=0, lease_s=0.0, task="rollout", rows=()))  # its lease has ended
+        await engine.resume_generation()
+        received: list[int] = []
+        while len(received) < 12:
+            received += [row.order for row in (await queue.claim("sink")).rows]
+        await queue.close()
+    assert sorted(received) == list(range(12))

@@ -189,8 +189,9 @@ async def test_a_cancelled_update_gives_its_rows_back_and_forgets_their_gradient
     assert (bench.trainer.pending, bench.trainer.applied, bench.commits) == ([], [], 0)
 
 
+@pytest.mark.parametrize("times", [1, 3])
 async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
-    log: EventLog, executor: ThreadPoolExecutor
+    log: EventLog, executor: ThreadPoolExecutor, times: int
 ) -> None:
     bench = Bench(log, executor, tokens=None, mini=SAMPLES)
     await bench.queue.put(rows(0) + rows(1))
@@ -198,7 +199,9 @@ async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
     update = bench.update()
     while not bench.trainer.applying.is_set():
         await asyncio.sleep(0)
-    update.cancel()
+    for _ in range(times):
+        update.cancel()
+        await asyncio.sleep(0)
     bench.trainer.let_go.set()
     with pytest.raises(asyncio.CancelledError):
         await update

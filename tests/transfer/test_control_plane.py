@@ -273,6 +273,20 @@ def test_a_lost_group_is_put_again_whole_and_passes_all_but_those_who_have_the_l
     assert plane.stats()["actor"].consumed == 2, "each row once"
 
 
+def test_a_lost_group_bars_later_windows_in_a_restored_queue_too() -> None:
+    plane, _ = plane_of(one_task(TokenBudget(None, window=200)))
+    for group_id in range(4):
+        stored_on(plane, group_id, group(group_id, 2))
+    worked(plane, "only", limit=2)
+    plane.lose(1)
+    restored, _ = plane_of(one_task(TokenBudget(None, window=200)))
+    restored.restore(plane.export())
+    assert restored.claim("only", limit=2, now=0.0) is None
+    again = stored_on(restored, 9, group(1, 2))
+    assert worked(restored, "only", limit=2) == again
+    assert len(worked(restored, "only", limit=2)) == 2
+
+
 def test_a_row_that_every_task_had_consumed_leaves_at_once_when_its_lost_group_comes_again() -> None:
     plane, _ = plane_of(one_task(FirstIn(1)))
     rows = group(1, 2)

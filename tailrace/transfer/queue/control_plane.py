@@ -412,8 +412,9 @@ class ControlPlane:
         held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
         self._admit(sorted(state.rows, key=lambda record: record.order), held)
         for task, consumed, expired in zip(self._tasks.values(), state.consumed, state.expired, strict=True):
-            task.counts[TaskState.CONSUMED] = consumed
-            task.expired = expired
+            task.counts[TaskState.CONSUMED], task.expired = consumed, expired
+            for group in state.lost:
+                task.entry.policy.was_lost(group.rows_of(task.index))
         for lease in leases:
             lease.rows = {row_id: self._row(row_id).meta for row_id in lease.rows}
             self._leases[lease.id] = lease
@@ -498,11 +499,10 @@ class ControlPlane:
         self._move(row, task, TaskState.CONSUMED)
         task.entry.policy.consumed(row.meta)
         row.meta.learn(outputs)
-        for column in outputs.lengths:
-            for reader in self._readers.get(column, ()):
-                row.missing[reader.index] -= 1
-                if row.missing[reader.index] == 0 and reader.index not in row.consumed:
-                    self._make_ready(row, reader)
+        for reader in chain.from_iterable(self._readers.get(column, ()) for column in outputs.lengths):
+            row.missing[reader.index] -= 1
+            if row.missing[reader.index] == 0 and reader.index not in row.consumed:
+                self._make_ready(row, reader)
         row.consumed[task.index] = lease.id
         if len(row.consumed) < len(self._tasks):
             return False

@@ -58,6 +58,14 @@ class LostGroup(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     left: dict[int, list[int]]
     """By `order`, rows that were still in the queue: the tasks that have consumed them for good."""
 
+    def rows_of(self, task: int) -> list[RowMeta]:
+        """Those of `left` that will come again for the task in this place of the table; they have no ids."""
+        return [
+            RowMeta(id=RowId(-1, -1), group_id=self.group_id, order=order, lengths={})
+            for order, consumed in self.left.items()
+            if task not in consumed
+        ]
+
 
 class ControlState(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Everything but leases: a leased row counts as ready."""

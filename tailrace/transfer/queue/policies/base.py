@@ -101,6 +101,12 @@ class Policy(ABC):
         It happens when a storage unit dies, and may take time in proportion to all rows.
         """
 
+    def was_lost(self, rows: Sequence[RowMeta]) -> None:
+        """Rows of a group, be it none, that were lost before this policy was made, and will come again."""
+        if rows:
+            self.added(rows)
+            self.lost(rows)
+
     @abstractmethod
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
         """Remove and return the ready rows of the next claim, `limit` at the most; [] says wait for more.
