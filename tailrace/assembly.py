@@ -250,7 +250,7 @@ def make_learner(
     actor = Actor(
         queue,
         trainer,
-        make_algorithm(config.algorithm),
+        make_algorithm(config.resolved_algorithm),
         executor,
         log,
         batch_size=config.trainer.train_batch_size,
