@@ -285,6 +285,9 @@ class EngineWeights:
         with self._log.span("update_weights", "engine", version=version):
             await self._parts.engine.update_weights(version, self._parts.trainer.weights())
 
+    async def settle(self, version: WeightVersion) -> None:
+        """It has been published into the engine."""
+
 
 def _services(config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, log: EventLog) -> list[Service]:
     """A worker for each task of the table but the actor, which the loop itself drives."""

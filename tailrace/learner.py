@@ -28,6 +28,9 @@ class Publisher(Protocol):
     async def publish(self, version: WeightVersion) -> None:
         """Hand the trainer's weights to the engines, as `version`. They may change once this returns."""
 
+    async def settle(self, version: WeightVersion) -> None:
+        """Wait until the engines have `version`, where training is to wait for that."""
+
 
 class Learner(ABC):
     """Trains step by step."""
@@ -100,6 +103,7 @@ class LocalLearner(Learner):
         async def finish(result: StepResult) -> None:
             self._trained_steps = step + 1
             await self._publisher.publish(self._trained_steps)
+            await self._publisher.settle(self._trained_steps)
             self._log.emit(self._step_event(step, start, result))
 
         await self._actor.update(step, on_commit=finish)
@@ -111,7 +115,7 @@ class LocalLearner(Learner):
         await self._compute(lambda: self._trainer.load(checkpoint))
         self._trained_steps = state.trained_steps
         self._actor.unacked.update(state.unacked)
-        await self._publisher.publish(self._trained_steps)
+        await self._publisher.publish(self._trained_steps)  # engines take it when they begin to serve
 
     async def export(self, directory: Path) -> None:
         with self._log.span("export", "trainer", info={"path": str(directory)}):

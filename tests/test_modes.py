@@ -140,6 +140,9 @@ class JustInTime:
         self._history.keep(self._weights())
         self._changed.set()
 
+    async def settle(self, version: WeightVersion) -> None:
+        """Nobody waits."""
+
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
         self._next = version
         while (

@@ -67,9 +67,12 @@ class TrainerHost(RunWorker):
         return self._sender.address
 
     async def publish(self, version: WeightVersion) -> None:
-        """See `Publisher`. A synchronous update waits for every engine."""
+        """See `Publisher`."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self.executor, lambda: self._sender.publish(version, self._trainer.weights()))
+
+    async def settle(self, version: WeightVersion) -> None:
+        """See `Publisher`. A synchronous update waits for every engine."""
         if self.config.weights_mode == "synchronous":
             with self.activity.waiting("weights"), self.log.span("weights_wait", "trainer", version=version):
                 await self._sender.installed(version, timeout_s=self.config.weights.timeout_s)

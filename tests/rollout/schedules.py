@@ -97,6 +97,9 @@ class Hub:
         for source in self.sources:
             after = self._chance.uniform(0.01, self._slowest)
             asyncio.get_running_loop().call_later(after, source.arrive, version)
+
+    async def settle(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
         for source in self.sources if self._wait else ():
             await source.until(lambda source=source: source.has >= version)  # type: ignore[misc]
 
@@ -328,6 +331,9 @@ class Colocated:
     async def publish(self, version: WeightVersion) -> None:
         """See `Publisher`."""
         await self._engine.update_weights(version, iter(()))
+
+    async def settle(self, version: WeightVersion) -> None:
+        """It is there."""
 
 
 class Run:
