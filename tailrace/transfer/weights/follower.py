@@ -31,6 +31,7 @@ from tailrace.transfer.weights.messages import (
     Closed,
     Complain,
     Describe,
+    EndTurn,
     Fetch,
     Follow,
     Heard,
@@ -39,6 +40,7 @@ from tailrace.transfer.weights.messages import (
     Progress,
     Report,
     Standing,
+    TakeTurn,
     ask,
     decode_question,
 )
@@ -85,6 +87,8 @@ class Follower(Service, Owner):
         """Times that the parent of now said so."""
         self._refused = NOTHING
         """The serial of the newest version that was given up."""
+        self._wishes: set[str] = set()
+        """Turns that are wanted or had."""
         self.bell = Bell()
         self.lock = threading.Lock()
         """For what follows, which other threads read."""
@@ -96,6 +100,8 @@ class Follower(Service, Owner):
         self.announced = self.installed = NO_VERSION
         self.nbytes = 0
         self.parent: str | None = None
+        self.turns: set[str] = set()
+        """Those of this receiver's that it has."""
 
     # For the server
 
@@ -137,6 +143,8 @@ class Follower(Service, Owner):
         """Connect to the sender."""
         self._link = self.server.link(self._endpoint)
         self._follow(0)
+        for turn in self._wishes:
+            self._ask_for(turn)
 
     def report(self) -> None:
         """Tell how far this is."""
@@ -148,6 +156,32 @@ class Follower(Service, Owner):
         if self._link is not None:
             ask(self._link, self._endpoint, Leave(), lambda heard: None, wait=False)
         self.server.stop()
+
+    def take_turn(self, turn: str) -> None:
+        """Ask for a turn; `turns` has it when it is there. Until `end_turn`."""
+        self._wishes.add(turn)
+        self._ask_for(turn)
+
+    def end_turn(self, turn: str) -> None:
+        """Give it back, or ask no more for it."""
+        self._wishes.remove(turn)
+        self.turns.discard(turn)
+        self._give_back(turn)
+
+    def _ask_for(self, turn: str) -> None:
+        def heard(what: Heard) -> None:
+            if turn not in self._wishes:
+                self._give_back(turn)  # it was asked for again, after it had been given back
+            elif not isinstance(what, TailraceError):  # a sender that is lost shows by Follow
+                self.turns.add(turn)
+                self.bell.ring()
+
+        if self._link is not None:  # else `start` asks
+            ask(self._link, self._endpoint, TakeTurn(turn), heard, wait=True)
+
+    def _give_back(self, turn: str) -> None:
+        if self._link is not None:  # else the sender notices, like the death of a receiver
+            ask(self._link, self._endpoint, EndTurn(turn), lambda heard: None, wait=False)
 
     def _standing(self) -> Standing:
         reading = NOTHING if self._download is None else self._download.offer.serial

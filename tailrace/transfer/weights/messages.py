@@ -1,6 +1,6 @@
 """What sender, receivers and relays say to each other, inside `Tell` and `Told` of the queue's wire.
 
-    receiver ──▶ sender    Follow, Report, Complain, Leave
+    receiver ──▶ sender    Follow, Report, Complain, Leave, TakeTurn, EndTurn
     receiver ──▶ parent    Describe, Progress, Fetch         the parent is the sender, or a receiver that relays
 
 All of them may come twice: they ask, or they say how things are. Sums are xxh3 of 64 bits.
@@ -75,8 +75,21 @@ class Leave(Word, frozen=True):
     """The receiver is closed."""
 
 
+class TakeTurn(Word, frozen=True):
+    """Ask for the turn to install a version, once all that asked before have had theirs."""
+
+    turn: Name
+    """Of this wish alone."""
+
+
+class EndTurn(Word, frozen=True):
+    """Give a turn back, or do not want it any more."""
+
+    turn: Name
+
+
 class Noted(Word, frozen=True):
-    """Answer to Report, Complain and Leave."""
+    """Answer to Report, Complain, Leave, TakeTurn and EndTurn."""
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -152,7 +165,7 @@ class Gone(Word, frozen=True):
     """Answer to Describe, Progress and Fetch: this version cannot be had here (any more)."""
 
 
-Question = Follow | Report | Complain | Leave | Describe | Progress | Fetch
+Question = Follow | Report | Complain | Leave | TakeTurn | EndTurn | Describe | Progress | Fetch
 Reply = Noted | Plan | Closed | Described | Ready | Chunk | Gone
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -2,13 +2,15 @@
 
     sender ──▶ [own thread: Follower] ──▶ received ──wait──▶ weights() ──▶ Engine.update_weights ──installed──▶ sender
 
-Who waits on whom: `wait` on the version, on a limit, and on the sender's signs of life. The thread waits for nobody who
-uses the weights: what is read is neither overwritten nor let go before the reader is done.
+Who waits on whom: `wait` on the version, and `turn` on other engines, on a limit, and on the sender's signs of life.
+The thread waits for nobody who uses the weights: what is read is neither overwritten nor let go before the reader is
+done.
 """
 
+import secrets
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -171,6 +173,32 @@ class WeightReceiver:
         self._follower.installed = version
         self._server.call(self._follower.report)
 
+    @asynccontextmanager
+    async def turn(self, version: WeightVersion, *, timeout_s: float) -> AsyncIterator[None]:
+        """Inside, no other receiver is inside: for engines that install `version` one after the other.
+
+        A receiver that dies, or is silent for the sender's limit, has its turn no more.
+
+        Raises:
+            WeightsTimeout: others have had it for too long.
+            SenderLost: the sender was closed, or gives no sign of life.
+            WeightsError: this was closed.
+        """
+        follower, turn = self._follower, secrets.token_hex(8)
+        self._server.call(lambda: follower.take_turn(turn))
+        try:
+            found = await follower.bell.until(lambda: turn in follower.turns or self._trouble(), timeout_s=timeout_s)
+            if isinstance(found, WeightsError):
+                raise type(found)(str(found))
+            if found is None:
+                raise WeightsTimeout(
+                    f"the turn to install version {version} of the weights has not come within {timeout_s:g} s, for "
+                    f"other engines have theirs; raise weights.timeout_s if their responses take longer"
+                )
+            yield
+        finally:
+            self._server.call(lambda: follower.end_turn(turn))
+
     def stats(self) -> ReceiverStats:
         """Counts, at once."""
         follower = self._follower
@@ -202,12 +230,14 @@ class WeightReceiver:
         received = self.received
         if received is not None and received >= version:
             return received
-        if self._ended:
-            return WeightsError("this receiver of weights was closed")
         refusal = self._follower.refusal
         if refusal is not None and refusal[0] >= version:
             return refusal[1]
-        return self._follower.error
+        return self._trouble()
+
+    def _trouble(self) -> WeightsError | None:
+        """Why nothing comes from the sender."""
+        return WeightsError("this receiver of weights was closed") if self._ended else self._follower.error
 
 
 def _known(version: int) -> WeightVersion | None:

@@ -3,7 +3,8 @@
     receiver ──Follow──▶ roster: joined, or seen again ──▶ plan ──▶ Plan to everybody whose plan is another one now
     silent, Leave, Complain ──▶ plan again
 
-Who waits on whom: `WeightSender.installed` on the receivers that are there; nobody else here on anybody.
+Who waits on whom: `WeightSender.installed` on the receivers that are there, and those on their turns; nobody else here
+on anybody.
 """
 
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from tailrace.transfer.weights.messages import (
     Closed,
     Complain,
     Describe,
+    EndTurn,
     Fetch,
     Follow,
     Leave,
@@ -29,10 +31,12 @@ from tailrace.transfer.weights.messages import (
     Progress,
     Report,
     Standing,
+    TakeTurn,
     decode_question,
     encode_reply,
 )
 from tailrace.transfer.weights.shelf import Shelf
+from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.weights.versions import Holding, sum_of
 
 _OLDER = 2
@@ -71,6 +75,7 @@ class Roster(Service):
         self.bell = Bell()
         self.members: dict[str, Member] = {}
         """By the names that the wire gives them, in the order in which they came."""
+        self._turns = TurnLine(lambda ticket: server.reply(ticket, encode_reply(Noted())))
         self._root = Site(name=ROOT, host=address.host, datacentre=datacentre)
         self._fan_out = fan_out
         self._epoch = 1
@@ -99,6 +104,7 @@ class Roster(Service):
     def gone(self, client: str) -> None:
         """See `Service.gone`."""
         self.shelf.leave(client)
+        self._turns.leave(client)
         if self.members.pop(client, None) is not None:
             self._plan()
             self.bell.ring()
@@ -117,6 +123,11 @@ class Roster(Service):
                 self._distrust(parent)
             case Leave():
                 self.gone(client)
+            case TakeTurn(turn):
+                self._turns.ask(turn, incoming.ticket)
+                return None
+            case EndTurn(turn):
+                self._turns.end(turn)
         return WireReply(encode_reply(Noted()))
 
     def _follow(self, ticket: Ticket, follow: Follow) -> None:

@@ -3,6 +3,7 @@
 sender      says its address; publishes a version for each number that it is told
 receiver    is told an address; says each version that has come, once it has checked it, until `versions` have come,
             or the name of the error that ended its wait
+hold        is told an address; takes the turn, says so, and keeps it
 """
 
 import asyncio
@@ -49,6 +50,18 @@ def receive(pipe: Connection, *, versions: int, scale: int = 1, **options: Any) 
         except WeightsError as error:
             pipe.send(type(error).__name__)
         pipe.recv()  # others may still get weights from here
+
+
+def hold(pipe: Connection, **options: Any) -> None:
+    """Be a receiver whose engine never finishes."""
+
+    async def keep(receiver: WeightReceiver) -> None:
+        async with receiver.turn(0, timeout_s=LIMIT_S):
+            pipe.send("has the turn")
+            pipe.recv()
+
+    with WeightReceiver(pipe.recv(), **options) as receiver:
+        asyncio.run(keep(receiver))
 
 
 def enter(namespace: str) -> None:

@@ -1,0 +1,223 @@
+"""Turns to install a version: one engine at a time, in the order of asking, whatever becomes of the others."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.errors import SenderLost, WeightsError, WeightsTimeout
+from tailrace.transfer.queue.wire.server import Ticket
+from tailrace.transfer.weights.bell import Bell
+from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.sender import WeightSender
+from tailrace.transfer.weights.turns import TurnLine
+from tests.transfer.weights.helpers import LIMIT_S
+from tests.transfer.weights.peer import Peer, hold
+
+
+class Place:
+    """A sender whose line is watched, and receivers that want turns."""
+
+    def __init__(self, stack: ExitStack, *, limit_s: float = 10.0) -> None:
+        self.stack = stack
+        self.sender = stack.enter_context(WeightSender(limit_s=limit_s))
+        self._limit_s = limit_s
+        self._bell = Bell()
+        line = self.sender._roster._turns
+        for name in ("ask", "end"):
+            self._watch(line, name)
+        self._line = line
+
+    def _watch(self, line: TurnLine, name: str) -> None:
+        method = getattr(line, name)
+
+        def watched(*args: object) -> None:
+            method(*args)
+            self._bell.ring()
+
+        setattr(line, name, watched)
+
+    def receiver(self, name: str) -> WeightReceiver:
+        return self.stack.enter_context(WeightReceiver(self.sender.address, name=name, limit_s=self._limit_s))
+
+    async def in_line(self, count: int) -> None:
+        """Until the sender knows of so many that want or have a turn."""
+        found = await self._bell.until(lambda: len(self._line._wishes) == count or None, timeout_s=LIMIT_S)
+        assert found, f"{len(self._line._wishes)} are in line, not {count}"
+
+    async def everybody_listens(self) -> None:
+        """Until the sender can tell every receiver that it is closed."""
+        members = self.sender._roster.members
+        listen = lambda: all(member.ticket for member in members.values()) or None  # noqa: E731
+        assert await self.sender._roster.bell.until(listen, timeout_s=LIMIT_S)
+
+
+@pytest.fixture
+def place() -> Iterator[Place]:
+    with ExitStack() as stack:
+        yield Place(stack)
+
+
+class Engine:
+    """Takes a turn in the background, and keeps it until it is told."""
+
+    def __init__(self, receiver: WeightReceiver, *, timeout_s: float = LIMIT_S) -> None:
+        self.has_it = asyncio.Event()
+        self._may_leave = asyncio.Event()
+        self._receiver, self._timeout_s = receiver, timeout_s
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        async with self._receiver.turn(1, timeout_s=self._timeout_s):
+            self.has_it.set()
+            await self._may_leave.wait()
+
+    async def gets_it(self) -> None:
+        await asyncio.wait_for(self.has_it.wait(), LIMIT_S)
+
+    async def leave(self) -> None:
+        self._may_leave.set()
+        await asyncio.wait_for(self.task, LIMIT_S)
+
+
+@asynccontextmanager
+async def line_of(place: Place, count: int) -> AsyncIterator[list[Engine]]:
+    """Engines that have asked one after the other; the first has its turn."""
+    engines = []
+    for number in range(count):
+        engines.append(Engine(place.receiver(f"engine-{number}")))
+        await place.in_line(number + 1)
+    await engines[0].gets_it()
+    try:
+        yield engines
+    finally:
+        for engine in engines:
+            engine.task.cancel()
+        await asyncio.gather(*(engine.task for engine in engines), return_exceptions=True)
+
+
+async def test_turns_come_one_at_a_time_in_the_order_of_asking(place: Place) -> None:
+    async with line_of(place, 4) as engines:
+        for number, engine in enumerate(engines):
+            await engine.gets_it()
+            assert [other.has_it.is_set() for other in engines] == [before <= number for before in range(4)]
+            await engine.leave()
+        await place.in_line(0)
+
+
+async def test_a_turn_is_given_back_by_a_block_that_raises(place: Place) -> None:
+    receiver = place.receiver("engine")
+    with pytest.raises(ZeroDivisionError):
+        async with receiver.turn(1, timeout_s=LIMIT_S):
+            raise ZeroDivisionError
+    await place.in_line(0)
+
+
+async def test_one_receiver_may_take_turn_after_turn(place: Place) -> None:
+    receiver = place.receiver("engine")
+    for version in range(3):
+        async with receiver.turn(version, timeout_s=LIMIT_S):
+            await place.in_line(1)
+
+
+async def test_who_waits_too_long_is_told_and_out_of_the_line(place: Place) -> None:
+    async with line_of(place, 1) as (holder,):
+        receiver = place.receiver("late")
+        with pytest.raises(
+            WeightsTimeout, match=r"turn to install version 7 .* not come within 0\.1 s.*raise weights\.timeout_s"
+        ):
+            async with receiver.turn(7, timeout_s=0.1):
+                raise AssertionError("another engine has it")
+        await place.in_line(1)
+        await holder.leave()
+        async with receiver.turn(7, timeout_s=LIMIT_S):
+            pass
+
+
+async def test_who_is_cancelled_while_waiting_is_out_of_the_line(place: Place) -> None:
+    async with line_of(place, 3) as (holder, cancelled, last):
+        cancelled.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled.task
+        await place.in_line(2)
+        assert not last.has_it.is_set()
+        await holder.leave()
+        await last.gets_it()
+
+
+async def test_a_closed_sender_ends_the_wait_of_those_in_line(place: Place) -> None:
+    async with line_of(place, 2) as (_, waiting):
+        await place.everybody_listens()
+        place.sender.close()
+        with pytest.raises(SenderLost, match="closed"):
+            await waiting.task
+
+
+async def test_a_closed_receiver_gives_its_turn_back_and_ends_its_wait(place: Place) -> None:
+    async with line_of(place, 3) as (holder, waiting, last):
+        waiting._receiver.close()
+        with pytest.raises(WeightsError, match="this receiver of weights was closed"):
+            await waiting.task
+        holder._receiver.close()
+        await last.gets_it()
+
+
+async def test_the_turn_of_an_engine_that_is_killed_goes_to_the_next() -> None:
+    with ExitStack() as stack:
+        place = Place(stack, limit_s=0.5)
+        dead = stack.enter_context(closing(Peer(hold, name="dead")))
+        dead.pipe.send(place.sender.address)
+        assert await dead.hear() == "has the turn"
+        engine = Engine(place.receiver("alive"))
+        await place.in_line(2)
+        assert not engine.has_it.is_set()
+        dead.kill()
+        await engine.gets_it()
+        await engine.leave()
+
+
+async def test_an_engine_that_connects_again_in_its_turn_keeps_it() -> None:
+    with ExitStack() as stack:
+        place = Place(stack, limit_s=0.5)
+        async with line_of(place, 2) as (holder, waiting):
+            roster, follower = place.sender._roster, holder._receiver._follower
+            before = next(iter(roster.members))
+            follower.server.call(lambda: follower._lose(SenderLost("the link is down")))
+            forgotten = lambda: None if before in roster.members else True  # noqa: E731
+            assert await roster.bell.until(forgotten, timeout_s=LIMIT_S)
+            await place.in_line(2)
+            assert not waiting.has_it.is_set()
+            await holder.leave()
+            await waiting.gets_it()
+
+
+wishes = st.lists(st.tuples(st.sampled_from(["ask", "end", "leave"]), st.integers(0, 5)), max_size=40)
+
+
+@given(wishes)
+def test_however_wishes_come_and_go_the_first_of_those_left_alone_has_the_turn(steps: list[tuple[str, int]]) -> None:
+    """Two wishes of each of three clients; what is asked for twice has come by another connection."""
+    answered: list[Ticket] = []
+    line = TurnLine(answered.append)
+    expected: list[int] = []
+    open_tickets: dict[int, Ticket] = {}
+    for number, (what, which) in enumerate(steps):
+        if what == "ask":
+            if which not in expected:
+                expected.append(which)
+            open_tickets[which] = Ticket(f"client {which % 3}", number)
+            line.ask(f"wish {which}", open_tickets[which])
+        elif what == "end":
+            line.end(f"wish {which}")
+            expected = [wish for wish in expected if wish != which]
+        else:
+            line.leave(f"client {which % 3}")
+            expected = [wish for wish in expected if wish % 3 != which % 3]
+        assert list(line._wishes) == [f"wish {wish}" for wish in expected]
+        waiting = {open_tickets[wish] for wish in expected[1:]}
+        assert not waiting & set(answered), "only the first may know that it has the turn"
+        assert not expected or open_tickets[expected[0]] in answered
+        assert len(answered) == len(set(answered))
