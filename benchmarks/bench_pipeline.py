@@ -178,7 +178,11 @@ def balance(load: Workload, core: int) -> tuple[int, int]:
     """
     for slots in SLOTS:
         config = load.with_(slots, MOST_PROMPT_TOKENS)
-        config |= {"engine": {"max_batch_size": slots}, "threads": 1, "output_dir": str(BUILD / "balance")}
+        config |= {
+            "engine": {"type": "native", "max_batch_size": slots},
+            "threads": 1,
+            "output_dir": str(BUILD / "balance"),
+        }
         command = [sys.executable, str(HERE / "pipeline_balance.py"), str(core), json.dumps(config)]
         contestant = Contestant(command, BUILD / "balance.log", ALLOCATOR | {"OMP_NUM_THREADS": "1"})
         try:
