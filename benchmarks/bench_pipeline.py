@@ -34,15 +34,17 @@ BUILD = HERE.parent / "build" / "bench-pipeline"
 QUICKSTART = HERE.parent / "recipes" / "quickstart.yaml"
 
 GROUPS, GROUP_SIZE = 8, 8
-TOKENS = 1200
+TOKENS = 1600
 """Of the responses of a step."""
 LONGEST = 160
 MICRO_BATCH_TOKENS = 256
 WARM_UP, STEPS = 2, 5
 """Of a turn: steps that do not count, and all."""
-SLOTS = (4, 3, 2, 1)
+SLOTS = (3, 2, 1)
 """Of the engine, to choose from."""
-PROMPT_TOKENS, MOST_PROMPT_TOKENS = 16, 400
+PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
+NEAR = 0.05
+"""Halves of a step that differ by this part of training are taken as equal; what counts are the sequential turns."""
 TRL_STEPS = 3
 """Of a turn; TRL's first has one more, of warm-up."""
 TURN_LIMIT_S = 600.0
@@ -170,8 +172,8 @@ def write_prompts(tokens: int) -> Path:
 def balance(load: Workload, core: int) -> tuple[int, int]:
     """Slots of the engine and tokens of a prompt with which both halves of a step take equally long on `core`.
 
-    As many slots as leave generating the slower half, then prompts so long that training takes as long: a token of a
-    prompt costs training more than generating.
+    As many slots as leave generating the slower half, or nearly so; then, where it is by more, prompts so long that
+    training takes as long: a token of a prompt costs training more than generating.
 
     Raises:
         RuntimeError: training takes longer even with one slot.
@@ -187,7 +189,10 @@ def balance(load: Workload, core: int) -> tuple[int, int]:
         contestant = Contestant(command, BUILD / "balance.log", ALLOCATOR | {"OMP_NUM_THREADS": "1"})
         try:
             measure(contestant, load, PROMPT_TOKENS)  # warm-up
-            short = measure(contestant, load, PROMPT_TOKENS)
+            generation, training = measure(contestant, load, PROMPT_TOKENS)
+            short = generation - training
+            if abs(short) <= NEAR * training:
+                return slots, PROMPT_TOKENS
             if short > 0:
                 return slots, prompt_length(contestant, load, short)
         finally:
@@ -195,19 +200,22 @@ def balance(load: Workload, core: int) -> tuple[int, int]:
     raise RuntimeError("training takes longer than generating with one slot; raise PROMPT_TOKENS or lower SLOTS")
 
 
-def measure(contestant: Contestant, load: Workload, prompt_tokens: int) -> float:
-    """Seconds by which generating a step takes longer than training on it."""
+def measure(contestant: Contestant, load: Workload, prompt_tokens: int) -> tuple[float, float]:
+    """Seconds of generating a step, and of training on it."""
     seconds = contestant.step(lengths=load.steps[0], prompt_tokens=prompt_tokens)
     generation, training = seconds["generation_s"], seconds["training_s"]
     print(f"balance: prompts of {prompt_tokens}: generation {generation:.2f} s, training {training:.2f} s", flush=True)
-    return float(generation - training)
+    return generation, training
 
 
 def prompt_length(contestant: Contestant, load: Workload, short: float) -> int:
     """The length at which the difference, `short` at the least one, is nought: it falls linearly."""
     tokens = 4 * PROMPT_TOKENS
     for _ in range(2):
-        difference = measure(contestant, load, tokens)
+        generation, training = measure(contestant, load, tokens)
+        difference = generation - training
+        if abs(difference) <= NEAR * training:
+            break
         slope = (difference - short) / (tokens - PROMPT_TOKENS)
         if slope >= 0:
             raise RuntimeError("longer prompts did not slow training down; is something else running?")
