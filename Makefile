@@ -16,7 +16,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine bench-adaptive-tp bench-queue clean
+.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -63,6 +63,9 @@ bench-adaptive-tp: $(READY) ## adaptive TP beside DP 2 and TP 2 that stay, on a 
 
 bench-queue: $(READY) ## the transfer queue beside TransferQueue, in an environment of its own
 	$(BIN)/python benchmarks/bench_queue.py
+
+bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the best one beside TRL
+	$(BIN)/python benchmarks/bench_pipeline.py
 
 clean: ## remove what was built and installed, but no run
 	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -32,9 +32,7 @@ def main(
     """Run both, in turns, and compare."""
     directory = str(resolve_model(ModelConfig(path=model)))
     arguments = [directory, str(steps + 1)]
-    theirs = Contestant(
-        [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), *arguments], BUILD / "trl.log", ALLOCATOR
-    )
+    theirs = start_trl(directory, steps + 1, BUILD)
     ours = Contestant([sys.executable, str(HERE / "trl_ours.py"), *arguments], BUILD / "tailrace.log", ALLOCATOR)
     try:
         measured = take_turns({"tailrace": ours, "trl": theirs}, steps)
@@ -52,6 +50,12 @@ def main(
             }
         )
     )
+
+
+def start_trl(model_dir: str, steps: int, logs: Path) -> Contestant:
+    """TRL's side, for so many steps; its log goes into the folder `logs`."""
+    command = [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), model_dir, str(steps)]
+    return Contestant(command, logs / "trl.log", ALLOCATOR)
 
 
 def take_turns(contestants: dict[str, Contestant], steps: int) -> dict[str, list[float]]:

@@ -174,7 +174,7 @@ def test_a_run_whose_worker_cannot_start_is_none(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
 ) -> None:
     run = tmp_path / "run"
-    engine = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.0001}
+    engine = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.00001}
     config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, engine=engine)
     with pytest.raises(ConfigError, match="kv_cache_gib"):
         train(config, resume=False)

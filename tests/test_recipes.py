@@ -1,0 +1,49 @@
+"""The recipes that ship say what their comments say."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tailrace.config.load import load_config, parse_config
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+RUNTIME = {"pipeline", "weights", "cluster", "queue"}
+"""How a run is carried out, not what it trains."""
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda recipe: str(recipe.stem))
+def test_a_recipe_that_ships_resolves_to_one_that_loads_back_unchanged(recipe: Path) -> None:
+    config = load_config(recipe)
+    assert parse_config(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"))), source="dump") == config
+
+
+def test_the_asynchronous_recipe_trains_what_the_quickstart_trains() -> None:
+    quickstart, asynchronous = (load_config(RECIPES / name) for name in ("quickstart.yaml", "smollm2_async.yaml"))
+    assert asynchronous.model_dump(exclude={"output_dir", *RUNTIME}) == quickstart.model_dump(
+        exclude={"output_dir", *RUNTIME}
+    )
+
+
+def test_the_asynchronous_recipe_gives_each_pool_a_core_and_bounds_staleness_by_one() -> None:
+    config = load_config(RECIPES / "smollm2_async.yaml")
+    assert (config.pipeline.placement, config.pipeline.streaming, config.pipeline.max_staleness) == (
+        "separated",
+        True,
+        1,
+    )
+    assert config.weights_mode == "in_flight"
+    assert (config.cluster.rollout.cores, config.cluster.trainer.cores) == ((0,), (1,))
+    assert config.queue.type == "service"
+
+
+def test_a_dry_run_of_the_asynchronous_recipe_resolves_it_and_starts_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tailrace", "train", str(RECIPES / "smollm2_async.yaml")]
+    command += [f"output_dir={tmp_path / 'run'}", "prompts.source.size=200", "--dry-run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    resolved = parse_config(yaml.safe_load(done.stdout), source="dry run")
+    assert resolved.pipeline.placement == "separated"
+    assert not (tmp_path / "run").exists()
