@@ -60,7 +60,7 @@ async def delayed_loop(config: RunConfig, inputs: Inputs, parts: Parts, stack: A
     """The reference: each step trains on responses made by the weights of `max_staleness` updates before it."""
     history = History()
     history.keep(parts.trainer.weights())
-    algorithm = make_algorithm(config.algorithm)
+    algorithm = make_algorithm(config.resolved_algorithm)
     for step in range(config.trainer.steps):
         version = max(0, step - config.pipeline.max_staleness)
         await parts.engine.update_weights(version, iter(history.weights[version].items()))
