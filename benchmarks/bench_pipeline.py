@@ -37,7 +37,7 @@ GROUPS, GROUP_SIZE = 8, 8
 TOKENS = 1600
 """Of the responses of a step."""
 LONGEST = 160
-MICRO_BATCH_TOKENS = 256
+MICRO_BATCH_TOKENS = 512
 WARM_UP, STEPS = 2, 5
 """Of a turn: steps that do not count, and all."""
 SLOTS = (3, 2, 1)
