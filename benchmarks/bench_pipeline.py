@@ -37,7 +37,7 @@ GROUPS, GROUP_SIZE = 8, 8
 TOKENS = 1600
 """Of the responses of a step."""
 LONGEST = 160
-MICRO_BATCH_TOKENS = 256
+MICRO_BATCH_TOKENS = 512
 WARM_UP, STEPS = 2, 5
 """Of a turn: steps that do not count, and all."""
 SLOTS = (3, 2, 1)
@@ -276,11 +276,15 @@ def pipeline_figures(turns: Mapping[str, Sequence[Turn]], delayed: Turn) -> dict
 
 
 def weight_transfer() -> dict[str, float]:
-    """What weight_transfer.py says."""
-    command = [sys.executable, str(HERE / "weight_transfer.py")]
+    """What weight_transfer.py says, of weights that the trainer has in float32, as this one does."""
+    command = [sys.executable, str(HERE / "weight_transfer.py"), "same_host", "slow_link"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TURN_LIMIT_S, check=True)
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return {name: figures[name] for name in ("same_host_over_memcpy", "tree_over_one_by_one", "link_bytes_over_model")}
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return {
+        "same_host_over_memcpy": round(figures["same_host_float32"]["rate_of_copy"], 3),
+        "tree_over_one_by_one": round(figures["slow_link"]["time_ratio"], 3),
+        "link_bytes_over_model": round(figures["slow_link"]["bytes_ratio"], 3),
+    }
 
 
 def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
