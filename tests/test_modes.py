@@ -63,7 +63,8 @@ async def delayed_loop(config: RunConfig, inputs: Inputs, parts: Parts, stack: A
     algorithm = make_algorithm(config.resolved_algorithm)
     for step in range(config.trainer.steps):
         version = max(0, step - config.pipeline.max_staleness)
-        await parts.engine.update_weights(version, iter(history.weights[version].items()))
+        if version != parts.engine.stats().version:  # else the engine would forget the prefixes that it has computed
+            await parts.engine.update_weights(version, iter(history.weights[version].items()))
         samples = await generate(requests(step, config, inputs), parts)
         rewards = [digit_fraction(inputs.decode(s.response_ids.tolist()), None, "", {}) for s in samples]
         size = config.algorithm.group_size

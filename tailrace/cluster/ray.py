@@ -301,6 +301,8 @@ class RayConnection:
             os.environ.setdefault(
                 "RAY_AUTH_TOKEN", secrets.token_hex(32)
             )  # or Ray would leave one in the home directory
+            # Ray would kill keepers where memory runs low: they have little, and their workers would go with them.
+            os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
             # address="local": RAY_ADDRESS is for those who ask for it
             ray.init(
                 "local",
