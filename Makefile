@@ -34,8 +34,8 @@ $(VLLM_READY): requirements-vllm.lock pyproject.toml
 quickstart: $(READY) ## train SmolLM2-135M on two-number sums, about six minutes on 2 cores
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
-test: $(READY) ## the tests; any warning is an error
-	$(BIN)/pytest
+test: $(READY) ## the tests, one process for each core; any warning is an error
+	$(BIN)/pytest --numprocesses auto --dist loadfile
 
 test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
 	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm

@@ -4,6 +4,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from tailrace.activity import Activity
 from tailrace.algorithms.base import Algorithm
 from tailrace.events import Event, EventLog
 from tailrace.tasks.base import Outputs, Task
@@ -16,8 +17,16 @@ class AdvantageTask(Task):
     name = "advantage"
     actor = "advantage"
 
-    def __init__(self, queue: TransferQueue, log: EventLog, algorithm: Algorithm, *, samples_per_step: int) -> None:
-        super().__init__(queue, log, samples_per_step=samples_per_step)
+    def __init__(
+        self,
+        queue: TransferQueue,
+        log: EventLog,
+        algorithm: Algorithm,
+        *,
+        samples_per_step: int,
+        activity: Activity | None = None,
+    ) -> None:
+        super().__init__(queue, log, samples_per_step=samples_per_step, activity=activity)
         self._algorithm = algorithm
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:

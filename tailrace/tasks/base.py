@@ -5,8 +5,10 @@ What was computed for a claim that is void by then is thrown away: its rows come
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
+from tailrace.activity import Activity
 from tailrace.errors import QueueClosed
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
@@ -24,8 +26,19 @@ class Task(ABC):
     actor: str
     """Its row in the timeline."""
 
-    def __init__(self, queue: TransferQueue, log: EventLog, *, samples_per_step: int, workers: int = 1) -> None:
-        """`workers`: claims that are computed at the same time."""
+    def __init__(
+        self,
+        queue: TransferQueue,
+        log: EventLog,
+        *,
+        samples_per_step: int,
+        workers: int = 1,
+        activity: Activity | None = None,
+    ) -> None:
+        """`workers`: claims that are computed at the same time. `activity`: of the process, where nothing else tells it
+        that it is busy.
+        """
+        self._busy: Callable[[], AbstractContextManager[None]] = nullcontext if activity is None else activity.busy
         self._queue = queue
         self._log = log
         self._samples_per_step = samples_per_step
@@ -46,7 +59,8 @@ class Task(ABC):
             step = claim.rows[0].order // self._samples_per_step
             with self._log.span(self.name, self.actor, step=step, samples=len(claim.rows)) as span:
                 async with held(self._queue, claim):
-                    outputs = await self.compute(claim, span)
+                    with self._busy():
+                        outputs = await self.compute(claim, span)
                     if not await ack_if_held(self._queue, claim, outputs):
                         span.info = {**span.info, **VOID}
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from typing import Any, cast
 
+from tailrace.activity import Activity
 from tailrace.config.rewards import RewardsConfig
 from tailrace.events import Event, EventLog
 from tailrace.rewards.base import Grade, GradingRequest, failure_kind
@@ -22,9 +23,16 @@ class RewardTask(Task):
     actor = "reward"
 
     def __init__(
-        self, queue: TransferQueue, log: EventLog, pool: GraderPool, config: RewardsConfig, *, samples_per_step: int
+        self,
+        queue: TransferQueue,
+        log: EventLog,
+        pool: GraderPool,
+        config: RewardsConfig,
+        *,
+        samples_per_step: int,
+        activity: Activity | None = None,
     ) -> None:
-        super().__init__(queue, log, samples_per_step=samples_per_step, workers=config.workers)
+        super().__init__(queue, log, samples_per_step=samples_per_step, workers=config.workers, activity=activity)
         self._pool = pool
         self._on_failure = float("nan") if config.failure_reward is None else config.failure_reward
 

@@ -26,8 +26,10 @@ class RewardHost(RunWorker):
         samples = self.config.trainer.train_batch_size
         algorithm = make_algorithm(self.config.algorithm)
         return (
-            RewardTask(self.queue, self.log, self._pool, self.config.rewards, samples_per_step=samples),
-            AdvantageTask(self.queue, self.log, algorithm, samples_per_step=samples),
+            RewardTask(
+                self.queue, self.log, self._pool, self.config.rewards, samples_per_step=samples, activity=self.activity
+            ),
+            AdvantageTask(self.queue, self.log, algorithm, samples_per_step=samples, activity=self.activity),
         )
 
 
