@@ -37,7 +37,7 @@ from tailrace.cluster.wire import (
 from tailrace.errors import ConfigError
 
 _PR_SET_PDEATHSIG = 1
-_BATCH_S = 0.05
+_BATCH_S = 0.2
 """Events that come within this time go in one message."""
 
 
