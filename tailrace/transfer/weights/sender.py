@@ -7,6 +7,7 @@ Who waits on whom: `publish` on nobody: memory that somebody still reads is left
 `installed` on the receivers that are there, and on a limit.
 """
 
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -33,10 +34,10 @@ from tailrace.transfer.weights.versions import (
     Holding,
     Manifest,
     Piece,
+    Writer,
     cut,
     encode_manifest,
     plan_payload,
-    sum_of,
 )
 from tailrace.types import WeightVersion
 
@@ -221,13 +222,11 @@ class WeightSender:
         roster = self._roster
         holding = self._in_thread(lambda: self._begin(manifest))
         try:
-            flat = [source.reshape(-1) for source in sources]
-            targets = [target.view(-1) for target in holding.tensors().values()]
+            writer = Writer(holding, sources)
             for chunk, pieces in enumerate(self._cut(manifest)):
-                for number, start, stop in pieces:
-                    targets[number][start:stop].copy_(flat[number][start:stop])
-                holding.add(chunk, sum_of(holding.memory[manifest.span(chunk)]))
+                writer.write(chunk, pieces)
                 if holding.ready >= holding.wake_at:
+                    holding.wake_at = math.inf  # `look` finds the next one: once for each is enough
                     self._server.call(roster.shelf.look)
         except BaseException:
             self._in_thread(roster.withdraw)

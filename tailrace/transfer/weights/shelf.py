@@ -84,8 +84,6 @@ class Shelf:
     def look(self) -> None:
         """More chunks have come, or a version has gone: answer those that waited for that."""
         waiting, self._waiting = self._waiting, {}
-        for holding in self._holdings.values():
-            holding.wake_at = math.inf
         for ticket, wanted in waiting.items():
             self._wait(ticket, wanted)  # before looking: a chunk may be added meanwhile
             try:
@@ -101,18 +99,18 @@ class Shelf:
             del self._waiting[ticket]
 
     def _forget(self, ticket: Ticket, reply: WireReply) -> WireReply:
-        del self._waiting[ticket]
+        serial = self._waiting.pop(ticket).serial
+        holding = self._holdings.get(serial)
+        if holding is not None:  # whoever adds chunks is not to call again for what was answered
+            waiting = [wanted for wanted in self._waiting.values() if wanted.serial == serial]
+            holding.wake_at = min(map(_chunks_for, waiting), default=math.inf)
         return reply
 
     def _wait(self, ticket: Ticket, wanted: Wanted) -> None:
         self._waiting[ticket] = wanted
         holding = self._holdings.get(wanted.serial)
         if holding is not None:
-            match wanted:
-                case Progress(_, _, want):
-                    holding.wake_at = min(holding.wake_at, want)
-                case Fetch(_, chunk):
-                    holding.wake_at = min(holding.wake_at, chunk + 1)
+            holding.wake_at = min(holding.wake_at, _chunks_for(wanted))
 
     def _reply(self, wanted: Wanted) -> WireReply | None:
         holding = self._holdings.get(wanted.serial)
@@ -135,6 +133,17 @@ class Shelf:
         data = holding.memory[holding.manifest.span(chunk)]
         self.bytes_sent += len(data)
         return WireReply(encode_reply(Chunk(value)), [data])
+
+
+def _chunks_for(wanted: Wanted) -> float:
+    """So many chunks must be there for the answer."""
+    match wanted:
+        case Progress(_, _, want):
+            return want
+        case Fetch(_, chunk):
+            return chunk + 1
+        case Describe():
+            return math.inf
 
 
 def _told(reply: Reply) -> WireReply:

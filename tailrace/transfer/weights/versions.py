@@ -6,10 +6,11 @@ seal       the sum of the manifest's sum and those of all chunks, announced when
 """
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import numpy as np
 import torch
 import xxhash
 from msgspec import Meta
@@ -22,6 +23,8 @@ from tailrace.transfer.weights.segments import Segment
 
 ALIGNMENT = 64
 """Bytes; tensors begin, and chunks end, at multiples of it."""
+_PIECE_BYTES = 2**19
+"""So much is copied before it is summed: it is still in the cache, and there are few enough pieces to go through."""
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -160,9 +163,12 @@ class Holding:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """By name: views of the payload, not to be written to."""
-        if not self.manifest.nbytes:
-            return views(self.manifest, torch.empty(0, dtype=torch.uint8))
-        return views(self.manifest, torch.frombuffer(self.memory, dtype=torch.uint8))
+        return views(self.manifest, self.payload())
+
+    def payload(self) -> torch.Tensor:
+        """`[nbytes]` of uint8: a view of the memory."""
+        nbytes = self.manifest.nbytes
+        return torch.frombuffer(self.memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
 
 
 def views(manifest: Manifest, payload: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -190,19 +196,59 @@ class Piece(NamedTuple):
 
     entry: int
     """Its number in the manifest."""
-    start: int
-    stop: int
+    part: slice
+    """Of the tensor's elements."""
+    room: slice
+    """Where they go, counted in such elements from the beginning of the payload."""
+    end: int
+    """Where they end, in bytes from there."""
 
 
 def cut(manifest: Manifest) -> list[list[Piece]]:
-    """What lies in each chunk."""
+    """What lies in each chunk, in pieces that stay in a core's cache."""
     chunks: list[list[Piece]] = [[] for _ in range(manifest.chunks)]
     for number, entry in enumerate(manifest.entries):
         size = _DTYPES[entry.dtype].itemsize
-        end = entry.offset + entry.nbytes
-        for chunk in range(entry.offset // manifest.chunk_bytes, -(-end // manifest.chunk_bytes)):
-            span = manifest.span(chunk)
-            start, stop = max(span.start, entry.offset), min(span.stop, end)
-            if start < stop:
-                chunks[chunk].append(Piece(number, (start - entry.offset) // size, (stop - entry.offset) // size))
+        here, last, first = entry.offset, entry.offset + entry.nbytes, entry.offset // size
+        while here < last:
+            chunk = here // manifest.chunk_bytes
+            end = min(last, manifest.span(chunk).stop, here + _PIECE_BYTES)
+            room = slice(here // size, end // size)
+            chunks[chunk].append(Piece(number, slice(room.start - first, room.stop - first), room, end))
+            here = end
     return chunks
+
+
+class Writer:
+    """Copies tensors into a holding's memory, and sums each piece while it is in the cache."""
+
+    def __init__(self, holding: Holding, sources: Sequence[torch.Tensor]) -> None:
+        """`sources`: those of the manifest, in any dtype and on any device."""
+        self._holding = holding
+        payload = holding.payload()
+        self._ways = [
+            _way(payload, source.reshape(-1), _DTYPES[entry.dtype])
+            for entry, source in zip(holding.manifest.entries, sources, strict=True)
+        ]
+
+    def write(self, chunk: int, pieces: Sequence[Piece]) -> None:
+        """Put a chunk, cut into `pieces`, in its place."""
+        memory, span = self._holding.memory, self._holding.manifest.span(chunk)
+        running, done = xxhash.xxh3_64(), span.start
+        for number, part, room, end in pieces:
+            copy, target, source = self._ways[number]
+            copy(target[room], source[part])
+            running.update(memory[done:end])  # with the gap before it
+            done = end
+        running.update(memory[done : span.stop])
+        self._holding.add(chunk, running.digest())
+
+
+def _way(
+    payload: torch.Tensor, flat: torch.Tensor, dtype: torch.dtype
+) -> tuple[Callable[[Any, Any], object], Any, Any]:
+    """How to copy, and from where to where; plain bytes go by numpy, which takes less time for each piece."""
+    if flat.dtype != dtype or flat.device.type != "cpu" or not flat.is_contiguous():
+        return torch.Tensor.copy_, payload.view(dtype), flat
+    size = dtype.itemsize  # numpy has no bfloat16
+    return np.copyto, payload.numpy().reshape(-1, size), flat.view(torch.uint8).numpy().reshape(-1, size)

@@ -53,6 +53,19 @@ async def test_floats_travel_in_the_dtype_asked_for_and_integers_as_they_are(med
         check(engine, 0, dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("medium", MEDIA)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+async def test_tensors_longer_than_a_chunk_arrive_bit_for_bit(medium: MediumName, dtype: torch.dtype) -> None:
+    with (
+        WeightSender(chunk_mib=1.5, dtype=dtype) as sender,
+        receiver(sender, medium=medium) as engine,
+    ):
+        for version in range(2):
+            sender.publish(version, tensors(version, scale=60).items())
+            await engine.wait(version, timeout_s=LIMIT_S)
+            check(engine, version, scale=60, dtype=dtype)
+
+
 async def test_tensors_may_change_when_they_are_published(sender: WeightSender) -> None:
     weights = tensors(0)
     sender.publish(0, weights.items())

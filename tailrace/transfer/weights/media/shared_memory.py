@@ -1,6 +1,9 @@
 """The parent's own memory, on the same host: nothing is copied.
 
 parent writes ──▶ tells how many chunks are there, and their sums ──▶ this reads them in place, to verify them
+
+It asks for half of what is lacking each time: each message stops the thread that writes, and after few of them little
+is left to verify when the last chunk is written.
 """
 
 from pathlib import Path
@@ -10,8 +13,8 @@ from tailrace.transfer.weights.messages import Described, Heard, Progress, Ready
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, packed_sums, sum_of
 
-_STEPS = 16
-"""Messages for one version: so often verifying keeps up with writing, and the parent is seldom interrupted."""
+_LAST = 4
+"""What is still to be verified when the last chunk is written: this part of a version."""
 
 
 class SharedMemoryMedium(Medium):
@@ -25,7 +28,8 @@ class SharedMemoryMedium(Medium):
         """See `Medium.bring`."""
         if not holding.whole:
             chunks = holding.manifest.chunks
-            want = min(chunks, holding.ready + -(-chunks // _STEPS))
+            lacking = chunks - holding.ready
+            want = min(chunks, holding.ready + max(lacking // 2, -(-chunks // _LAST)))
             question = Progress(holding.manifest.serial, holding.ready, want)
             self._errand.ask(question, lambda heard: self._verify(holding, heard))
 
