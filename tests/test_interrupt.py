@@ -11,7 +11,7 @@ from tailrace.interrupt import INTERRUPTED, SIGNALS, Interrupt
 
 @pytest.mark.parametrize("number", SIGNALS)
 async def test_the_first_signal_cancels_and_the_task_can_go_on_to_save(number: signal.Signals) -> None:
-    with Interrupt.watching() as interrupt:
+    with Interrupt().watching() as interrupt:
         os.kill(os.getpid(), number)
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
@@ -31,7 +31,7 @@ async def test_a_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) ->
         exited.set()
 
     monkeypatch.setattr("tailrace.interrupt.os._exit", record)
-    with Interrupt.watching() as interrupt:
+    with Interrupt().watching() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
@@ -43,6 +43,6 @@ async def test_a_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 async def test_signals_are_left_alone_afterwards() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with Interrupt.watching():
+    with Interrupt().watching():
         pass
     assert signal.getsignal(signal.SIGTERM) == before
