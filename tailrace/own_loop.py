@@ -108,10 +108,13 @@ class Engines:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it; the block's own error comes first."""
-        self._end()
-        if error is None:
-            self._runtime.raise_untold()
+        """Close it. An error of the block goes on, with a note of what `close` would have raised."""
+        try:
+            self.close()
+        except TailraceError as failure:
+            if error is None:
+                raise
+            error.add_note(f"meanwhile the engines have failed: {failure}")
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
@@ -211,12 +214,9 @@ class Engines:
         Raises:
             TailraceError: the workers have failed, and no call has told of it.
         """
-        self._end()
-        self._runtime.raise_untold()
-
-    def _end(self) -> None:
         self._queue.__exit__(None, None, None)
         self._runtime.close()
+        self._runtime.raise_untold()
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
