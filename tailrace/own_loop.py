@@ -1,11 +1,11 @@
 """Engines for a training loop of the caller's own (AsyncFlow, section 5.1).
 
-    caller's thread                                 thread `engines`, and processes
-    put_prompts_data ────prompts────▶ PromptLine ──rows, as weights admit them──▶ queue ◀──▶ rollout, reward, reference
-    get_experience_data ◀─────────────────claims──────────────────────────────── queue
-    put_experience_data ──────────────────acks─────────────────────────────────▶ queue
-    weight_sync_notify ──tensors──▶ WeightSender ──────────────────────────────▶ rollout
-                       ──version─────────────────────────────────────────────── ▶ queue: the next prompts go in
+    caller's thread                           thread `engines`, and processes
+    put_prompts_data ────prompts──▶ line ──rows, as weights admit them──▶ queue ◀──▶ rollout, reward, reference
+    get_experience_data ◀─────────claims───────────────────────────────── queue
+    put_experience_data ──────────acks──────────────────────────────────▶ queue
+    weight_sync_notify ──tensors──▶ WeightSender ───────────────────────────────────▶ rollout
+                       ──version────────────────────────────────────────▶ queue: the next prompts go in
 
 Who waits on whom: `get_experience_data` on rows that the tasks before have finished, up to `queue.timeout_s`;
 `weight_sync_notify`, with `weights.mode: synchronous` alone, on engines that install. `put_prompts_data` on nobody:

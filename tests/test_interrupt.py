@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -46,3 +48,27 @@ async def test_signals_are_left_alone_afterwards() -> None:
     with Interrupt().watching():
         pass
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_task_of_another_thread_is_cancelled_when_it_is_asked_before_it_begins_or_later(before: bool) -> None:
+    interrupt = Interrupt()
+    watching = threading.Event()
+
+    async def work() -> str:
+        with interrupt.watching():
+            watching.set()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
+            interrupt.accept()
+        return "saved"
+
+    if before:
+        interrupt.ask()
+    with ThreadPoolExecutor(1) as thread:
+        saved = thread.submit(lambda: asyncio.run(work()))
+        assert watching.wait(10)
+        interrupt.ask()
+        interrupt.ask()
+        assert saved.result(10) == "saved"
+    interrupt.ask()

@@ -230,6 +230,27 @@ def test_prompts_wait_for_the_weights_that_the_recipe_asks_for(
             engines.put_experience_data(batch)
 
 
+def test_a_streaming_loop_gets_its_step_in_parts_with_what_the_reference_says(
+    small: Callable[..., RunConfig], local: Workers
+) -> None:
+    pipeline = {"placement": "separated", "streaming": True}
+    config = small("own", pipeline=pipeline, algorithm__kl={"coefficient": 0.01}, trainer__micro_batch_tokens=48)
+    with Trainer(config).init_engines() as engines:
+        engines.put_prompts_data(engines.prompts[:2])
+        parts: list[TensorBatch] = []
+        missing = config.trainer.train_batch_size
+        while missing:
+            parts.append(engines.get_experience_data(count=missing))
+            missing -= len(parts[-1].claim.rows)
+        assert [len(part.claim.rows) for part in parts] == [4, 4]
+        for part in parts:
+            responses, reference = part.columns["response_ids"], part.columns["ref_log_probs"]
+            assert isinstance(responses, PackedTensor)
+            assert isinstance(reference, PackedTensor)
+            assert torch.equal(responses.offsets, reference.offsets)
+            engines.put_experience_data(part)
+
+
 def test_rows_that_are_not_put_come_again(small: Callable[..., RunConfig], local: Workers) -> None:
     with Trainer(small("own", **SEPARATED)).init_engines() as engines:
         engines.put_prompts_data(engines.prompts[:2])
