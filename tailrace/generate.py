@@ -187,7 +187,7 @@ def _expected_tokens(prompt: Prompt) -> float:
 
 async def _generate(config: GenerateConfig, inputs: Inputs, lines: "JsonLines") -> int:
     async with AsyncExitStack() as stack:
-        interrupt = stack.enter_context(Interrupt.watching())
+        interrupt = stack.enter_context(Interrupt().watching())
         requests = make_requests(config, inputs.prompts)
         engine = await _open_engine(config, inputs, stack)
         check_cache(

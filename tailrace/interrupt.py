@@ -1,9 +1,13 @@
-"""Ctrl-C: the first one asks a run to stop, the second one ends the process."""
+"""Ctrl-C: the first one asks a run to stop, the second one ends the process.
+
+Only a program's main thread gets signals. A run in another thread is asked to stop with `Interrupt.ask`.
+"""
 
 import asyncio
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
@@ -14,28 +18,43 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupt:
-    """Cancels the task that made it on the first SIGINT or SIGTERM; a second one exits at once."""
+    """Cancels the task that watches on the first SIGINT or SIGTERM; a second one exits at once."""
 
     def __init__(self) -> None:
         self.asked = False
         """Whether the run was asked to stop."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """While a task watches, its loop."""
+        self._changing = threading.Lock()
+
+    @contextmanager
+    def watching(self) -> Iterator[Self]:
+        """Watch in the block, for the current task. Only the main thread's loop handles the signals."""
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-
-    @classmethod
-    @contextmanager
-    def watching(cls) -> Iterator[Self]:
-        """Handle the signals in the block, in the running event loop."""
-        interrupt = cls()
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, interrupt._on_signal)
+        signals = SIGNALS if threading.current_thread() is threading.main_thread() else ()
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal)
+        with self._changing:
+            self._loop = loop
+            if self.asked:
+                task.cancel()
         try:
-            yield interrupt
+            yield self
         finally:
-            for number in SIGNALS:
+            with self._changing:
+                self._loop = None
+            for number in signals:
                 loop.remove_signal_handler(number)
+
+    def ask(self) -> None:
+        """Ask the run to stop, from any thread; one that has not begun stops when it does. Twice is harmless."""
+        with self._changing:
+            if not self.asked and self._loop is not None:
+                self._loop.call_soon_threadsafe(self._task.cancel)
+            self.asked = True
 
     def accept(self) -> None:
         """The cancellation has arrived: the task may wait for things again, to save them."""

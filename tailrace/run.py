@@ -49,10 +49,13 @@ class Resume:
     state: RunState
 
 
-def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) -> int:
+def train(
+    config: RunConfig, *, resume: bool, checkpoint: Path | None = None, interrupt: Interrupt | None = None
+) -> int:
     """Train, export, report; the exit code: 0, or 130 when interrupted.
 
-    `resume`: go on from `checkpoint`, by default the newest one of `config.output_dir`.
+    `resume`: go on from `checkpoint`, by default the newest one of `config.output_dir`. `interrupt`: what stops it,
+    beside signals.
 
     Raises:
         UserError: something about the input is wrong, and nothing was written; or a checkpoint, or the directory of a
@@ -75,7 +78,7 @@ def train(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) ->
         check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
         inputs = load_inputs(config)
         try:
-            return asyncio.run(_run(config, inputs, directory, store, start))
+            return asyncio.run(_run(config, inputs, directory, store, start, interrupt or Interrupt()))
         except asyncio.CancelledError:
             print("Interrupted; there was nothing new to save.")
             return INTERRUPTED
@@ -97,13 +100,18 @@ def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Pat
 
 
 async def _run(
-    config: RunConfig, inputs: Inputs, directory: RunDirectory, store: CheckpointStore, start: Resume | None
+    config: RunConfig,
+    inputs: Inputs,
+    directory: RunDirectory,
+    store: CheckpointStore,
+    start: Resume | None,
+    interrupt: Interrupt,
 ) -> int:
     if start is not None:
         check_prompts(start.state, inputs.prompts.fingerprint)
     budget = DeathBudget(config.cluster.max_deaths)
     with ExitStack() as stack:
-        interrupt = stack.enter_context(Interrupt.watching())
+        stack.enter_context(interrupt.watching())
         run = _Run(config, inputs, directory, store, interrupt, budget)
         locked = None if start is not None else stack
         while (code := await run.attempt(start, locked)) is None:

@@ -29,6 +29,7 @@ class RunDirectory:
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"
         self.queue = path / "queue"
+        self.report = path / "report.html"
         self.evidence = path / "evidence.json"
 
     def check_new(self) -> None:

@@ -41,7 +41,7 @@ from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.types import Request, Sample, WeightVersion
 from tailrace.workers.settings import RunSettings
 
-_OBSERVE_S = 1.0
+OBSERVE_S = 1.0
 """Between looks at the queue's depths."""
 
 
@@ -134,7 +134,17 @@ class Separated(Placement):
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Start all workers."""
         config = self._config
-        pools = _Workers(config, self._inputs, self._pools, self._cluster, queue, store, log, self._budget)
+        pools = Workers(
+            config,
+            self._inputs,
+            self._pools,
+            self._cluster,
+            queue,
+            store,
+            log,
+            self._budget,
+            longest_prompt=self._inputs.longest_prompt,
+        )
         stack.push_async_callback(pools.close)
         graders = await stack.enter_async_context(GraderPool(config.rewards))
         await pools.start()
@@ -143,11 +153,11 @@ class Separated(Placement):
             pools.rollout, workers=config.cluster.rollout.workers, version=lambda: learner.trained_steps
         )
         evaluation = EvaluationParts(engine=engines, pool=graders)
-        services: list[Service] = [*pools.services, QueueObserver(queue.queue, log, every_s=_OBSERVE_S)]
+        services: list[Service] = [*pools.services, QueueObserver(queue.queue, log, every_s=OBSERVE_S)]
         return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluation, log)
 
 
-class _Workers:
+class Workers:
     """The workers of one attempt at a run."""
 
     def __init__(
@@ -160,7 +170,10 @@ class _Workers:
         store: CheckpointStore,
         log: EventLog,
         budget: DeathBudget,
+        *,
+        longest_prompt: int,
     ) -> None:
+        """`pools`: of the kinds that are started. `longest_prompt`: tokens of the longest that engines will see."""
         assert queue.address is not None
         assert isinstance(queue.queue, RemoteQueue)
         self._config = config
@@ -174,7 +187,7 @@ class _Workers:
             queue=queue.address,
             origin=log.origin,
             prompts=inputs.prompts.fingerprint,
-            longest_prompt=inputs.longest_prompt,
+            longest_prompt=longest_prompt,
             checkpoints=str(store.directory.resolve()),
         )
         self._configs = pools
@@ -195,13 +208,17 @@ class _Workers:
         """All of them."""
         return list(self._pools.values())
 
-    async def start(self) -> None:
-        """Start all workers: those of rollout last, since they are told where weights come from."""
+    async def start(self, weights: WeightsAddress | None = None) -> None:
+        """Start all workers: those of rollout last, since they are told where weights come from.
+
+        `weights`: that; by default from the trainer among them.
+        """
         async with asyncio.TaskGroup() as starting:
             for kind in self._configs.keys() - {"rollout"}:
                 self._pools[kind] = self._pool(kind, self._settings)
                 starting.create_task(self._pools[kind].start())
-        weights: WeightsAddress = await self.trainer.call(0, "weights_address")
+        if weights is None:
+            weights = await self.trainer.call(0, "weights_address")
         settings = msgspec.structs.replace(self._settings, weights=weights)
         self._pools["rollout"] = self._pool("rollout", settings)
         await self.rollout.start()

@@ -149,6 +149,11 @@ class Cluster(ABC):
     ) -> None:
         await self.close()
 
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """IP address of the driver's machine, as workers reach it."""
+
     @abstractmethod
     async def start(self, spec: WorkerSpec) -> WorkerHandle:
         """A worker that is open. Cancelling this kills it.

@@ -145,6 +145,10 @@ class LocalCluster(Cluster):
         self.handles: list[LocalHandle] = []
         """Of all workers that were started."""
 
+    @property
+    def address(self) -> str:
+        return "127.0.0.1"
+
     async def start(self, spec: WorkerSpec) -> LocalHandle:
         handle = LocalHandle(spec)
         self.handles.append(handle)

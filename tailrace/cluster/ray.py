@@ -254,6 +254,11 @@ class RayCluster(Cluster):
             raise
         return self
 
+    @property
+    def address(self) -> str:
+        address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+        return address
+
     async def start(self, spec: WorkerSpec) -> RayHandle:
         handle = RayHandle(spec, self._config)
         self._handles.append(handle)

@@ -17,29 +17,29 @@ from tailrace.errors import ConfigError, nearest, one_line
 Schema = TypeVar("Schema", bound=BaseModel)
 
 
-def load_config(recipe: Path, overrides: Sequence[str] = ()) -> RunConfig:
+def load_config(recipe: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
     """The configuration of a training run; see `load_as`."""
     return load_as(RunConfig, recipe, overrides)
 
 
-def load_as(schema: type[Schema], recipe: Path | None, overrides: Sequence[str] = ()) -> Schema:
+def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> Schema:
     """Read a YAML recipe, apply `key=value` overrides and OmegaConf interpolations, and validate the whole.
 
-    Without a recipe there are the overrides alone.
+    `recipe`: the file, or what one holds. Without a recipe there are the overrides alone.
 
     Raises:
         ConfigError: the file is missing or no YAML mapping, an override is malformed, a key is unknown (the message
             names the nearest valid one), or a value is not valid.
     """
-    merged = OmegaConf.create() if recipe is None else _read_recipe(recipe)
+    source = _named(recipe)
+    merged = _read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {})
     if foreign := sorted((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(merged)):
         raise ConfigError(
-            f"{recipe} is a training recipe, with {', '.join(map(str, foreign))}; "
+            f"{source} is a training recipe, with {', '.join(map(str, foreign))}; "
             f"this command takes {', '.join(sorted(schema.model_fields))}"
         )
     for override in sorted(overrides, key=_chooses_no_type):
         merged = _apply(merged, override)
-    source = "command line" if recipe is None else str(recipe)
     try:
         values = OmegaConf.to_container(merged, resolve=True)
     except OmegaConfBaseException as error:
@@ -88,6 +88,19 @@ def parse_as(schema: type[Schema], values: Mapping[str, Any], *, source: str) ->
         problems = error.errors()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise ConfigError(f"{source}: {_explain(schema, problems[0])}{more}") from None
+
+
+def _named(recipe: Path | Mapping[str, Any] | None) -> str:
+    if recipe is None:
+        return "command line"
+    return str(recipe) if isinstance(recipe, Path) else "recipe"
+
+
+def _plain(recipe: Mapping[str, Any]) -> DictConfig:
+    try:
+        return OmegaConf.create(dict(recipe))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"the recipe cannot be read: {_first_line(error)}") from None
 
 
 def _read_recipe(recipe: Path) -> DictConfig:

@@ -89,19 +89,24 @@ class PromptFeeder:
 
     def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
         prompt = self._prompts[self._order[position]]
-        return [
-            NewRow(
-                group_id=position,
-                group_size=self._group_size,
-                order=position * self._group_size + sample,
-                not_before=not_before,
-                cells={
-                    "prompt_ids": prompt.prompt_ids.astype(np.int64, copy=False),
-                    "prompt": prompt.text,
-                    "answer": prompt.answer,
-                    "metadata": prompt.metadata,
-                    "seed": sample_seed(self._seed, position, sample),
-                },
-            )
-            for sample in range(self._group_size)
-        ]
+        return group_rows(prompt, position, group_size=self._group_size, seed=self._seed, not_before=not_before)
+
+
+def group_rows(prompt: Prompt, position: int, *, group_size: int, seed: int, not_before: WeightVersion) -> list[NewRow]:
+    """The rows of the prompt at `position` of the run. `seed`: of the run."""
+    return [
+        NewRow(
+            group_id=position,
+            group_size=group_size,
+            order=position * group_size + sample,
+            not_before=not_before,
+            cells={
+                "prompt_ids": prompt.prompt_ids.astype(np.int64, copy=False),
+                "prompt": prompt.text,
+                "answer": prompt.answer,
+                "metadata": prompt.metadata,
+                "seed": sample_seed(seed, position, sample),
+            },
+        )
+        for sample in range(group_size)
+    ]

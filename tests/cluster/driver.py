@@ -16,7 +16,7 @@ from tests.cluster.conftest import CONFIG, POOL, servant
 
 async def main(end: str) -> None:
     async with make_cluster(CONFIG, {"rollout": POOL}) as cluster:
-        with Interrupt.watching() as interrupt:
+        with Interrupt().watching() as interrupt:
             handle = await cluster.start(servant())
             print(json.dumps([handle.pid, await handle.call("start_child")]), flush=True)
             try:

@@ -1,9 +1,9 @@
-"""The calls of AsyncFlow's user-level interface (section 5.1), over a queue in processes of its own.
+"""The data calls of AsyncFlow's user-level interface (section 5.1), over a queue in processes of its own.
 
     put_prompts_data ──▶ rows ──get_experience_data──▶ TensorBatch ── a model ──put_experience_data──▶ output columns
-                                        └──────── weight_sync_notify: the rows for newer weights may go in
 
-Names of the paper over the queue's contract: a put, a claim, an ack, an advance. Columns are tensors, see `tensors`.
+Names of the paper over the queue's contract: a put, a claim, an ack. Columns are tensors, see `tensors`. The other
+calls of the interface start engines and give them weights: `tailrace.Trainer.init_engines`.
 """
 
 import hashlib
@@ -38,7 +38,8 @@ class Experience:
             with queue.held(batch.claim):
                 experience.put_experience_data(batch, {"reward": score(batch.columns)})
 
-    Everything else (giving a batch back, counts, closing) is said to the queue itself, with `TensorBatch.claim`.
+    Everything else (giving a batch back, new weights, counts, closing) is said to the queue itself, with
+    `TensorBatch.claim`.
     """
 
     def __init__(self, queue: SyncQueue, *, first_group: int = 0) -> None:
@@ -49,15 +50,6 @@ class Experience:
         self._next_group = first_group
         self._doubtful: tuple[int, bytes] | None = None
         """Of rows whose put was not answered, and which are in the queue or not: the group after them, and a digest."""
-
-    def init_engines(self) -> None:
-        """Start the engines that train and generate. The name is kept for a runtime that places engines; there is none
-        yet, and the queue starts nothing.
-
-        Raises:
-            QueueError: always; it names what to do instead.
-        """
-        raise QueueError("engines are started by the run that trains with them: `tailrace train RECIPE`")
 
     def put_prompts_data(
         self,
@@ -149,10 +141,6 @@ class Experience:
             ColumnError, LeaseError, StaleRowError: see `TransferQueue.ack`.
         """
         self._queue.ack(batch.claim, make_outputs(batch.claim, outputs, self._queue.columns))
-
-    def weight_sync_notify(self, version: WeightVersion) -> None:
-        """Weights of `version` are there: rows that were put for it may go in, see `TransferQueue.advance`."""
-        self._queue.advance(version)
 
 
 def _digest(rows: Sequence[NewRow]) -> bytes:
