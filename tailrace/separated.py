@@ -28,7 +28,7 @@ from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
-from tailrace.errors import WorkerDied
+from tailrace.errors import WorkerDied, first_error
 from tailrace.events import EventLog
 from tailrace.learner import Learner
 from tailrace.pipeline import Pipeline, Service
@@ -197,10 +197,13 @@ class _Workers:
 
     async def start(self) -> None:
         """Start all workers: those of rollout last, since they are told where weights come from."""
-        async with asyncio.TaskGroup() as starting:
-            for kind in self._configs.keys() - {"rollout"}:
-                self._pools[kind] = self._pool(kind, self._settings)
-                starting.create_task(self._pools[kind].start())
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for kind in self._configs.keys() - {"rollout"}:
+                    self._pools[kind] = self._pool(kind, self._settings)
+                    starting.create_task(self._pools[kind].start())
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
         weights: WeightsAddress = await self.trainer.call(0, "weights_address")
         settings = msgspec.structs.replace(self._settings, weights=weights)
         self._pools["rollout"] = self._pool("rollout", settings)

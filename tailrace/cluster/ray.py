@@ -193,10 +193,9 @@ class RayHandle(WorkerHandle):
         try:
             await asyncio.wait([answer])
         except asyncio.CancelledError:
+            answer.add_done_callback(_known)  # the cancellation
             ray.cancel(ref)
             await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
-            if answer.done():
-                answer.exception()  # it is known: the cancellation
             raise
         try:
             value, error = answer.result()
@@ -347,6 +346,12 @@ def _check_reachable(address: str) -> None:
 
 async def _result(ref: Any) -> Any:
     return await ref
+
+
+def _known(answer: Future[Any]) -> None:
+    """Nobody wants to hear of it."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def _next(stream: Any) -> Any:
