@@ -4,6 +4,7 @@ CONFIG is a recipe as JSON. At FAULTS seeded moments, each an event that the dri
 killed or stopped. `trained.jsonl` in the run's directory gets a line for each step that the trainer has made.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -16,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tailrace.cluster.base import WorkerContext, WorkerSpec
+from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.load import parse_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventLog
@@ -49,15 +51,19 @@ def recording(settings: bytes, context: WorkerContext) -> TrainerHost:
 class Faults:
     """What goes wrong with which process at which event."""
 
-    def __init__(self, seed: int, count: int, *, victims: Sequence[str], stops: bool) -> None:
+    def __init__(self, seed: int, count: int, *, local: Sequence[LocalCluster] | None = None) -> None:
+        """`local`: the clusters that were made, where workers are in this process; such are never stopped."""
         choose = random.Random(seed)
+        victims = (*WORKERS, *QUEUE)
         self.plan = {moment: choose.choice(victims) for moment in choose.sample(range(5, _EVENTS), count)}
-        self._stops = {moment for moment in self.plan if stops and choose.random() < 0.3}
+        self._stops = {moment for moment in self.plan if choose.random() < 0.3}
+        self._local = local
         self.done: list[str] = []
         """What was done, for people."""
         self.workers: dict[str, int] = {}
         self.queues: list[QueueProcesses] = []
         self._events = 0
+        self._killing: list[asyncio.Task[None]] = []
 
     def hear(self, event: Event) -> None:
         """Note a new process, and do what is due."""
@@ -68,11 +74,22 @@ class Faults:
             self._harm(victim, signal.SIGSTOP if self._events in self._stops and victim in WORKERS else signal.SIGKILL)
 
     def _harm(self, victim: str, how: signal.Signals) -> None:
+        if victim in WORKERS and self._local is not None:
+            handle = next((one for one in self._local[-1].handles[::-1] if one.name == victim), None)
+            if handle is not None:
+                self.done.append(f"{self._events}: kill {victim}")
+                self._killing.append(asyncio.get_running_loop().create_task(_kill(handle)))
+            return
         pid = (self.workers | self.queues[-1].pids).get(victim, 0)
         if pid:
             self.done.append(f"{self._events}: {how.name} {victim}")
             with suppress(ProcessLookupError):  # it has just died
                 os.kill(pid, how)
+
+
+async def _kill(handle: LocalHandle) -> None:
+    await handle.kill()
+    await handle.free()
 
 
 def run(config: RunConfig, faults: Faults, *, resume: bool = False) -> int:
@@ -108,7 +125,7 @@ def rows_of_steps(directory: Path) -> dict[int, list[int]]:
 
 def main() -> int:
     config, seed, count = sys.argv[1:]
-    faults = Faults(int(seed), int(count), victims=(*WORKERS, *QUEUE), stops=True)
+    faults = Faults(int(seed), int(count))
     try:
         return run(parse_config(json.loads(config), source="test"), faults)
     finally:

@@ -120,8 +120,10 @@ class Pool:
         handle = await self._alive(index)
         try:
             return await handle.call(method, *args)
-        except WorkerDied:
-            self._dead.add(handle)  # who calls again waits for its replacement
+        except WorkerDied as death:
+            if self._handles[index] is handle and handle not in self._dead:
+                self._dead.add(handle)  # who calls again waits for its replacement
+                self._tell_of(death)  # this error may end the run before `run` hears of it
             raise
 
     async def close(self) -> None:
@@ -179,7 +181,8 @@ class Pool:
         """Give back what it had, so that another can start."""
         handle, self._handles[index] = self._handles[index], None
         if handle is not None:  # else it had not opened, and was told of
-            self._tell_of(death)
+            if handle not in self._dead:
+                self._tell_of(death)
             self._dead.discard(handle)
             await handle.kill()
             await self._on_death(handle)
