@@ -294,3 +294,5 @@ def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
     assert done.returncode == 0, done.stderr
     trained = [event.step for event in steps_of(run)]
     assert trained == list(range(30))
+    saved = [event.info["path"] for event in of(run, "checkpoint")]
+    assert [event.info["resumed_from"] for event in of(run, "run")] == [None, saved[0]]

@@ -127,8 +127,11 @@ class Pool:
             raise
 
     async def close(self) -> None:
-        """Close every worker, side by side. Twice is harmless."""
-        await _together(*(handle.close() for handle in self.handles))
+        """Close every worker, side by side, and pass on what they still have to tell. Twice is harmless."""
+        await _together(*(self._close(handle) for handle in self.handles))
+
+    async def _close(self, handle: WorkerHandle) -> None:
+        self._tell(handle.name, Report(events=await handle.close()))
 
     async def _alive(self, index: int) -> WorkerHandle:
         try:
