@@ -114,8 +114,9 @@ async def _run(
         stack.enter_context(interrupt.watching())
         run = _Run(config, inputs, directory, store, interrupt, budget)
         locked = None if start is not None else stack
-        while (code := await run.attempt(start, locked)) is None:
-            start, locked = run.newest(), None
+        code = await run.attempt(start, locked)
+        while code is None:
+            code = await run.attempt(run.newest(), None, again=True)
     if code == 0:
         report = write_report(directory.path)
         write_trace(directory.path)
@@ -134,10 +135,11 @@ class _Run:
     interrupt: Interrupt
     budget: DeathBudget
 
-    async def attempt(self, start: Resume | None, lock: ExitStack | None) -> int | None:
+    async def attempt(self, start: Resume | None, lock: ExitStack | None, *, again: bool = False) -> int | None:
         """Train to the end; the exit code, or None where the trainer died and another attempt is to be made.
 
-        `lock`: holds the run's directory from here on, where it is a new one.
+        `lock`: holds the run's directory from here on, where it is a new one. `again`: workers have been able to start
+        before, so that one that dies while it starts is no sign that it never can.
         """
         async with AsyncExitStack() as stack:
             placement = self._placement()
@@ -145,13 +147,20 @@ class _Run:
             if lock is not None:
                 lock.enter_context(self.directory.locked())
                 self.directory.check_new()  # again: another process may have been faster
-            pipeline = await self._connect(placement, start, stack)
+            begun = again
             try:
+                pipeline = await self._connect(placement, start, stack)
+                begun = True
                 if not await _train(pipeline, self.directory, self.interrupt):
                     print(f"Interrupted and saved. Go on with: tailrace train {self.directory.config} --resume")
                     return INTERRUPTED
                 await pipeline.learner.export(self.directory.model)
             except WorkerDied as death:
+                if not begun:
+                    raise
+                if self.interrupt.asked:
+                    print(f"{death}; since the last checkpoint, nothing could be saved.", file=sys.stderr)
+                    return INTERRUPTED
                 self._go_on_after(death)
                 return None
         return 0

@@ -28,7 +28,7 @@ from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
-from tailrace.errors import WorkerDied
+from tailrace.errors import WorkerDied, first_error
 from tailrace.events import EventLog
 from tailrace.learner import Learner
 from tailrace.pipeline import Pipeline, Service
@@ -213,10 +213,13 @@ class Workers:
 
         `weights`: that; by default from the trainer among them.
         """
-        async with asyncio.TaskGroup() as starting:
-            for kind in self._configs.keys() - {"rollout"}:
-                self._pools[kind] = self._pool(kind, self._settings)
-                starting.create_task(self._pools[kind].start())
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for kind in self._configs.keys() - {"rollout"}:
+                    self._pools[kind] = self._pool(kind, self._settings)
+                    starting.create_task(self._pools[kind].start())
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
         if weights is None:
             weights = await self.trainer.call(0, "weights_address")
         settings = msgspec.structs.replace(self._settings, weights=weights)

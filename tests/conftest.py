@@ -37,6 +37,19 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 @pytest.fixture(scope="session")
+def connected_to_ray() -> Iterator[None]:
+    """Runs of this process share one Ray."""
+    from tailrace.cluster.ray import RayConnection
+
+    connection = RayConnection(None)
+    try:
+        connection.open()
+        yield
+    finally:
+        connection.close()
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> TinyModel:
     """`tiny_model("llama")` writes a random Llama once and returns its directory."""
     from tailrace.conformance.tiny import write_tiny_model

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from tailrace.cluster.local import LocalCluster
-from tailrace.cluster.ray import RayConnection
+from tailrace.cluster.base import WorkerSpec
+from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
-from tailrace.errors import ClusterError, ConfigError
+from tailrace.errors import ClusterError, ConfigError, ModelError, WorkerDied
 from tailrace.events import Event, EventLog, read_events
 from tailrace.run import train
 from tests.conftest import TinyModel
@@ -48,17 +48,6 @@ def local(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
 
     monkeypatch.setattr("tailrace.separated.make_cluster", make_cluster)
     return made
-
-
-@pytest.fixture(scope="session")
-def connected_to_ray() -> Iterator[None]:
-    """Runs of this process share one Ray."""
-    connection = RayConnection(None)
-    try:
-        connection.open()
-        yield
-    finally:
-        connection.close()
 
 
 def at_events(monkeypatch: pytest.MonkeyPatch, deeds: dict[str, Callable[[dict[str, int]], None]]) -> None:
@@ -181,6 +170,51 @@ def test_a_run_whose_worker_cannot_start_is_none(
     assert not (run / "events.jsonl").exists()
 
 
+def test_a_worker_that_cannot_start_beside_others_ends_the_run_with_its_own_error(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ModelError("the weights are broken")
+
+    monkeypatch.setattr("tailrace.workers.trainer.make_run_trainer", fail)
+    with pytest.raises(ModelError, match="the weights are broken"):
+        train(small_run(tmp_path / "run", tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False)
+
+
+def test_a_worker_that_dies_while_the_run_begins_again_is_one_more_death(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    start, names = LocalCluster.start, list[str]()
+
+    async def dies_the_second_time(cluster: LocalCluster, spec: WorkerSpec) -> LocalHandle:
+        names.append(spec.name)
+        if spec.name == "trainer" and names.count("trainer") == 2:
+            raise WorkerDied("trainer", 7, "SIGKILL")
+        return await start(cluster, spec)
+
+    monkeypatch.setattr(LocalCluster, "start", dies_the_second_time)
+    at_events(monkeypatch, {"sample 1": lambda _: kill_local(local[-1], "trainer")})
+    assert train(small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False) == 0
+    assert names.count("trainer") == 3
+    assert [event.info["how"] for event in of(run, "worker_died")] == ["killed", "SIGKILL"]
+    assert [event.step for event in steps_of(run)] == [0, 0, 1, 2, 3]
+
+
+def test_ctrl_c_ends_a_run_whose_trainer_has_died(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    def both(_: dict[str, int]) -> None:
+        kill_local(local[-1], "trainer")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    at_events(monkeypatch, {"sample 1": both})
+    assert train(small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False) == 130
+    assert len(local) == 1
+
+
 def test_pools_that_no_machine_can_hold_are_refused_before_anything_is_written(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None
 ) -> None:
@@ -260,3 +294,5 @@ def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
     assert done.returncode == 0, done.stderr
     trained = [event.step for event in steps_of(run)]
     assert trained == list(range(30))
+    saved = [event.info["path"] for event in of(run, "checkpoint")]
+    assert [event.info["resumed_from"] for event in of(run, "run")] == [None, saved[0]]

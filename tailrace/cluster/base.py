@@ -125,8 +125,11 @@ class WorkerHandle(ABC):
         """
 
     @abstractmethod
-    async def close(self) -> None:
-        """Let it close and end; kill it after CLOSE_LIMIT_S. Never raises for a worker that died; twice is harmless."""
+    async def close(self) -> tuple[Event, ...]:
+        """Let it close and end; kill it after CLOSE_LIMIT_S. Never raises for a worker that died; twice is harmless.
+
+        Returns the events that it has emitted since nobody has read its reports any more.
+        """
 
     @abstractmethod
     async def kill(self) -> None:

@@ -24,6 +24,7 @@ from tailrace.cluster.base import (
 )
 from tailrace.config.cluster import ClusterConfig
 from tailrace.errors import TailraceError, WorkerDied
+from tailrace.events import Event
 
 Result = TypeVar("Result")
 
@@ -110,7 +111,7 @@ class LocalHandle(WorkerHandle):
     def _obituary(self) -> WorkerDied:
         return WorkerDied(self.name, self.pid, self._died or "closed")
 
-    async def close(self) -> None:
+    async def close(self) -> tuple[Event, ...]:
         if self._died is None:
             await self._end("closed")
             try:
@@ -118,6 +119,8 @@ class LocalHandle(WorkerHandle):
                     await self.free()
             except TimeoutError:
                 pass  # a process would be killed now
+        await asyncio.sleep(0)  # what it emitted as its last
+        return self._outbox.take()
 
     async def kill(self) -> None:
         await self._end("killed")

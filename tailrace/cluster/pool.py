@@ -79,6 +79,8 @@ class Pool:
         self._handles: list[WorkerHandle | None] = [None] * len(specs)
         self._changed = asyncio.Event()
         """Set and replaced whenever a handle, or the failure, changes."""
+        self._dead: set[WorkerHandle] = set()
+        """Of which a call has said so, before `run` has heard of it."""
         self._failure: TailraceError | None = None
 
     @property
@@ -115,16 +117,26 @@ class Pool:
             ClusterError: there is no worker, and no replacement came in time.
             TailraceError: as WorkerHandle.call.
         """
-        return await (await self._alive(index)).call(method, *args)
+        handle = await self._alive(index)
+        try:
+            return await handle.call(method, *args)
+        except WorkerDied as death:
+            if self._handles[index] is handle and handle not in self._dead:
+                self._dead.add(handle)  # who calls again waits for its replacement
+                self._tell_of(death)  # this error may end the run before `run` hears of it
+            raise
 
     async def close(self) -> None:
-        """Close every worker, side by side. Twice is harmless."""
-        await _together(*(handle.close() for handle in self.handles))
+        """Close every worker, side by side, and pass on what they still have to tell. Twice is harmless."""
+        await _together(*(self._close(handle) for handle in self.handles))
+
+    async def _close(self, handle: WorkerHandle) -> None:
+        self._tell(handle.name, Report(events=await handle.close()))
 
     async def _alive(self, index: int) -> WorkerHandle:
         try:
             async with asyncio.timeout(self._limit_s):
-                while (handle := self._handles[index]) is None:
+                while (handle := self._handles[index]) is None or handle in self._dead:
                     if self._failure is not None:
                         raise self._failure
                     await self._changed.wait()
@@ -135,7 +147,11 @@ class Pool:
 
     async def _start(self, index: int) -> None:
         began = self._log.now()
-        handle = await self._cluster.start(self._specs[index])
+        try:
+            handle = await self._cluster.start(self._specs[index])
+        except WorkerDied as death:
+            self._tell_of(death)
+            raise
         self._handles[index] = handle
         self._tell_change()
         info = dict(handle.facts)
@@ -167,15 +183,20 @@ class Pool:
     async def _bury(self, index: int, death: WorkerDied) -> None:
         """Give back what it had, so that another can start."""
         handle, self._handles[index] = self._handles[index], None
-        now = self._log.now()
-        info = {"pid": death.pid, "how": death.how}
-        self._log.emit(Event(task="worker_died", actor=death.worker, start=now, end=now, info=info))
-        if handle is not None:
+        if handle is not None:  # else it had not opened, and was told of
+            if handle not in self._dead:
+                self._tell_of(death)
+            self._dead.discard(handle)
             await handle.kill()
             await self._on_death(handle)
         if self._budget is None:
             raise death
         self._budget.spend(death)
+
+    def _tell_of(self, death: WorkerDied) -> None:
+        now = self._log.now()
+        info = {"pid": death.pid, "how": death.how}
+        self._log.emit(Event(task="worker_died", actor=death.worker, start=now, end=now, info=info))
 
     def _tell_change(self) -> None:
         self._changed.set()

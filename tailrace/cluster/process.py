@@ -157,7 +157,7 @@ class WorkerProcess:
         id = next(self._ids)
         return await self._ask(id, Call(id, method, args))
 
-    async def close(self) -> None:
+    async def close(self) -> tuple[Event, ...]:
         """As WorkerHandle.close."""
         self._how = self._how or "it was closed"
         with suppress(TimeoutError, WorkerDied):
@@ -165,6 +165,7 @@ class WorkerProcess:
                 await self._ask(CLOSE, Close())
                 await asyncio.wait([self._life])
         await self.kill()
+        return self._report().events
 
     async def kill(self, how: str = "killed") -> None:
         """As WorkerHandle.kill, with the reason."""

@@ -34,6 +34,7 @@ from tailrace.cluster.undertaker import start as start_undertaker
 from tailrace.cluster.wire import unpack_error
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ConfigError, TailraceError, WorkerDied, one_line
+from tailrace.events import Event
 
 Result = TypeVar("Result")
 
@@ -97,13 +98,12 @@ class Keeper:
             return b"", pickle.dumps(error)
 
     async def close(self) -> tuple[bytes, bytes]:
-        """Close the worker."""
+        """Close the worker; its last events."""
         try:
-            if self._worker is not None:
-                await self._worker.close()
+            events = () if self._worker is None else await self._worker.close()
         except TailraceError as error:
             return b"", pickle.dumps(error)
-        return b"", b""
+        return pickle.dumps(events), b""
 
     async def kill(self) -> tuple[bytes, bytes]:
         """Kill the worker."""
@@ -193,10 +193,9 @@ class RayHandle(WorkerHandle):
         try:
             await asyncio.wait([answer])
         except asyncio.CancelledError:
+            answer.add_done_callback(_known)  # the cancellation
             ray.cancel(ref)
             await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
-            if answer.done():
-                answer.exception()  # it is known: the cancellation
             raise
         try:
             value, error = answer.result()
@@ -209,23 +208,25 @@ class RayHandle(WorkerHandle):
     def _obituary(self, error: RayError | None) -> WorkerDied:
         return WorkerDied(self.name, self.pid, self._ended or f"its keeper on Ray died: {_told(error)}")
 
-    async def close(self) -> None:
-        await self._end("it was closed", self._keeper.close, CLOSE_LIMIT_S + _KILL_LIMIT_S)
+    async def close(self) -> tuple[Event, ...]:
+        answer = await self._end("it was closed", self._keeper.close, CLOSE_LIMIT_S + _KILL_LIMIT_S)
+        return pickle.loads(answer) if answer else ()
 
     async def kill(self) -> None:
         await self._end("killed", self._keeper.kill, _KILL_LIMIT_S)
 
-    async def _end(self, how: str, method: Any, limit_s: float) -> None:
-        """Let the keeper end its worker, then end the keeper."""
+    async def _end(self, how: str, method: Any, limit_s: float) -> bytes:
+        """Let the keeper end its worker, then end the keeper; what it answers, if it can."""
         if self._ended:
-            return
+            return b""
         self._ended = how
         try:
             with suppress(TimeoutError, WorkerDied):
                 async with asyncio.timeout(limit_s if self._has_place else 0.0):  # without one it has no worker
-                    await self._answer(method.remote())
+                    return await self._answer(method.remote())
         finally:
             ray.kill(self._keeper)
+        return b""
 
 
 class RayCluster(Cluster):
@@ -354,6 +355,12 @@ def _check_reachable(address: str) -> None:
 
 async def _result(ref: Any) -> Any:
     return await ref
+
+
+def _known(answer: Future[Any]) -> None:
+    """Nobody wants to hear of it."""
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def _next(stream: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Most of a local Ray ends with its driver, but some of its helpers linger for a minute. This waits until the driver hangs
 up its standard input. If it has not said before that all is well, every process that has MARK in its environment is
-killed, and the directory removed.
+killed, and so is every process that writes below DIRECTORY, which is removed.
 """
 
 import os
@@ -32,17 +32,23 @@ def main() -> None:
     mark, directory = sys.argv[1:]
     if sys.stdin.buffer.read(1):
         return
-    while marked := [process for process in psutil.process_iter() if _has(process, mark)]:
+    while marked := [process for process in psutil.process_iter() if _is_of(process, mark, directory)]:
         for process in marked:
             process.kill()
         psutil.wait_procs(marked, timeout=1.0)
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _has(process: psutil.Process, mark: str) -> bool:
+def _is_of(process: psutil.Process, mark: str, directory: str) -> bool:
+    """Whether it has the mark, or writes a log below `directory`: agents of Ray change their title, and in doing so
+    overwrite what the kernel shows of their environment, more or less of it.
+    """
     try:
-        alive = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
-        return bool(alive and process.environ().get(_MARK) == mark)
+        if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        if process.environ().get(_MARK) == mark:
+            return True
+        return any(file.path.startswith(f"{directory}/") for file in process.open_files())
     except psutil.Error:  # it has ended, or is another user's
         return False
 

@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tailrace.errors import UserError
 from tailrace.events import Event, read_events
 
@@ -120,12 +122,17 @@ def drop_superseded(events: Iterable[Event]) -> list[Event]:
     """Leave out what was lost when a run was resumed.
 
     A `run` event begins an attempt. The run's clock goes on where the attempt's checkpoint was taken, so that whatever
-    earlier attempts ended after that time is not in it; only the writing of that checkpoint itself ends later.
+    earlier attempts ended after that time is not in it; only the writing of that checkpoint itself ends later. That
+    workers died stays true: it is told at the time where the attempt begins.
     """
     kept: list[Event] = []
     for event in events:
         if event.task == "run":
-            kept = [before for before in kept if before.end <= event.start or _wrote(before, event)]
+            kept = [
+                _no_later(before, event.start)
+                for before in kept
+                if before.end <= event.start or before.task == "worker_died" or _wrote(before, event)
+            ]
         kept.append(event)
     return kept
 
@@ -165,6 +172,11 @@ def step_of(event: Event) -> int:
 def median_seconds(events: Sequence[Event]) -> float:
     """Median length of some spans; 0 for none."""
     return statistics.median([event.end - event.start for event in events]) if events else 0.0
+
+
+def _no_later(event: Event, time: float) -> Event:
+    late = event.task == "worker_died" and event.end > time
+    return msgspec.structs.replace(event, start=time, end=time) if late else event
 
 
 def _wrote(event: Event, attempt: Event) -> bool:

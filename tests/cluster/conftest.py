@@ -1,12 +1,12 @@
 """One Ray for all tests of this directory."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 
 from tailrace.cluster.base import Cluster, WorkerSpec
 from tailrace.cluster.local import LocalCluster
-from tailrace.cluster.ray import RayCluster, RayConnection
+from tailrace.cluster.ray import RayCluster
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 
 POOL = PoolConfig(cpus=0.0)
@@ -14,14 +14,8 @@ CONFIG = ClusterConfig(start_limit_s=60.0, heartbeat_limit_s=20.0)
 
 
 @pytest.fixture(scope="session")
-def ray_connection() -> Iterator[None]:
+def ray_connection(connected_to_ray: None) -> None:
     """This process is connected to a Ray of its own."""
-    connection = RayConnection(None)
-    try:
-        connection.open()
-        yield
-    finally:
-        connection.close()
 
 
 @pytest.fixture(params=["local", "ray"])

@@ -35,16 +35,17 @@ class TwoHosts:
     environment: dict[str, str]
     processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
-    def command(self, name: str, *words: str) -> list[str]:
-        """`words` as a command in the namespace `name`."""
-        return ["ip", "netns", "exec", name, *words]
+    def command(self, name: str, *words: str, own_memory: bool = False) -> list[str]:
+        """`words` as a command in the namespace `name`; `own_memory`: with a /dev/shm of its own, as a host has."""
+        memory = ("sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh") if own_memory else ()
+        return ["ip", "netns", "exec", name, *memory, *words]
 
-    def start_ray(self, name: str, *options: str) -> None:
+    def start_ray(self, name: str, *options: str, own_memory: bool = False) -> None:
         """A Ray node in the namespace `name`, from its start until `stop`."""
         ray = str(Path(sys.executable).with_name("ray"))
         common = ("--block", "--num-cpus", "1", "--object-store-memory", str(80 * 2**20), "--disable-usage-stats")
         process = subprocess.Popen(
-            self.command(name, ray, "start", *common, *options),
+            self.command(name, ray, "start", *common, *options, own_memory=own_memory),
             env=os.environ | self.environment | {"PYTHONUNBUFFERED": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -97,6 +97,19 @@ async def test_a_dead_worker_is_replaced_after_its_work_was_given_back(log: Log)
     assert (died.actor, died.info) == ("rollout-0", {"pid": dead.pid, "how": "killed"})
 
 
+async def test_who_was_told_of_a_death_and_calls_again_gets_the_replacement(log: Log) -> None:
+    """Even before the pool has heard of it: one that asks again and again must not keep it from hearing."""
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1))
+        async with running(pool) as run:
+            await pool.handles[0].kill()
+            with pytest.raises(WorkerDied):
+                await pool.call(0, "add", 1, 1)
+            assert await pool.call(0, "add", 1, 2) == 3
+            await pool.call(0, "stop")
+            await run
+
+
 async def test_a_call_waits_for_the_replacement(log: Log) -> None:
     released = asyncio.Event()
 

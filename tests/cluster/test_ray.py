@@ -137,3 +137,10 @@ async def test_an_error_of_the_driver_leaves_nothing() -> None:
         _, err = await process.communicate()
     assert err.decode().splitlines()[-1] == "tailrace.errors.ModelError: broken"
     await gone(*pids)
+
+
+async def test_a_killed_driver_leaves_nothing() -> None:
+    async with driver("wait") as process:
+        pids = await started(process)
+        process.kill()
+        await gone(*pids)

@@ -53,6 +53,13 @@ def test_work_that_was_going_on_while_the_checkpoint_was_taken_is_dropped() -> N
     assert drop_superseded([late, again]) == [again]
 
 
+def test_a_death_after_the_checkpoint_counts_at_the_time_where_the_run_goes_on() -> None:
+    died = Event(task="worker_died", actor="trainer", start=3.0, end=3.0, info={"how": "SIGKILL"})
+    again = Event(task="run", actor="driver", start=2.0, end=2.0, info={"resumed_from": "checkpoints/1"})
+    kept, _ = drop_superseded([died, again])
+    assert (kept.task, kept.start, kept.end, kept.info) == ("worker_died", 2.0, 2.0, died.info)
+
+
 def test_no_two_attempts_overlap_in_time() -> None:
     kept = drop_superseded(resumed_run())
     resumed = next(event for event in kept if event.info.get("resumed_from"))

@@ -1,0 +1,136 @@
+"""A separated run that loses processes at random moments: `python -m tests.faulty_run CONFIG SEED FAULTS`.
+
+CONFIG is a recipe as JSON. At FAULTS seeded moments, each an event that the driver hears, a process of the run is
+killed or stopped. `trained.jsonl` in the run's directory gets a line for each step that the trainer has made.
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tailrace.cluster.base import WorkerContext, WorkerSpec
+from tailrace.cluster.local import LocalCluster, LocalHandle
+from tailrace.config.load import parse_config
+from tailrace.config.run import RunConfig
+from tailrace.events import Event, EventLog
+from tailrace.metrics import step_metrics
+from tailrace.run import train
+from tailrace.trainer.actor import StepResult
+from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.workers.trainer import TrainerHost
+from tailrace.workers.trainer import make as make_trainer
+
+QUEUE = ("controller", "unit-0", "unit-1")
+WORKERS = ("rollout-0", "rollout-1", "reward-0", "reference-0", "trainer")
+_EVENTS = 150
+"""That a run of a few steps makes at the least: faults come with one of these."""
+
+
+def recording(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """The trainer worker; it writes down which rows it has trained on, by `order`."""
+    worker = make_trainer(settings, context)
+    path = Path(worker.config.output_dir) / "trained.jsonl"
+
+    def recorded(result: StepResult, step: int, seconds: float) -> dict[str, float]:
+        with path.open("a") as file:
+            file.write(json.dumps([step, sorted(row.order for row in result.rows)]) + "\n")
+        return step_metrics(result, step, seconds)
+
+    patch("tailrace.learner.step_metrics", recorded).start()
+    return worker
+
+
+class Faults:
+    """What goes wrong with which process at which event."""
+
+    def __init__(self, seed: int, count: int, *, local: Sequence[LocalCluster] | None = None) -> None:
+        """`local`: the clusters that were made, where workers are in this process; such are never stopped."""
+        choose = random.Random(seed)
+        victims = (*WORKERS, *QUEUE)
+        self.plan = {moment: choose.choice(victims) for moment in choose.sample(range(5, _EVENTS), count)}
+        self._stops = {moment for moment in self.plan if choose.random() < 0.3}
+        self._local = local
+        self.done: list[str] = []
+        """What was done, for people."""
+        self.workers: dict[str, int] = {}
+        self.queues: list[QueueProcesses] = []
+        self._events = 0
+        self._killing: list[asyncio.Task[None]] = []
+
+    def hear(self, event: Event) -> None:
+        """Note a new process, and do what is due."""
+        if event.task == "worker_started":
+            self.workers[event.actor] = event.info["pid"]
+        self._events += 1
+        if victim := self.plan.pop(self._events, None):
+            self._harm(victim, signal.SIGSTOP if self._events in self._stops and victim in WORKERS else signal.SIGKILL)
+
+    def _harm(self, victim: str, how: signal.Signals) -> None:
+        if victim in WORKERS and self._local is not None:
+            handle = next((one for one in self._local[-1].handles[::-1] if one.name == victim), None)
+            if handle is not None:
+                self.done.append(f"{self._events}: kill {victim}")
+                self._killing.append(asyncio.get_running_loop().create_task(_kill(handle)))
+            return
+        pid = (self.workers | self.queues[-1].pids).get(victim, 0)
+        if pid:
+            self.done.append(f"{self._events}: {how.name} {victim}")
+            with suppress(ProcessLookupError):  # it has just died
+                os.kill(pid, how)
+
+
+async def _kill(handle: LocalHandle) -> None:
+    await handle.kill()
+    await handle.free()
+
+
+def run(config: RunConfig, faults: Faults, *, resume: bool = False) -> int:
+    """Train, with faults; the exit code."""
+
+    class Heard(EventLog):
+        def forward(self, event: Event) -> None:
+            super().forward(event)
+            faults.hear(event)
+
+    class Known(QueueProcesses):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            faults.queues.append(self)
+
+    def spec(**values: Any) -> WorkerSpec:
+        if values["name"] == "trainer":
+            values["factory"] = "tests.faulty_run:recording"
+        return WorkerSpec(**values)
+
+    with ExitStack() as stack:
+        stack.enter_context(patch("tailrace.run.EventLog", Heard))
+        stack.enter_context(patch("tailrace.run_queue.QueueProcesses", Known))
+        stack.enter_context(patch("tailrace.separated.WorkerSpec", spec))
+        return train(config, resume=resume)
+
+
+def rows_of_steps(directory: Path) -> dict[int, list[int]]:
+    """For each step the rows, by `order`, on which it was trained the last time."""
+    lines = (directory / "trained.jsonl").read_text().splitlines()
+    return dict(json.loads(line) for line in lines)
+
+
+def main() -> int:
+    config, seed, count = sys.argv[1:]
+    faults = Faults(int(seed), int(count))
+    try:
+        return run(parse_config(json.loads(config), source="test"), faults)
+    finally:
+        print("done:", *faults.done, sep="\n  ", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
