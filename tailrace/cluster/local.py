@@ -92,7 +92,10 @@ class LocalHandle(WorkerHandle):
         return await self._guarded(call_method(self._worker, method, args))
 
     async def _guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Its result, or its error as the driver sees it; WorkerDied if the worker is killed meanwhile."""
+        """Its result, or its error as the driver sees it; WorkerDied if the worker is killed before or meanwhile."""
+        if self._died is not None:
+            work.close()
+            raise self._obituary()
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
