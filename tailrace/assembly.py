@@ -41,7 +41,7 @@ from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import check_trainer, make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
-from tailrace.types import FloatArray, WeightVersion
+from tailrace.types import FloatArray, Prompt, WeightVersion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +94,6 @@ def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
             f"exceed the context of {context} tokens together; lower one of them"
         )
     return asked or room
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationParts:
-    """What answers the held-out prompts, and what grades the answers."""
-
-    engine: Generator
-    pool: GraderPool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +194,8 @@ def build_pipeline(
         log,
         prompts=inputs.prompts.fingerprint,
     )
-    evaluation = EvaluationParts(engine=parts.engine, pool=parts.pool)
-    return make_pipeline(config, inputs, queue, _services(config, inputs, parts, queue, log), learner, evaluation, log)
+    evaluator = make_evaluator(config, inputs, parts.engine, parts.pool, log)
+    return make_pipeline(config, inputs, queue, _services(config, inputs, parts, queue, log), learner, evaluator)
 
 
 def make_pipeline(
@@ -212,11 +204,9 @@ def make_pipeline(
     queue: TransferQueue,
     services: Sequence[Service],
     learner: Learner,
-    evaluation: EvaluationParts,
-    log: EventLog,
+    evaluator: Evaluator | None,
 ) -> Pipeline:
     """The main loop around services and a learner, wherever they are."""
-    prompts = inputs.prompts.held_out[: config.evaluation.max_prompts]
     return Pipeline(
         steps=config.trainer.steps,
         evaluate_every=config.evaluation.every,
@@ -225,10 +215,21 @@ def make_pipeline(
         services=services,
         feeder=_feeder(config, inputs, queue),
         learner=learner,
-        evaluator=Evaluator(evaluation.engine, evaluation.pool, prompts, config.sampling, inputs.decode, log)
-        if prompts
-        else None,
+        evaluator=evaluator,
     )
+
+
+def evaluated(config: RunConfig, inputs: Inputs) -> tuple[Prompt, ...]:
+    """The held-out prompts that evaluations answer."""
+    return inputs.prompts.held_out[: config.evaluation.max_prompts]
+
+
+def make_evaluator(
+    config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool, log: EventLog
+) -> Evaluator | None:
+    """Answers them with `engine`, and grades the answers in `pool`; None where there are none."""
+    prompts = evaluated(config, inputs)
+    return Evaluator(engine, pool, prompts, config.sampling, inputs.decode, log) if prompts else None
 
 
 def make_learner(

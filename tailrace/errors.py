@@ -33,6 +33,7 @@ Below it, the words that messages share.
 
 import difflib
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 
 class TailraceError(Exception):
@@ -128,15 +129,20 @@ class WorkerError(ClusterError):
 
 
 class WorkerDied(ClusterError):
-    """A worker's process ended, or was killed because it hung."""
+    """A worker's process ended, or was killed because it hung. Made by `of`."""
 
-    def __init__(self, worker: str, pid: int, how: str) -> None:
-        """`pid`: 0 where it had none yet; `how`: the signal, the exit code, or what it had not done in time."""
-        super().__init__(worker, pid, how)
-        self.worker, self.pid, self.how = worker, pid, how
+    worker = ""
+    pid = 0
+    """0 where it had none yet."""
+    how = ""
+    """The signal, the exit code, or what it had not done in time."""
 
-    def __str__(self) -> str:
-        return f"worker {self.worker}{f' (process {self.pid})' if self.pid else ''} died: {self.how}"
+    @classmethod
+    def of(cls, worker: str, pid: int, how: str) -> Self:
+        """The death of `worker`, see the attributes."""
+        death = cls(f"worker {worker}{f' (process {pid})' if pid else ''} died: {how}")
+        death.worker, death.pid, death.how = worker, pid, how
+        return death
 
 
 class RewardError(TailraceError, RuntimeError):

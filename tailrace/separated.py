@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import EvaluationParts, Inputs, Placement, make_pipeline
+from tailrace.assembly import Inputs, Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.checkpointing import RunState
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec
 from tailrace.cluster.factory import make_cluster
@@ -146,15 +146,16 @@ class Separated(Placement):
             longest_prompt=self._inputs.longest_prompt,
         )
         stack.push_async_callback(pools.close)
-        graders = await stack.enter_async_context(GraderPool(config.rewards))
         await pools.start()
         learner = RemoteLearner(pools.trainer)
-        engines = RemoteEngines(
-            pools.rollout, workers=config.cluster.rollout.workers, version=lambda: learner.trained_steps
-        )
-        evaluation = EvaluationParts(engine=engines, pool=graders)
+        evaluator = None
+        if evaluated(config, self._inputs):
+            graders = await stack.enter_async_context(GraderPool(config.rewards))
+            workers = config.cluster.rollout.workers
+            engines = RemoteEngines(pools.rollout, workers=workers, version=lambda: learner.trained_steps)
+            evaluator = make_evaluator(config, self._inputs, engines, graders, log)
         services: list[Service] = [*pools.services, QueueObserver(queue.queue, log, every_s=OBSERVE_S)]
-        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluation, log)
+        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator)
 
 
 class Workers:

@@ -14,7 +14,7 @@ import torch
 
 from tailrace.activity import Activity
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import EvaluationParts, Inputs, Parts, load_inputs, make_learner, make_pipeline, open_parts
+from tailrace.assembly import Inputs, Parts, load_inputs, make_learner, make_pipeline, open_parts
 from tailrace.config.run import RunConfig
 from tailrace.engine.weights import Weights
 from tailrace.events import Event, EventLog
@@ -204,8 +204,7 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
     advantage = AdvantageTask(queue, log, parts.algorithm, samples_per_step=samples)
     store = CheckpointStore(Path(config.output_dir), keep=1)
     learner = make_learner(config, queue, parts.trainer, parts.executor, source, store, log, prompts="")
-    evaluation = EvaluationParts(engine=parts.engine, pool=parts.pool)
-    pipeline = make_pipeline(config, inputs, queue, [worker, reward, advantage], learner, evaluation, log)
+    pipeline = make_pipeline(config, inputs, queue, [worker, reward, advantage], learner, None)
     with recorded() as steps:
         async with asyncio.TaskGroup() as tasks:
             updating = tasks.create_task(updater.run())

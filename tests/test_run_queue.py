@@ -59,7 +59,9 @@ def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwi
 
 async def test_a_local_queue_is_in_this_process(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        assert isinstance(await open_queue(LocalQueueConfig(), TABLE, tmp_path / "queue", stack), LocalQueue)
+        opened = await open_queue(LocalQueueConfig(), TABLE, tmp_path / "queue", stack)
+        assert isinstance(opened.queue, LocalQueue)
+        assert opened.address is None
     assert not (tmp_path / "queue").exists()
 
 
@@ -67,8 +69,9 @@ async def test_a_service_is_in_processes_of_its_own_for_as_long_as_the_run(tmp_p
     config = ServiceQueueConfig.model_validate({"units": 1, "storage": {"type": "memory"}})
     async with AsyncExitStack() as stack:
         opened = await open_queue(config, TABLE, tmp_path / "queue", stack)
-        assert isinstance(opened, RemoteQueue)
-        assert [unit.name for unit in (await opened.stats()).units] == ["unit-0"]
+        assert isinstance(opened.queue, RemoteQueue)
+        assert opened.address is not None
+        assert [unit.name for unit in (await opened.queue.stats()).units] == ["unit-0"]
 
 
 async def test_nobody_waits_for_a_service_that_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def test_a_worker_that_dies_while_the_run_begins_again_is_one_more_death(
     async def dies_the_second_time(cluster: LocalCluster, spec: WorkerSpec) -> LocalHandle:
         names.append(spec.name)
         if spec.name == "trainer" and names.count("trainer") == 2:
-            raise WorkerDied("trainer", 7, "SIGKILL")
+            raise WorkerDied.of("trainer", 7, "SIGKILL")
         return await start(cluster, spec)
 
     monkeypatch.setattr(LocalCluster, "start", dies_the_second_time)

@@ -112,7 +112,7 @@ class LocalHandle(WorkerHandle):
             raise foreign(self.name, error) from error
 
     def _obituary(self) -> WorkerDied:
-        return WorkerDied(self.name, self.pid, self._died or "closed")
+        return WorkerDied.of(self.name, self.pid, self._died or "closed")
 
     async def close(self) -> tuple[Event, ...]:
         if self._died is None:

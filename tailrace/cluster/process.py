@@ -105,7 +105,7 @@ class WorkerProcess:
         try:
             child = await _spawn(spec, directory)
         except OSError as error:
-            raise WorkerDied(spec.name, 0, f"no process could be started: {error.strerror}") from None
+            raise WorkerDied.of(spec.name, 0, f"no process could be started: {error.strerror}") from None
         worker = cls(spec.name, child)
         try:
             start = Start(
@@ -240,7 +240,7 @@ class WorkerProcess:
 
     def _obituary(self) -> WorkerDied:
         last = f"; its last output: {self._output.last}" if self._output.last else ""
-        return WorkerDied(self.name, self.pid, f"{self._how}{last}")
+        return WorkerDied.of(self.name, self.pid, f"{self._how}{last}")
 
 
 def _how(code: int) -> str:

@@ -206,7 +206,7 @@ class RayHandle(WorkerHandle):
         return cast(bytes, value)
 
     def _obituary(self, error: RayError | None) -> WorkerDied:
-        return WorkerDied(self.name, self.pid, self._ended or f"its keeper on Ray died: {_told(error)}")
+        return WorkerDied.of(self.name, self.pid, self._ended or f"its keeper on Ray died: {_told(error)}")
 
     async def close(self) -> tuple[Event, ...]:
         answer = await self._end("it was closed", self._keeper.close, CLOSE_LIMIT_S + _KILL_LIMIT_S)

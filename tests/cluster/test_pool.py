@@ -215,7 +215,7 @@ async def test_lines_are_printed_with_the_name_of_the_worker(log: Log, capsys: p
 def test_deaths_are_forgotten_after_ten_minutes() -> None:
     now = 0.0
     budget = DeathBudget(1, clock=lambda: now)
-    death = WorkerDied("rollout-0", 1, "SIGKILL")
+    death = WorkerDied.of("rollout-0", 1, "SIGKILL")
     for now in (0.0, 600.0, 1200.0):  # noqa: B007  (the clock reads it)
         budget.spend(death)
     with pytest.raises(ClusterError, match="2 workers died"):
