@@ -43,8 +43,11 @@ WARM_UP, STEPS = 2, 5
 SLOTS = (3, 2, 1)
 """Of the engine, to choose from."""
 PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
-NEAR = 0.05
-"""Halves of a step that differ by this part of training are taken as equal; what counts are the sequential turns."""
+NEAR, CLEAR = 0.08, 0.2
+"""Halves of a step that differ by this part of training are taken as equal, and as unequal at the first look. What counts
+are the sequential turns."""
+LOOKS = 3
+"""At a setting that is neither; their median is taken."""
 TRL_STEPS = 3
 """Of a turn; TRL's first has one more, of warm-up."""
 TURN_LIMIT_S = 600.0
@@ -189,7 +192,7 @@ def balance(load: Workload, core: int) -> tuple[int, int]:
         contestant = Contestant(command, BUILD / "balance.log", ALLOCATOR | {"OMP_NUM_THREADS": "1"})
         try:
             measure(contestant, load, PROMPT_TOKENS)  # warm-up
-            generation, training = measure(contestant, load, PROMPT_TOKENS)
+            generation, training = look(contestant, load, PROMPT_TOKENS)
             short = generation - training
             if abs(short) <= NEAR * training:
                 return slots, PROMPT_TOKENS
@@ -198,6 +201,15 @@ def balance(load: Workload, core: int) -> tuple[int, int]:
         finally:
             contestant.stop()
     raise RuntimeError("training takes longer than generating with one slot; raise PROMPT_TOKENS or lower SLOTS")
+
+
+def look(contestant: Contestant, load: Workload, prompt_tokens: int) -> tuple[float, float]:
+    """Seconds of both halves: of one step, or where these are nearly equal the medians of some."""
+    looks = [measure(contestant, load, prompt_tokens)]
+    while abs(looks[0][0] - looks[0][1]) <= CLEAR * looks[0][1] and len(looks) < LOOKS:
+        looks.append(measure(contestant, load, prompt_tokens))
+    generation, training = zip(*looks, strict=True)
+    return statistics.median(generation), statistics.median(training)
 
 
 def measure(contestant: Contestant, load: Workload, prompt_tokens: int) -> tuple[float, float]:
@@ -212,7 +224,7 @@ def prompt_length(contestant: Contestant, load: Workload, short: float) -> int:
     """The length at which the difference, `short` at the least one, is nought: it falls linearly."""
     tokens = 4 * PROMPT_TOKENS
     for _ in range(2):
-        generation, training = measure(contestant, load, tokens)
+        generation, training = look(contestant, load, tokens)
         difference = generation - training
         if abs(difference) <= NEAR * training:
             break
