@@ -44,8 +44,8 @@ SLOTS = (3, 2, 1)
 """Of the engine, to choose from."""
 PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
 NEAR, CLEAR = 0.08, 0.2
-"""Halves of a step that differ by this part of training are taken as equal, and as unequal at the first look. What counts
-are the sequential turns."""
+"""Halves of a step that differ by this part of training are taken as equal, and as unequal at the first look. What
+counts are the sequential turns."""
 LOOKS = 3
 """At a setting that is neither; their median is taken."""
 TRL_STEPS = 3
