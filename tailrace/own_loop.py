@@ -46,19 +46,18 @@ from tailrace.interrupt import Interrupt
 from tailrace.pipeline import Service
 from tailrace.planning.admission import oldest_version
 from tailrace.queue_observer import QueueObserver
-from tailrace.rollout.feeder import group_rows
+from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import OpenQueue, check_queue, open_queue, run_table
-from tailrace.separated import OBSERVE_S, Workers
-from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.separated import OBSERVE_S, Workers, pools_of
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.experience import Experience
 from tailrace.transfer.queue.tensors import Column, Layout, TensorBatch
-from tailrace.transfer.weights.address import LISTEN, PRIVATE
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt, WeightVersion
+from tailrace.workers.weights import make_sender
 
 _CLOSE_LIMIT_S = 120.0
 """For all processes to end; each has a shorter limit of its own."""
@@ -236,16 +235,14 @@ def _kinds(config: RunConfig, workers: Collection[str] | None) -> dict[str, Pool
             "pipeline.placement is colocated, and engines for a loop of your own are in processes of theirs; "
             "use pipeline.placement=separated"
         )
-    known = ["rollout", "reward"]
-    if make_algorithm(config.algorithm).needs_reference:
-        known.append("reference")
-    kinds = known if workers is None else list(workers)
+    known = pools_of(config)
+    kinds = list(known if workers is None else workers)
     for kind in kinds:
         if kind not in known:
             raise ConfigError(f"workers: {kind!r} is not one of {', '.join(known)}{did_you_mean(kind, known)}")
     if "rollout" not in kinds:
         raise ConfigError(f"workers: {kinds} has no 'rollout', which generates; add it")
-    return {kind: getattr(config.cluster, kind) for kind in kinds}
+    return {kind: known[kind] for kind in kinds}
 
 
 class _PromptLine:
@@ -276,13 +273,11 @@ class _PromptLine:
                     await self._put(range(position, end), oldest_version(step, self._config.pipeline.max_staleness))
                     position = end
 
-    async def put_lost(self) -> None:
-        """Put groups again that are lost with a storage unit, until the queue is closed."""
-        with suppress(QueueClosed):
-            while True:
-                with suppress(QueueTimeout):  # all is well: nothing was lost for that long
-                    for position in await self._queue.lost_groups():
-                        await self._put(range(position, position + 1), 0)
+    async def put_again(self, group_ids: Sequence[int]) -> None:
+        """Put groups whose rows were lost, each as soon as there is room; they were admitted before."""
+        with suppress(QueueTimeout):  # what has found none stays lost, and is asked for again
+            for position in group_ids:
+                await self._put(range(position, position + 1), 0)
 
     async def _put(self, positions: Iterable[int], not_before: WeightVersion) -> None:
         size, seed = self._config.algorithm.group_size, self._config.seed
@@ -391,18 +386,14 @@ class _Runtime:
         )
         with directory.begun(config):
             log = _open_log(config, directory, stack)
-            listen = LISTEN if config.cluster.address is None else (PRIVATE, f"tcp://{cluster.address}:*")
-            sender = WeightSender(
-                dtype=getattr(torch, config.wire_dtype), chunk_mib=config.weights.chunk_mib, listen=listen
-            )
-            self._sender = stack.enter_context(sender)
+            self._sender = stack.enter_context(make_sender(config, address=cluster.address))
             workers = Workers(
                 config,
                 self._inputs,
                 self._kinds,
                 cluster,
                 queue,
-                CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep),
+                directory.checkpoints,
                 log,
                 DeathBudget(config.cluster.max_deaths),
                 longest_prompt=self._longest_prompt,
@@ -419,7 +410,7 @@ class _Runtime:
                 for service in services:
                     tasks.create_task(service.run())
                 tasks.create_task(self._line.run())
-                tasks.create_task(self._line.put_lost())
+                tasks.create_task(put_lost_groups(queue, self._line.put_again))
         except BaseExceptionGroup as errors:
             self._failure = first_error(errors)
             with suppress(QueueError):  # it may have failed itself

@@ -21,15 +21,13 @@ run ahead (max_staleness) in the feeder; what the actor waits for (streaming) in
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from tailrace.checkpointing import RunState
-from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.evaluation import Evaluator
 from tailrace.learner import Learner
-from tailrace.rollout.feeder import PromptFeeder
+from tailrace.rollout.feeder import PromptFeeder, put_lost_groups
 from tailrace.transfer.queue.base import TransferQueue
 
 
@@ -69,7 +67,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             for service in self._services:
                 tasks.create_task(service.run())
-            tasks.create_task(self._put_lost_groups())
+            tasks.create_task(put_lost_groups(self._queue, self._feeder.put_again))
             tasks.create_task(self._feeder.run(self._steps))
             while (version := self.learner.trained_steps) < self._steps:
                 await self._evaluate_if(version, version % self._evaluate_every == 0)
@@ -83,16 +81,6 @@ class Pipeline:
         """Go on from a verified checkpoint whose rows are in the queue."""
         await self.learner.restore(checkpoint, state)
         self._feeder.resume_at(state.next_step)
-
-    async def _put_lost_groups(self) -> None:
-        """Until the queue is closed, put groups again whose rows were lost with a storage unit."""
-        with suppress(QueueClosed):
-            while True:
-                try:
-                    groups = await self._queue.lost_groups()
-                except QueueTimeout:
-                    continue  # all is well: nothing was lost for that long
-                await self._feeder.put_again(groups)
 
     async def _evaluate_if(self, version: int, due: bool) -> None:
         if due and self._evaluator is not None:

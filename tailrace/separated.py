@@ -113,6 +113,14 @@ class RemoteEngines:
                 continue  # its replacement answers them; how many may die is the pool's to say
 
 
+def pools_of(config: RunConfig) -> dict[str, PoolConfig]:
+    """The pools of a run by kind, but the trainer's."""
+    pools = {"rollout": config.cluster.rollout, "reward": config.cluster.reward}
+    if make_algorithm(config.algorithm).needs_reference:
+        pools["reference"] = config.cluster.reference
+    return pools
+
+
 class Separated(Placement):
     """Each kind of task in worker processes of its own."""
 
@@ -121,10 +129,7 @@ class Separated(Placement):
         self._config = config
         self._inputs = inputs
         self._budget = budget
-        kinds = ["rollout", "trainer", "reward"]
-        if make_algorithm(config.algorithm).needs_reference:
-            kinds.append("reference")
-        self._pools: dict[str, PoolConfig] = {kind: getattr(config.cluster, kind) for kind in kinds}
+        self._pools = {**pools_of(config), "trainer": config.cluster.trainer}
         self._cluster = make_cluster(config.cluster, self._pools)
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -140,7 +145,7 @@ class Separated(Placement):
             self._pools,
             self._cluster,
             queue,
-            store,
+            store.directory,
             log,
             self._budget,
             longest_prompt=self._inputs.longest_prompt,
@@ -168,13 +173,16 @@ class Workers:
         pools: Mapping[str, PoolConfig],
         cluster: Cluster,
         queue: OpenQueue,
-        store: CheckpointStore,
+        checkpoints: Path,
         log: EventLog,
         budget: DeathBudget,
         *,
         longest_prompt: int,
     ) -> None:
-        """`pools`: of the kinds that are started. `longest_prompt`: tokens of the longest that engines will see."""
+        """`pools`: of the kinds that are started. `checkpoints`: the run's directory of them.
+
+        `longest_prompt`: tokens of the longest that engines will see.
+        """
         assert queue.address is not None
         assert isinstance(queue.queue, RemoteQueue)
         self._config = config
@@ -189,7 +197,7 @@ class Workers:
             origin=log.origin,
             prompts=inputs.prompts.fingerprint,
             longest_prompt=longest_prompt,
-            checkpoints=str(store.directory.resolve()),
+            checkpoints=str(checkpoints.resolve()),
         )
         self._configs = pools
         self._pools: dict[str, Pool] = {}

@@ -4,12 +4,12 @@ put(step)            its groups ──▶ queue: they wait for weight version `s
 put_again(groups)    groups whose rows were lost ──▶ queue: made anew from their positions; they wait for room only
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
 
-from tailrace.errors import GroupExists, QueueTimeout
+from tailrace.errors import GroupExists, QueueClosed, QueueTimeout
 from tailrace.planning.admission import oldest_version
 from tailrace.prompts.order import PromptOrder, sample_seed
 from tailrace.transfer.queue.base import NewRow, TransferQueue
@@ -90,6 +90,17 @@ class PromptFeeder:
     def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
         prompt = self._prompts[self._order[position]]
         return group_rows(prompt, position, group_size=self._group_size, seed=self._seed, not_before=not_before)
+
+
+async def put_lost_groups(queue: TransferQueue, put_again: Callable[[Sequence[int]], Awaitable[None]]) -> None:
+    """Until the queue is closed, have groups put again whose rows were lost with a storage unit."""
+    with suppress(QueueClosed):
+        while True:
+            try:
+                groups = await queue.lost_groups()
+            except QueueTimeout:
+                continue  # all is well: nothing was lost for that long
+            await put_again(groups)
 
 
 def group_rows(prompt: Prompt, position: int, *, group_size: int, seed: int, not_before: WeightVersion) -> list[NewRow]:

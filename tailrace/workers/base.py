@@ -19,7 +19,6 @@ from tailrace.events import EventLog
 from tailrace.preparation import prepare_torch
 from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.client.remote import RemoteQueue
-from tailrace.transfer.weights.address import LISTEN, PRIVATE
 from tailrace.workers.settings import RunSettings
 
 _ACTIVITY_S = 1.0
@@ -61,11 +60,6 @@ class RunWorker(Worker):
         self.executor = self.stack.enter_context(TimedExecutor(self.activity))
         """The device's."""
         self.queue: WatchedQueue
-
-    @property
-    def listen(self) -> Sequence[str]:
-        """Where it listens to other workers: on this machine, or in the network of a cluster that was joined."""
-        return LISTEN if self.config.cluster.address is None else (PRIVATE, f"tcp://{self.context.address}:*")
 
     async def open(self) -> dict[str, Any]:
         """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""

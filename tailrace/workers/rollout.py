@@ -18,6 +18,7 @@ from tailrace.rollout.worker import RolloutWorker
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.types import Request, Sample, WeightVersion
 from tailrace.workers.base import RunWorker
+from tailrace.workers.weights import listen_at
 
 
 def rows_in_hand(config: RunConfig) -> int:
@@ -59,7 +60,7 @@ class RolloutHost(RunWorker):
             self.settings.weights,
             name=self.context.name,
             datacentre=self.context.datacentre,
-            listen=self.listen,
+            listen=listen_at(config, self.context.address),
             medium=config.weights.medium,
             log=self.log,
         )

@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tailrace.assembly import make_learner, make_run_trainer
 from tailrace.checkpointing import RunState
 from tailrace.cluster.base import WorkerContext
 from tailrace.events import EventLog
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.weights.address import WeightsAddress
-from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import WeightVersion
 from tailrace.workers.base import RunWorker
+from tailrace.workers.weights import make_sender
 
 _LOOK_S = 0.5
 """Between looks at whether the queue was closed; nobody waits for this worker's end before that."""
@@ -33,13 +31,8 @@ class TrainerHost(RunWorker):
     async def start(self) -> dict[str, Any]:
         """Load the trainer, and be ready to send weights."""
         config = self.config
-        sender = WeightSender(
-            dtype=getattr(torch, config.wire_dtype),
-            chunk_mib=config.weights.chunk_mib,
-            datacentre=self.context.datacentre,
-            listen=self.listen,
-            log=self.log,
-        )
+        context = self.context
+        sender = make_sender(config, address=context.address, datacentre=context.datacentre, log=self.log)
         self._sender = self.stack.enter_context(sender)
         loop = asyncio.get_running_loop()
         self._trainer = await loop.run_in_executor(
