@@ -6,12 +6,16 @@ READY := $(VENV)/.ready
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 
-# $(call install,DIRECTORY,LOCK): a virtual environment of the locked packages, with tailrace in it
+# Where it is set, every process that the tests start would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+# $(call install,DIRECTORY,LOCK): a virtual environment of the locked packages, with tailrace in it. A module is compiled
+# when it is first imported: most never are, and compiling takes longer than all the rest.
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than Python 3.11; call make PYTHON=python3.11 (or newer)" >&2; exit 1; }
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/pip install --quiet --no-deps --requirement $(2)
+	$(1)/bin/pip install --quiet --no-deps --no-compile --requirement $(2)
 	$(1)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(1)/.ready
 endef
@@ -35,7 +39,7 @@ quickstart: $(READY) ## train SmolLM2-135M on two-number sums, about six minutes
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
 test: $(READY) ## the tests, one process for each core; any warning is an error
-	$(BIN)/pytest --numprocesses auto --dist loadfile
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
 	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm
@@ -47,7 +51,8 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
-check: lint types test test-vllm ## lint, types and tests: what CI runs
+check: $(READY) ## lint, types and tests: what CI runs
+	@$(MAKE) --no-print-directory --jobs 2 lint types test-vllm test # two at once: all but the last use one core
 
 docs: $(READY) ## write docs/recipes.md from the schemas
 	$(BIN)/python -m tailrace.config.reference > docs/recipes.md

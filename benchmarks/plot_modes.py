@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from bench_pipeline import BUILD, WARM_UP
 from pipeline_figures import Turn
 
 from tailrace.events import Event
 
-BUILD = Path(__file__).parent.parent / "build" / "bench-pipeline"
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "modes.svg"
 
 MODES = {
@@ -22,7 +22,6 @@ MODES = {
     "fully_async": "fully asynchronous",
     "colocated": "colocated, both cores",
 }
-WARM_UP = 2
 WIDTH, LEFT, RIGHT, TOP = 880, 90, 16, 10
 ROW, GAP, HEADING = 16, 5, 22
 BLOCK = HEADING + 3 * (ROW + GAP) + 14

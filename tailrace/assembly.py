@@ -6,6 +6,7 @@ Colocated: engine and trainer share one single-threaded executor, and with it th
 """
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -43,6 +44,8 @@ from tailrace.trainer.factory import check_trainer, make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
 from tailrace.types import FloatArray, Prompt, WeightVersion
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
@@ -70,7 +73,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     """
     model_dir = resolve_model(config.model)
     check_sampling(config.engine, config.sampling, model_dir)
-    check_engine(config.engine, model_dir, device=config.device)
+    here = config.pipeline.placement == "colocated" or config.cluster.address is None
+    check_engine(config.engine, model_dir, device=config.device, here=here)
     check_trainer(config.trainer)
     tokenizer = load_tokenizer(model_dir)
     prompts = load_prompts(
@@ -172,6 +176,7 @@ class Colocated(Placement):
 
     async def open(self, stack: AsyncExitStack) -> None:
         """Start grading processes, engine and trainer."""
+        _log.info("loading the model for engine and trainer")
         self._parts = await open_parts(self._config, self._inputs, stack)
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
@@ -194,7 +199,7 @@ def build_pipeline(
         log,
         prompts=inputs.prompts.fingerprint,
     )
-    evaluator = make_evaluator(config, inputs, parts.engine, parts.pool, log)
+    evaluator = make_evaluator(config, inputs, parts.engine, parts.pool, log, actor="engine")
     return make_pipeline(config, inputs, queue, _services(config, inputs, parts, queue, log), learner, evaluator)
 
 
@@ -225,11 +230,11 @@ def evaluated(config: RunConfig, inputs: Inputs) -> tuple[Prompt, ...]:
 
 
 def make_evaluator(
-    config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool, log: EventLog
+    config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool, log: EventLog, *, actor: str
 ) -> Evaluator | None:
     """Answers them with `engine`, and grades the answers in `pool`; None where there are none."""
     prompts = evaluated(config, inputs)
-    return Evaluator(engine, pool, prompts, config.sampling, inputs.decode, log) if prompts else None
+    return Evaluator(engine, pool, prompts, config.sampling, inputs.decode, log, actor=actor) if prompts else None
 
 
 def make_learner(
@@ -258,7 +263,7 @@ def make_learner(
         mini_batch_size=config.mini_batch_size,
     )
     checkpointer = Checkpointer(store, trainer, queue, executor, log, prompts=prompts)
-    return LocalLearner(actor, trainer, executor, publisher, checkpointer, run_log or log)
+    return LocalLearner(actor, trainer, executor, publisher, checkpointer, log, run_log=run_log)
 
 
 def _feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> PromptFeeder:

@@ -10,11 +10,13 @@ import torch
 import yaml
 
 from tailrace.assembly import load_inputs
+from tailrace.cluster.room import check_this_machine
 from tailrace.config.run import RunConfig
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.preparation import prepare_torch
 from tailrace.run_directory import RunDirectory
+from tailrace.separated import run_pools
 
 PROBE = 1536
 """Rows and columns of the matrices that the machine is measured with."""
@@ -24,13 +26,17 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
     """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
 
     Raises:
-        UserError: the model or the prompts do not fit what was asked for, or the run to resume.
+        UserError: the model, the prompts, the machine or the directory do not fit what was asked for, or the run to
+            resume.
     """
     directory = RunDirectory(Path(config.output_dir))
     if resume:
         directory.check_same(config)
     else:
         directory.check_new()
+        directory.check_makeable()
+    if config.pipeline.placement == "separated" and config.cluster.address is None:
+        check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)
     info = describe_model(inputs.model_dir)
@@ -42,7 +48,7 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
     )
     prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
     plan = estimate(config, size, prompt_tokens, measure_machine(config))
-    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), end="")
+    print(yaml.safe_dump(config.resolved.model_dump(mode="json"), sort_keys=False), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
     print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
     print(f"{len(inputs.prompts.held_out)} held out")
@@ -52,7 +58,8 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
 
 def _lines(config: RunConfig, plan: Estimate) -> list[str]:
     memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.memory.items())
-    lines = [f"memory: about {plan.total_memory / GIB:.1f} GiB ({memory})"]
+    where = " of all machines together" if config.cluster.address else ""
+    lines = [f"memory: about {plan.total_memory / GIB:.1f} GiB{where} ({memory})"]
     if math.isfinite(plan.checkpoint_bytes):
         size = f"{plan.checkpoint_bytes / GIB:.1f} GiB"
         lines.append(f"disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
@@ -73,7 +80,7 @@ def _time_lines(config: RunConfig, plan: Estimate) -> list[str]:
     if len(known) < len(shares):
         return [f"time: at most about {parts} s a step {tokens}"]
     return [
-        f"time: at most about {plan.step_s:.1f} s a step ({parts}) {tokens}",
+        f"time: at most about {plan.step_s:.1f} s a step ({parts}{', side by side' if plan.overlap else ''}) {tokens}",
         f"time: {config.trainer.steps} steps in about {config.trainer.steps * plan.step_s / 60:.0f} min, "
         f"evaluations not counted",
     ]
@@ -87,7 +94,8 @@ def measure_machine(config: RunConfig) -> MachineSpeed:
     vector = torch.randn(PROBE, 1, device=config.device).to(dtype)
     product_s = _median_seconds(lambda: matrix @ matrix)
     read_s = _median_seconds(lambda: large @ vector)
-    return MachineSpeed(flops=2 * PROBE**3 / product_s, bytes_per_s=large.numel() * large.element_size() / read_s)
+    read = large.numel() * large.element_size()
+    return MachineSpeed(flops=2 * PROBE**3 / product_s, bytes_per_s=read / read_s, threads=torch.get_num_threads())
 
 
 def _median_seconds(work: Callable[[], object], repeats: int = 7) -> float:

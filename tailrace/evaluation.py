@@ -35,17 +35,21 @@ class Evaluator:
         sampling: SamplingConfig,
         decode: Decode,
         log: EventLog,
+        *,
+        actor: str,
     ) -> None:
+        """`actor`: in whose row of the timeline it stands."""
         self._engine = engine
         self._pool = pool
         self._prompts = prompts
         self._sampling = sampling.model_copy(update={"temperature": 0.0})
         self._decode = decode
         self._log = log
+        self._actor = actor
 
     async def run(self, step: int) -> dict[str, float]:
         """Evaluate the engine's weights, after `step` training steps; accuracy, reward, failures and mean length."""
-        with self._log.span("evaluation", "engine", step=step, samples=len(self._prompts)) as span:
+        with self._log.span("evaluation", self._actor, step=step, samples=len(self._prompts)) as span:
             span.version = step
             async with aclosing(self._engine.submit(self._requests())) as samples, asyncio.TaskGroup() as grading:
                 graded = []

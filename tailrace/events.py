@@ -95,10 +95,17 @@ class EventFile:
     """A sink that appends to a file, a line at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Drops a last line that was cut short."""
+        """Drops a last line that was cut short.
+
+        Raises:
+            UserError: it cannot be written.
+        """
         self._path = path
-        _drop_cut_line(path)
-        self._file = path.open("ab")
+        try:
+            _drop_cut_line(path)
+            self._file = path.open("ab")
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
     def __call__(self, event: Event) -> None:
         """Write one line.
@@ -132,16 +139,18 @@ def read_events(path: Path) -> list[Event]:
     """The events of a run. A last line cut short by a crash is left out; any other broken line is an error.
 
     Raises:
-        UserError: no such file, or a line in the middle is not an event.
+        UserError: no such file, it cannot be read, or a line in the middle is not an event.
     """
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; is {path.parent} the directory of a run?") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     events = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             events.append(msgspec.json.decode(line, type=Event))
         except msgspec.MsgspecError as error:
-            raise UserError(f"{path}, line {number}, is not an event: {error}") from None
+            raise UserError(f"{path}, line {number}, is not an event: {error}; remove that line") from None
     return events

@@ -33,7 +33,7 @@ class Publisher(Protocol):
 
 
 class Learner(ABC):
-    """Trains step by step."""
+    """Trains step by step. What is asked for meanwhile waits: no checkpoint is of the middle of a step."""
 
     @property
     @abstractmethod
@@ -83,43 +83,51 @@ class LocalLearner(Learner):
         publisher: Publisher,
         checkpointer: Checkpointer,
         log: EventLog,
+        *,
+        run_log: EventLog | None = None,
     ) -> None:
-        """`executor`: of the trainer's device."""
+        """`executor`: of the trainer's device. `run_log`: takes the events of whole steps, where `log` is for work."""
         self._trained_steps = 0
+        self._turn = asyncio.Lock()
+        """A step that goes on after its cancellation may meet the next call."""
         self._actor = actor
         self._trainer = trainer
         self._executor = executor
         self._publisher = publisher
         self._checkpointer = checkpointer
         self._log = log
+        self._run_log = run_log or log
 
     @property
     def trained_steps(self) -> int:
         return self._trained_steps
 
     async def train(self, step: int) -> None:
-        start = self._log.now()
-
         async def finish(result: StepResult) -> None:
             self._trained_steps = step + 1
             await self._publisher.publish(self._trained_steps)
             await self._publisher.settle(self._trained_steps)
-            self._log.emit(self._step_event(step, start, result))
+            self._run_log.emit(self._step_event(step, start, result))
 
-        await self._actor.update(step, on_commit=finish)
+        async with self._turn:
+            start = self._log.now()
+            await self._actor.update(step, on_commit=finish)
 
     async def save(self, next_step: int) -> None:
-        await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked)
+        async with self._turn:
+            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked)
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:
-        await self._compute(lambda: self._trainer.load(checkpoint))
-        self._trained_steps = state.trained_steps
-        self._actor.unacked.update(state.unacked)
-        await self._publisher.publish(self._trained_steps)  # engines take it when they begin to serve
+        async with self._turn:
+            await self._compute(lambda: self._trainer.load(checkpoint))
+            self._trained_steps = state.trained_steps
+            self._actor.unacked.update(state.unacked)
+            await self._publisher.publish(self._trained_steps)  # engines take it when they begin to serve
 
     async def export(self, directory: Path) -> None:
-        with self._log.span("export", "trainer", info={"path": str(directory)}):
-            await self._compute(lambda: self._trainer.export(directory))
+        async with self._turn:
+            with self._log.span("export", "trainer", info={"path": str(directory)}):
+                await self._compute(lambda: self._trainer.export(directory))
 
     async def evidence(self) -> dict[str, Any]:
         return self._trainer.evidence()

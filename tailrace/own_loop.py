@@ -38,6 +38,7 @@ from tailrace.errors import (
     QueueError,
     QueueTimeout,
     TailraceError,
+    WeightsError,
     did_you_mean,
     first_error,
 )
@@ -48,7 +49,7 @@ from tailrace.planning.admission import oldest_version
 from tailrace.queue_observer import QueueObserver
 from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run_directory import RunDirectory
-from tailrace.run_queue import OpenQueue, check_queue, open_queue, run_table
+from tailrace.run_queue import OpenQueue, check_queue, client_options, open_queue, run_table
 from tailrace.separated import OBSERVE_S, Workers, pools_of
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
@@ -57,6 +58,7 @@ from tailrace.transfer.queue.experience import Experience
 from tailrace.transfer.queue.tensors import Column, Layout, TensorBatch
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt, WeightVersion
+from tailrace.workers.settings import check_gpus
 from tailrace.workers.weights import make_sender
 
 _CLOSE_LIMIT_S = 120.0
@@ -91,13 +93,16 @@ class Engines:
         self._inputs = load_inputs(config)
         self._groups = 0
         """Prompts that were put."""
+        self._steps = 0
+        """Steps of which rows were claimed to be trained on."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
         self._runtime = _Runtime(config, self._inputs, kinds, longest_prompt=self._longest_prompt)
         address = self._runtime.start()
-        assert config.queue.type != "local"
-        self._queue = SyncQueue(
-            address, name="caller", timeout_s=config.queue.timeout_s, limit_s=config.queue.client_limit_s
-        )
+        try:
+            self._queue = SyncQueue(address, name="caller", **client_options(config.queue))
+        except BaseException:
+            self._runtime.close()
+            raise
         self._experience = Experience(self._queue)
 
     def __enter__(self) -> Self:
@@ -136,10 +141,16 @@ class Engines:
         Each goes in as soon as weights admit its step and the queue has room; the order is that of the calls.
 
         Raises:
-            PromptError: one is longer than the engines were started for, or empty; none was put.
+            PromptError: one is no `tailrace.types.Prompt`, longer than the engines were started for, or empty; none was
+                put.
             TailraceError: the workers have failed.
         """
         for prompt in prompts:
+            if not isinstance(prompt, Prompt):
+                raise PromptError(
+                    f"{prompt!r:.80} is a {type(prompt).__name__}, not a tailrace.types.Prompt, which has token ids; "
+                    "put those of `prompts`, or your own made with the model's tokenizer"
+                )
             if not 0 < len(prompt.prompt_ids) <= self._longest_prompt:
                 raise PromptError(
                     f"prompt {prompt.prompt_id} has {len(prompt.prompt_ids)} tokens, and the engines were started for "
@@ -171,7 +182,11 @@ class Engines:
         """
         limit = self._config.trainer.train_batch_size if count is None else count
         with self._calling():
-            return self._experience.get_experience_data(task, count=limit, layouts=layouts, timeout=timeout)
+            batch = self._experience.get_experience_data(task, count=limit, layouts=layouts, timeout=timeout)
+        if task == "actor":
+            newest = max((row.order for row in batch.claim.rows), default=-1)
+            self._steps = max(self._steps, newest // self._config.trainer.train_batch_size + 1)
+        return batch
 
     @contextmanager
     def held(self, batch: TensorBatch) -> Iterator[None]:
@@ -198,12 +213,21 @@ class Engines:
         `version`: how many steps of training are in them; upwards from 1. `weights`: all tensors of the model, under
         their Hugging Face names, such as `model.named_parameters()`. They are copied, and may change afterwards.
 
+        After a WeightsTimeout the version has been sent, and the prompts still wait. To wait once more, call this again
+        with the same version; its weights are not looked at, or sent, again.
+
         Raises:
-            WeightsError: the version is not newer than the last one, or the tensors cannot travel.
+            WeightsError: the version is not newer than the last one, or counts steps that had no rows yet; or the
+                tensors cannot travel.
             WeightsTimeout: an engine has not installed them in time, where `weights.mode` waits for that.
             TailraceError: the workers have failed.
         """
         with self._calling():
+            if version > self._steps:
+                raise WeightsError(
+                    f"version {version} counts steps that were not trained: get_experience_data has given rows of "
+                    f"{self._steps} so far; a version is the number of steps in the weights"
+                )
             self._runtime.publish(version, weights)
             self._queue.advance(version)
 
@@ -242,7 +266,9 @@ def _kinds(config: RunConfig, workers: Collection[str] | None) -> dict[str, Pool
             raise ConfigError(f"workers: {kind!r} is not one of {', '.join(known)}{did_you_mean(kind, known)}")
     if "rollout" not in kinds:
         raise ConfigError(f"workers: {kinds} has no 'rollout', which generates; add it")
-    return {kind: known[kind] for kind in kinds}
+    pools = {kind: known[kind] for kind in kinds}
+    check_gpus(config.device, pools)
+    return pools
 
 
 class _PromptLine:
@@ -301,6 +327,8 @@ class _Runtime:
         self._ready: Future[QueueAddress] = Future()
         self._stop = Interrupt()
         self._failure: BaseException | None = None
+        self._awaited: WeightVersion | None = None
+        """That was sent, and has not been installed yet."""
         self._told = False
         # a daemon: a program that forgets to close it can end, and its processes end with it
         self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
@@ -322,10 +350,13 @@ class _Runtime:
         self._loop.call_soon_threadsafe(self._line.add, tuple(prompts))
 
     def publish(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send them, and wait until they are installed where the mode says so."""
-        self._sender.publish(version, weights)
+        """Send them, and wait until they are installed where the mode says so; again, only wait."""
+        if version != self._awaited:
+            self._sender.publish(version, weights)
         if self._config.weights_mode == "synchronous":
+            self._awaited = version
             self._wait(self._sender.installed(version, timeout_s=self._config.weights.timeout_s))
+            self._awaited = None
 
     def check(self) -> None:
         """Raises what has ended it, if something has."""
@@ -378,15 +409,15 @@ class _Runtime:
 
     async def _open(self, stack: AsyncExitStack) -> tuple[OpenQueue, list[Service]]:
         config, directory = self._config, RunDirectory(Path(self._config.output_dir))
-        cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
         stack.enter_context(directory.locked())
         directory.check_new()  # again: another process may have been faster
+        cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
         queue = await open_queue(
             config.queue, run_table(config, make_algorithm(config.algorithm)), directory.queue, stack
         )
-        with directory.begun(config):
+        with directory.begun(config, resumed=False):
             log = _open_log(config, directory, stack)
-            self._sender = stack.enter_context(make_sender(config, address=cluster.address))
+            self._sender = stack.enter_context(make_sender(config, address=cluster.address, log=log))
             workers = Workers(
                 config,
                 self._inputs,

@@ -17,7 +17,7 @@ from tailrace.config.engine import (
     VllmEngineConfig,
 )
 from tailrace.engine.backends.adapter import load_engine_factory
-from tailrace.engine.backends.vllm import unsupported
+from tailrace.engine.backends.vllm import check_installed, unsupported
 from tailrace.engine.base import Engine
 from tailrace.engine.factory import make_engine
 from tailrace.errors import ConfigError, UserError
@@ -58,17 +58,21 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
     return context
 
 
-def check_engine(config: EngineConfig, model_dir: Path, *, device: str) -> None:
+def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bool = True) -> None:
     """Whether there is such an engine, the device has what it is configured to use, and CPUs the memory: Linux would
     kill processes.
+
+    `here`: whether it will be on this machine; the memory of others is theirs to check.
 
     Raises:
         ModelError: the model cannot be read.
         ConfigError: it does not.
-        UserError: what an adapter's path names is not there, or cannot be called.
+        UserError: vLLM is not installed; or what an adapter's path names is not there, or cannot be called.
     """
     if isinstance(config, AdapterEngineConfig):
         load_engine_factory(config)
+    if isinstance(config, VllmEngineConfig):
+        check_installed()
     if torch.device(device).type != "cpu":
         return
     if isinstance(config, NativeEngineConfig):
@@ -76,6 +80,8 @@ def check_engine(config: EngineConfig, model_dir: Path, *, device: str) -> None:
             raise ConfigError(f"engine.cuda_graphs is for CUDA devices, not for {device}; leave it out")
         if config.collectives == "nccl":
             raise ConfigError(f"engine.collectives=nccl is for CUDA devices, not for {device}; use auto")
+    if not here:
+        return
     memory = engine_memory(config, describe_model(model_dir).parameters)
     needed, available = sum(memory.values()) / GIB, psutil.virtual_memory().available / GIB
     if needed > available:

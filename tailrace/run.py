@@ -2,8 +2,8 @@
 
     inputs ──▶ parts ──▶ directory, queue, log, display ──▶ pipeline ──▶ exported model, report, trace
 
-Everything that can be wrong with the input is found before the directory is made. Ctrl-C (or SIGTERM) cancels the
-pipeline, saves a checkpoint and exits; a second one exits at once.
+Everything that can be wrong with the input is found before anything is started, and a start that is refused leaves no
+file. Ctrl-C (or SIGTERM) cancels the pipeline, saves a checkpoint and exits; a second one exits at once.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tailrace.checkpointing import RunState, check_prompts, read_run_state, rest
 from tailrace.cluster.pool import DeathBudget
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
-from tailrace.errors import CheckpointError, NonFiniteError, QueueError, WorkerDied, first_error
+from tailrace.errors import CheckpointError, ClusterError, NonFiniteError, QueueError, WorkerDied, first_error
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.learner import Learner
@@ -39,6 +39,9 @@ from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
 from tailrace.separated import Separated
 from tailrace.trainer.checkpoint import CheckpointStore
+
+_MAX_IN_VAIN = 3
+"""Deaths in a row without a new checkpoint between them: the same would happen again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,37 +61,39 @@ def train(
     beside signals.
 
     Raises:
-        UserError: something about the input is wrong, and nothing was written; or a checkpoint, or the directory of a
-            queue in processes of its own, cannot be written.
+        UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
+            written.
         TailraceError: the run failed. Its last checkpoint is there.
     """
     directory = RunDirectory(Path(config.output_dir))
     store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep)
-    with ExitStack() as stack:
-        start = None
-        if resume:
-            directory.check_same(config)
+    try:
+        with ExitStack() as stack:
+            if resume:
+                directory.check_same(config)
             stack.enter_context(directory.locked())
-            start = _find_start(directory, store, checkpoint)
-        else:
-            directory.check_new()
-        check_sinks(config.observe)
-        if config.pipeline.placement == "colocated":
-            prepare_torch(config.device, config.threads)
-        check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
-        inputs = load_inputs(config)
-        try:
+            start = None
+            if resume:
+                start = _find_start(directory, store, checkpoint)
+                directory.check_events()
+            else:
+                directory.check_new()
+            check_sinks(config.observe)
+            if config.pipeline.placement == "colocated":
+                prepare_torch(config.device, config.threads)
+            check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
+            inputs = load_inputs(config)
             return asyncio.run(_run(config, inputs, directory, store, start, interrupt or Interrupt()))
-        except asyncio.CancelledError:
-            print("Interrupted; there was nothing new to save.")
-            return INTERRUPTED
-        except QueueError as error:
-            if not isinstance(config.queue, RemoteQueueConfig):
-                raise
-            explanation = explained(error, config.queue.connection, directory.config, store.latest())
-            if explanation is None:
-                raise
-            raise explanation from error
+    except asyncio.CancelledError:
+        print("Interrupted; there was nothing new to save.")
+        return INTERRUPTED
+    except QueueError as error:
+        if not isinstance(config.queue, RemoteQueueConfig):
+            raise
+        explanation = explained(error, config.queue.connection, directory.config, store.latest())
+        if explanation is None:
+            raise
+        raise explanation from error
 
 
 def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
@@ -109,82 +114,110 @@ async def _run(
 ) -> int:
     if start is not None:
         check_prompts(start.state, inputs.prompts.fingerprint)
-    budget = DeathBudget(config.cluster.max_deaths)
-    with ExitStack() as stack:
-        stack.enter_context(interrupt.watching())
-        run = _Run(config, inputs, directory, store, interrupt, budget)
-        locked = None if start is not None else stack
-        code = await run.attempt(start, locked)
-        while code is None:
-            code = await run.attempt(run.newest(), None, again=True)
-    if code == 0:
-        report = write_report(directory.path)
-        write_trace(directory.path)
-        print(f"Report: {report}\nModel:  {directory.model}")
-    return code
+    run = _Run(config, inputs, directory, store, start, interrupt)
+    try:
+        with interrupt.watching(), ExitStack() as stack:
+            return await run.to_end(stack)
+    finally:
+        if run.finished:  # whatever came of closing it
+            report = write_report(directory.path)
+            write_trace(directory.path)
+            print(f"Report: {report}\nModel:  {directory.model}")
 
 
-@dataclass(frozen=True, slots=True)
 class _Run:
-    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint."""
+    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint that it has saved."""
 
-    config: RunConfig
-    inputs: Inputs
-    directory: RunDirectory
-    store: CheckpointStore
-    interrupt: Interrupt
-    budget: DeathBudget
+    def __init__(
+        self,
+        config: RunConfig,
+        inputs: Inputs,
+        directory: RunDirectory,
+        store: CheckpointStore,
+        start: Resume | None,
+        interrupt: Interrupt,
+    ) -> None:
+        self.finished = False
+        """Whether its model was exported."""
+        self._config = config
+        self._inputs = inputs
+        self._directory = directory
+        self._store = store
+        self._start = start
+        self._interrupt = interrupt
+        self._budget = DeathBudget(config.cluster.max_deaths)
+        self._left_behind = {_mark(path) for path in store.list()}
+        """Checkpoints that were there before the run, be they newer than its start."""
+        self._from = self._newest_path()
+        self._in_vain = 0
+        """Attempts in a row that began at `_from` and died."""
+        self._sinks: tuple[Sink, ...] = ()
 
-    async def attempt(self, start: Resume | None, lock: ExitStack | None, *, again: bool = False) -> int | None:
+    async def to_end(self, stack: ExitStack) -> int:
+        """Make attempts until one ends; the exit code. `stack`: takes what they share, the sinks."""
+        code = await self._attempt(self._start, stack, first=True)
+        while code is None:
+            code = await self._attempt(self._newest(), stack, first=False)
+        return code
+
+    async def _attempt(self, start: Resume | None, shared: ExitStack, *, first: bool) -> int | None:
         """Train to the end; the exit code, or None where the trainer died and another attempt is to be made.
 
-        `lock`: holds the run's directory from here on, where it is a new one. `again`: workers have been able to start
-        before, so that one that dies while it starts is no sign that it never can.
+        After the first one, workers have been able to start before: one that dies while it starts is no sign that it
+        never can.
         """
         async with AsyncExitStack() as stack:
             placement = self._placement()
             await placement.open(stack)
-            if lock is not None:
-                lock.enter_context(self.directory.locked())
-                self.directory.check_new()  # again: another process may have been faster
-            begun = again
+            self._interrupt.handle_signals()  # Ray's would print a stack first
+            begun = not first
             try:
-                pipeline = await self._connect(placement, start, stack)
+                pipeline = await self._connect(placement, start, stack, shared)
                 begun = True
-                if not await _train(pipeline, self.directory, self.interrupt):
-                    print(f"Interrupted and saved. Go on with: tailrace train {self.directory.config} --resume")
+                if not await _train(pipeline, self._directory, self._interrupt):
+                    print(f"Interrupted and saved. Go on with: tailrace train {self._directory.config} --resume")
                     return INTERRUPTED
-                await pipeline.learner.export(self.directory.model)
+                await pipeline.learner.export(self._directory.model)
+                self.finished = True
             except WorkerDied as death:
                 if not begun:
                     raise
-                if self.interrupt.asked:
+                if self._interrupt.asked:
                     print(f"{death}; since the last checkpoint, nothing could be saved.", file=sys.stderr)
                     return INTERRUPTED
                 self._go_on_after(death)
                 return None
         return 0
 
-    def newest(self) -> Resume | None:
+    def _newest(self) -> Resume | None:
         """Where to go on; None at the beginning."""
-        latest = self.store.latest()
-        return None if latest is None else _find_start(self.directory, self.store, latest)
+        path = self._own_newest()
+        return self._start if path is None else _find_start(self._directory, self._store, path)
+
+    def _newest_path(self) -> Path | None:
+        return self._own_newest() or (self._start.checkpoint if self._start else None)
+
+    def _own_newest(self) -> Path | None:
+        own = (path for path in reversed(self._store.list()) if _mark(path) not in self._left_behind)
+        return next(own, None)
 
     def _placement(self) -> Placement:
-        config = self.config
+        config = self._config
         if config.pipeline.placement == "colocated":
-            return Colocated(config, self.inputs)
-        return Separated(config, self.inputs, self.budget)
+            return Colocated(config, self._inputs)
+        return Separated(config, self._inputs, self._budget)
 
-    async def _connect(self, placement: Placement, start: Resume | None, stack: AsyncExitStack) -> Pipeline:
-        config, directory = self.config, self.directory
+    async def _connect(
+        self, placement: Placement, start: Resume | None, stack: AsyncExitStack, shared: ExitStack
+    ) -> Pipeline:
+        config, directory = self._config, self._directory
         table = run_table(config, make_algorithm(config.algorithm))
         queue = await open_queue(config.queue, table, directory.queue, stack)
         if start is not None:
             await restore_queue(start.checkpoint, queue.queue)
-        with directory.begun(config):
-            log = _open_log(config, directory, start, stack)
-            pipeline = await placement.connect(queue, self.store, log, stack)
+        with directory.begun(config, resumed=start is not None):
+            self._sinks = self._sinks or _open_sinks(config, directory, shared)
+            pipeline = await placement.connect(queue, self._store, _begin_log(config, start, self._sinks), stack)
         if start is not None:
             await pipeline.resume_at(start.checkpoint, start.state)
         return pipeline
@@ -194,28 +227,45 @@ class _Run:
 
         Raises:
             WorkerDied: it may not, since the queue that has served this one is not the run's to begin anew.
-            ClusterError: too many workers have died.
+            ClusterError: too many workers have died, or too many attempts in vain.
         """
-        if isinstance(self.config.queue, RemoteQueueConfig):
+        if isinstance(self._config.queue, RemoteQueueConfig):
             raise death
-        self.budget.spend(death)
-        latest = self.store.latest()
-        where = "from the beginning" if latest is None else f"from {latest}"
-        print(f"{death}; the run goes on {where}.", file=sys.stderr)
+        self._budget.spend(death)
+        newest = self._newest_path()
+        self._in_vain = self._in_vain + 1 if newest == self._from else 1
+        self._from = newest
+        if self._in_vain == _MAX_IN_VAIN:
+            what, fix = (f" newer than {newest}", f"--resume-from {newest}") if newest else ("", "a new output_dir")
+            raise ClusterError(
+                f"the run has died {_MAX_IN_VAIN} times in a row without saving a checkpoint{what}; the last: {death}; "
+                f"mend that, or lower checkpoint.every ({self._config.checkpoint.every}), and go on with {fix}"
+            ) from death
+        print(f"{death}; the run goes on from {newest or 'the beginning'}.", file=sys.stderr)
 
 
-def _open_log(config: RunConfig, directory: RunDirectory, start: Resume | None, stack: AsyncExitStack) -> EventLog:
+def _mark(checkpoint: Path) -> tuple[int, int]:
+    """Tells a checkpoint from one that takes its place."""
+    status = checkpoint.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) -> tuple[Sink, ...]:
+    """What takes a run's events, over all attempts at it."""
     display = stack.enter_context(Display())
-    resolved = config.model_dump(mode="json")
-    others = open_sinks(config.observe, directory.path, resolved)
+    others = open_sinks(config.observe, directory.path, config.resolved.model_dump(mode="json"))
     for sink in others:
         stack.callback(sink.close)
     file = EventFile(directory.events)
     stack.callback(file.close)
-    sinks: tuple[Sink, ...] = (TaskTimes(), file, display, *others)
-    log = EventLog(sinks=sinks, offset=start.state.elapsed_s if start else 0.0)
+    return (file, display, *others)
+
+
+def _begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...]) -> EventLog:
+    """The log of one attempt: its clock goes on from where `start` was saved."""
+    log = EventLog(sinks=(TaskTimes(), *sinks), offset=start.state.elapsed_s if start else 0.0)
     info = {
-        "config": resolved,
+        "config": config.resolved.model_dump(mode="json"),
         "tailrace": tailrace.__version__,
         "resumed_from": str(start.checkpoint) if start else None,
         "total_steps": config.trainer.steps,

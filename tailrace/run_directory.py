@@ -7,15 +7,21 @@ queue/          address and logs of the transfer queue, where it has processes o
 """
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+import shutil
+import tempfile
+from asyncio import CancelledError
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 import yaml
 
 from tailrace.config.load import parse_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import CheckpointError, ConfigError, UserError, one_line
+from tailrace.events import read_events
 
 
 class RunDirectory:
@@ -31,6 +37,7 @@ class RunDirectory:
         self.queue = path / "queue"
         self.report = path / "report.html"
         self.evidence = path / "evidence.json"
+        self._lock = path / ".lock"
 
     def check_new(self) -> None:
         """Raises UserError where the directory holds a run already."""
@@ -42,6 +49,17 @@ class RunDirectory:
             raise UserError(
                 f"output_dir {self.path} holds a run already; go on with it (--resume) or choose another output_dir"
             )
+
+    def check_makeable(self) -> None:
+        """Raises UserError where the directory cannot be made, or written to. Leaves nothing."""
+        around = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.path).close()
+        except OSError as error:
+            raise _refused(self.path, error) from None
+        finally:
+            _remove((), around)
 
     def check_same(self, config: RunConfig) -> None:
         """Raises a UserError where there is no run, or `config` differs from its own where it must not."""
@@ -55,33 +73,63 @@ class RunDirectory:
         for key in was:
             if was[key] != now[key]:
                 raise ConfigError(f"{key} cannot change when a run is resumed: it was {was[key]!r} and is {now[key]!r}")
+        old, new = before.pipeline.max_staleness, config.pipeline.max_staleness
+        if new < old:
+            raise ConfigError(
+                f"pipeline.max_staleness cannot be lowered from {old} to {new} when a run is resumed: its queue may "
+                f"hold responses that were let in under {old}; give {old} or more"
+            )
+
+    def check_events(self) -> None:
+        """See that a resumed run can go on with its events, and be reported; it may do without earlier ones.
+
+        Raises:
+            UserError: a line of them is broken, or they cannot be read.
+        """
+        if self.events.exists():
+            read_events(self.events)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Make the directory and hold it for this process.
 
+        A start that is refused, or interrupted, within the block leaves nothing there.
+
         Raises:
             UserError: it cannot be made, or another process trains in it.
         """
+        parts = (self._lock, self.queue, self.tensorboard, self.path / "wandb")
         try:
+            new = [path for path in parts if not path.exists()]
+            around = [path for path in (self.path, *self.path.parents) if not path.exists()]
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".lock").open("w")
+            lock = self._lock.open("w")
         except OSError as error:
-            raise UserError(f"output_dir {self.path} cannot be written: {error.strerror}") from None
+            raise _refused(self.path, error) from None
         with lock:
+            self._hold(lock)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
-            yield
+                yield
+            except (UserError, CancelledError, KeyboardInterrupt):
+                if not self.events.exists():
+                    _remove(new, around)
+                raise
+
+    def _hold(self, lock: IO[str]) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (self._lock.exists() and os.path.samestat(os.fstat(lock.fileno()), self._lock.stat())):
+                raise BlockingIOError  # its start was refused just now, and the file removed
+        except BlockingIOError:
+            raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
 
     @contextmanager
-    def begun(self, config: RunConfig) -> Iterator[None]:
+    def begun(self, config: RunConfig, *, resumed: bool) -> Iterator[None]:
         """Write the configuration, the newest one of a resumed run; evidence of an earlier failure goes.
 
         A new run that fails within the block is none: what it has written of itself by then goes, too.
         """
-        new = not self.events.exists()
+        new = not resumed and not self.events.exists()
         try:
             self.evidence.unlink(missing_ok=True)
             self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -93,6 +141,22 @@ class RunDirectory:
                 failed.callback(self.config.unlink, missing_ok=True)
             yield
             failed.pop_all()
+
+
+def _refused(path: Path, error: OSError) -> UserError:
+    return UserError(f"output_dir {path} cannot be written: {error.strerror}; choose another output_dir")
+
+
+def _remove(parts: Iterable[Path], around: Iterable[Path]) -> None:
+    """`parts` with all that they hold, then the directories around them, from the innermost."""
+    with suppress(OSError):  # something else was put there, which stays
+        for path in parts:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for path in around:
+            path.rmdir()
 
 
 def _identity(config: RunConfig) -> dict[str, object]:

@@ -4,6 +4,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 from tailrace.algorithms.base import Algorithm
 from tailrace.config.queue_table import (
@@ -80,6 +81,21 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
         )
 
 
+class ClientOptions(TypedDict):
+    """Of a `RemoteQueue` or a `SyncQueue`."""
+
+    timeout_s: float
+    limit_s: float
+    shared_memory: bool
+
+
+def client_options(config: QueueConfig) -> ClientOptions:
+    """How every process of a run uses its queue, which is not inside of one of them."""
+    assert config.type != "local"
+    shared_memory = config.shared_memory if isinstance(config, RemoteQueueConfig) else True
+    return ClientOptions(timeout_s=config.timeout_s, limit_s=config.client_limit_s, shared_memory=shared_memory)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenQueue:
     """A queue as this process uses it."""
@@ -106,22 +122,14 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
         case ServiceQueueConfig():
             processes = await stack.enter_async_context(QueueProcesses(config, table, directory))
             remote = await stack.enter_async_context(
-                RemoteQueue(processes.address, name="run", timeout_s=config.timeout_s, limit_s=config.client_limit_s)
+                RemoteQueue(processes.address, name="run", **client_options(config))
             )
             loop = asyncio.get_running_loop()
             processes.on_given_up(lambda: loop.call_soon_threadsafe(remote.hang_up))
             return OpenQueue(remote, processes.address)
         case RemoteQueueConfig():
             address = QueueAddress.read(Path(config.connection))
-            remote = await stack.enter_async_context(
-                RemoteQueue(
-                    address,
-                    name="run",
-                    timeout_s=config.timeout_s,
-                    shared_memory=config.shared_memory,
-                    limit_s=config.client_limit_s,
-                )
-            )
+            remote = await stack.enter_async_context(RemoteQueue(address, name="run", **client_options(config)))
             return OpenQueue(remote, address)
 
 

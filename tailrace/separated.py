@@ -13,6 +13,7 @@ the rows in the queue belong to, so that the run goes on from its last checkpoin
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -25,7 +26,7 @@ from tailrace.assembly import Inputs, Placement, evaluated, make_evaluator, make
 from tailrace.checkpointing import RunState
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec
 from tailrace.cluster.factory import make_cluster
-from tailrace.cluster.pool import DeathBudget, Pool
+from tailrace.cluster.pool import DeathBudget, Pool, each
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import WorkerDied, first_error
@@ -39,7 +40,9 @@ from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.types import Request, Sample, WeightVersion
-from tailrace.workers.settings import RunSettings
+from tailrace.workers.settings import RunSettings, check_gpus
+
+_log = logging.getLogger(__name__)
 
 OBSERVE_S = 1.0
 """Between looks at the queue's depths."""
@@ -121,6 +124,11 @@ def pools_of(config: RunConfig) -> dict[str, PoolConfig]:
     return pools
 
 
+def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
+    """All pools of a run by kind."""
+    return {**pools_of(config), "trainer": config.cluster.trainer}
+
+
 class Separated(Placement):
     """Each kind of task in worker processes of its own."""
 
@@ -129,12 +137,17 @@ class Separated(Placement):
         self._config = config
         self._inputs = inputs
         self._budget = budget
-        self._pools = {**pools_of(config), "trainer": config.cluster.trainer}
+        self._pools = run_pools(config)
+        check_gpus(config.device, self._pools)
         self._cluster = make_cluster(config.cluster, self._pools)
 
     async def open(self, stack: AsyncExitStack) -> None:
         """See that the cluster has what the workers need."""
+        address = self._config.cluster.address
+        _log.info(f"joining the Ray cluster {address}" if address else "starting a Ray on this machine")
         await stack.enter_async_context(self._cluster)
+        pools = ", ".join(f"{kind} × {pool.workers}" for kind, pool in self._pools.items())
+        _log.info(f"starting the queue, then workers, each of which loads what it needs: {pools}")
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Start all workers."""
@@ -158,7 +171,7 @@ class Separated(Placement):
             graders = await stack.enter_async_context(GraderPool(config.rewards))
             workers = config.cluster.rollout.workers
             engines = RemoteEngines(pools.rollout, workers=workers, version=lambda: learner.trained_steps)
-            evaluator = make_evaluator(config, self._inputs, engines, graders, log)
+            evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
         services: list[Service] = [*pools.services, QueueObserver(queue.queue, log, every_s=OBSERVE_S)]
         return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator)
 
@@ -236,8 +249,11 @@ class Workers:
         await self.rollout.start()
 
     async def close(self) -> None:
-        """Close all workers."""
-        await asyncio.gather(*(pool.close() for pool in self._pools.values()))
+        """Close all workers.
+
+        Raises: as Pool.close, the first error, when all have ended.
+        """
+        await each(*(pool.close() for pool in self._pools.values()))
 
     def _pool(self, kind: str, settings: RunSettings) -> Pool:
         """Of the trainer there is one, and it is not replaced."""

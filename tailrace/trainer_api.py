@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
+from tailrace.errors import ConfigError
 from tailrace.events import read_events
 from tailrace.interrupt import Interrupt
 
@@ -53,6 +54,8 @@ class Trainer:
         Raises:
             ConfigError: the recipe cannot be read, or a key or a value is not valid.
         """
+        if not isinstance(recipe, str | Path | Mapping | RunConfig):
+            raise ConfigError(f"recipe is {recipe!r:.80}; expected the path of a YAML file, a mapping, or a RunConfig")
         if isinstance(recipe, RunConfig):
             self.config = load_config(recipe.model_dump(mode="json"), overrides) if overrides else recipe
         else:

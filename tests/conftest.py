@@ -12,6 +12,7 @@ import torch
 from tailrace.events import Event, EventLog
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 torch.set_num_threads(1)
 
 TinyModel = Callable[..., Path]

@@ -1,7 +1,8 @@
 """A separated run that loses processes at random moments: `python -m tests.faulty_run CONFIG SEED FAULTS`.
 
 CONFIG is a recipe as JSON. At FAULTS seeded moments, each an event that the driver hears, a process of the run is
-killed or stopped. `trained.jsonl` in the run's directory gets a line for each step that the trainer has made.
+killed or stopped; one that is not there then, as soon as it is. `trained.jsonl` in the run's directory gets a line for
+each step that the trainer has made.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -61,30 +62,42 @@ class Faults:
         self.done: list[str] = []
         """What was done, for people."""
         self.workers: dict[str, int] = {}
+        """Those that live, as far as the driver has heard."""
+        self._due: list[tuple[str, signal.Signals]] = []
         self.queues: list[QueueProcesses] = []
         self._events = 0
         self._killing: list[asyncio.Task[None]] = []
 
     def hear(self, event: Event) -> None:
         """Note a new process, and do what is due."""
-        if event.task == "worker_started":
+        if event.task == "run":
+            self.workers.clear()
+        elif event.task == "worker_started":
             self.workers[event.actor] = event.info["pid"]
+        elif event.task == "worker_died":
+            self.workers.pop(event.actor, None)
         self._events += 1
         if victim := self.plan.pop(self._events, None):
-            self._harm(victim, signal.SIGSTOP if self._events in self._stops and victim in WORKERS else signal.SIGKILL)
+            stopped = self._events in self._stops and victim in WORKERS
+            self._due.append((victim, signal.SIGSTOP if stopped else signal.SIGKILL))
+        self._due = [(victim, how) for victim, how in self._due if not self._harm(victim, how)]
 
-    def _harm(self, victim: str, how: signal.Signals) -> None:
+    def _harm(self, victim: str, how: signal.Signals) -> bool:
+        """Whether it was there to be harmed."""
+        pid = (self.workers | self.queues[-1].pids).get(victim)
+        if pid is None:
+            return False
         if victim in WORKERS and self._local is not None:
-            handle = next((one for one in self._local[-1].handles[::-1] if one.name == victim), None)
-            if handle is not None:
-                self.done.append(f"{self._events}: kill {victim}")
-                self._killing.append(asyncio.get_running_loop().create_task(_kill(handle)))
-            return
-        pid = (self.workers | self.queues[-1].pids).get(victim, 0)
-        if pid:
-            self.done.append(f"{self._events}: {how.name} {victim}")
-            with suppress(ProcessLookupError):  # it has just died
+            handle = next(one for one in self._local[-1].handles[::-1] if one.name == victim)
+            self.workers.pop(victim)
+            self._killing.append(asyncio.get_running_loop().create_task(_kill(handle)))
+        else:
+            try:
                 os.kill(pid, how)
+            except ProcessLookupError:  # it has just died
+                return False
+        self.done.append(f"{self._events}: {how.name} {victim}")
+        return True
 
 
 async def _kill(handle: LocalHandle) -> None:

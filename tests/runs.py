@@ -37,6 +37,8 @@ def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> R
             values.setdefault(section, {})[name] = value
         else:
             values[section] = value
+    if values.get("pipeline", {}).get("placement") == "separated":
+        del values["threads"]  # their pools say how many
     return parse_config(values, source="test")
 
 

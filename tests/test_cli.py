@@ -61,15 +61,26 @@ def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothin
     done = tailrace("train", str(recipe), "trainer.lr=0.5", "--dry-run")
     assert done.returncode == 0, done.stderr
     printed = parse_config(yaml.safe_load(done.stdout), source="dry run")
-    assert printed == config.model_copy(update={"trainer": config.trainer.model_copy(update={"lr": 0.5})})
+    changed = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lr": 0.5})})
+    assert printed == changed.resolved
+    assert printed.algorithm.rollout_correction is not None
     comments = [line for line in done.stdout.splitlines() if line.startswith("#")]
     assert [word for word in ("memory:", "disk:", "time:") if not any(word in line for line in comments)] == []
     assert not Path(config.output_dir).exists()
 
 
-def test_a_dry_run_finds_what_is_wrong_with_the_input(recipe: Path) -> None:
-    done = tailrace("train", str(recipe), "prompts.held_out=1000", "--dry-run")
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["prompts.held_out=1000"], "prompts.held_out"),
+        (["pipeline.placement=separated", "queue.type=service", "cluster.rollout.cpus=1e6"], "cluster.rollout"),
+        (["output_dir=/proc/run"], "output_dir /proc/run"),
+    ],
+)
+def test_a_dry_run_finds_what_is_wrong_with_the_input(recipe: Path, overrides: list[str], named: str) -> None:
+    done = tailrace("train", str(recipe), *overrides, "--dry-run")
     assert (done.returncode, done.stdout) == (2, "")
+    assert named in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -54,6 +54,13 @@ def test_a_file_with_a_last_line_cut_short_goes_on_after_the_one_before(tmp_path
     assert read_events(path) == [RUN, RUN]
 
 
+def test_what_is_no_file_is_a_user_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path} cannot be read: Is a directory"):
+        read_events(tmp_path)
+    with pytest.raises(UserError, match=f"{tmp_path} cannot be written: Is a directory"):
+        EventFile(tmp_path)
+
+
 def test_a_file_that_cannot_be_written_is_a_user_error_that_names_it(tmp_path: Path) -> None:
     file = EventFile(tmp_path / "events.jsonl")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -102,7 +109,7 @@ def test_what_a_worker_emits_arrives_at_the_run_as_it_was(log: EventLog, events:
 
 
 def test_the_events_of_another_worker_keep_its_name(events: list[Event]) -> None:
-    log = EventLog(sinks=(events.append,), worker="trainer-0")
+    log = EventLog(sinks=(events.append,), worker="trainer")
     log.emit(Event(task="worker_died", actor="driver", start=0.0, end=0.0, worker="rollout-0"))
     log.emit(Event(task="optimizer", actor="trainer", start=0.0, end=0.0))
-    assert [event.worker for event in events] == ["rollout-0", "trainer-0"]
+    assert [event.worker for event in events] == ["rollout-0", "trainer"]

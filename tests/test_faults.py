@@ -22,6 +22,8 @@ SEEDS = range(4)
 SEEDS_OF_PROCESSES = (101, 103)
 """Of those with processes, which take long to start."""
 STEPS = 5
+FAULTS = 3
+"""Of each run."""
 KINDS = ("rollout", "trainer", "reward", "reference")
 
 
@@ -39,9 +41,9 @@ def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] |
         trainer__steps=STEPS,
         algorithm__kl={"coefficient": 0.01},
     )
-    faults = Faults(seed, 3, local=local)
+    faults = Faults(seed, FAULTS, local=local)
     assert run(config, faults) == 0
-    assert faults.done
+    assert len(faults.done) == FAULTS, f"done: {faults.done}, not done: {faults.plan}"
     rows = rows_of_steps(directory / "run")
     assert sorted(rows) == list(range(STEPS)), faults.done
     assert sorted(order for step in rows.values() for order in step) == list(range(8 * STEPS)), faults.done

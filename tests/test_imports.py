@@ -30,7 +30,7 @@ ALLOWED = {
     "trainer": {"transfer", "algorithms"},
     "tasks": {"transfer", "algorithms", "rewards"},
     "report": set(),
-    "cluster": set(),
+    "cluster": {"transfer"},
     "conformance": {"engine", "trainer", "algorithms"},
     "workers": {
         "cluster",
@@ -45,6 +45,7 @@ ALLOWED = {
         "assembly",
         "preparation",
         "checkpointing",
+        "run_queue",
     },
 }
 """What each package may import beside itself and, above L0, the L0 modules."""

@@ -1,4 +1,4 @@
-"""The first Ctrl-C cancels, the second one exits."""
+"""The first Ctrl-C or SIGTERM cancels, a later one exits."""
 
 import asyncio
 import os
@@ -32,15 +32,46 @@ async def test_a_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) ->
         codes.append(code)
         exited.set()
 
+    now = 0.0
     monkeypatch.setattr("tailrace.interrupt.os._exit", record)
-    with Interrupt().watching() as interrupt:
+    with Interrupt(clock=lambda: now).watching() as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
         interrupt.accept()
+        now = 1.0
         os.kill(os.getpid(), signal.SIGINT)
         await asyncio.wait_for(exited.wait(), timeout=10)
     assert codes == [INTERRUPTED]
+
+
+async def test_signals_that_come_together_are_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`timeout` sends one to its child and one to the child's group."""
+    exits: list[int] = []
+    monkeypatch.setattr("tailrace.interrupt.os._exit", exits.append)
+    with Interrupt(clock=lambda: 0.0).watching() as interrupt:
+        for number in SIGNALS:  # two of one kind could be one for the system
+            os.kill(os.getpid(), number)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
+        interrupt.accept()
+        await asyncio.sleep(0)  # both have been read by now
+    assert exits == []
+    assert capsys.readouterr().err.count("Stopping") == 1
+
+
+async def test_signals_are_handled_again_after_a_library_took_them() -> None:
+    taken: list[int] = []
+    with Interrupt().watching() as interrupt:
+        signal.signal(signal.SIGTERM, lambda number, _: taken.append(number))
+        interrupt.handle_signals()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
+        interrupt.accept()
+    assert taken == []
 
 
 async def test_signals_are_left_alone_afterwards() -> None:

@@ -154,6 +154,9 @@ class JustInTime:
             await self._changed.wait()
         return version
 
+    async def heard(self, *, timeout_s: float) -> None:
+        """It is never lost."""
+
     @contextmanager
     def weights(self) -> Iterator[tuple[WeightVersion, dict[str, torch.Tensor]]]:
         yield self._next, self._history.weights[self._next]
@@ -162,7 +165,7 @@ class JustInTime:
         """Nobody asks."""
 
     @asynccontextmanager
-    async def turn(self, version: WeightVersion, *, timeout_s: float) -> AsyncIterator[None]:
+    async def turn(self) -> AsyncIterator[None]:
         yield
 
 
@@ -274,16 +277,8 @@ async def test_the_plain_loops_of_different_staleness_differ(
     assert rewards[1][2:] != rewards[2][2:]
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "one_step": {"max_staleness": 1},
-    "fully_asynchronous": {"max_staleness": 1, "streaming": True},
-    "two_steps": {"max_staleness": 2, "streaming": True},
-}
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_asynchronous_mode_learns_its_task_within_its_bound(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, mode: str
+def test_a_run_two_steps_ahead_learns_its_task_within_its_bound(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
 ) -> None:
     config = small_run(
         tmp_path / "run",
@@ -293,14 +288,13 @@ def test_every_asynchronous_mode_learns_its_task_within_its_bound(
         trainer={"steps": 15, "train_batch_size": 32, "precision": "bf16", "lr": 3e-3},
         engine={"type": "native", "dtype": "bfloat16", "kv_cache_gib": 0.01},
         evaluation={"every": 15},
-        pipeline=MODES[mode],
+        pipeline={"max_staleness": 2, "streaming": True},
     )
     assert train(config, resume=False) == 0
     steps = steps_of(tmp_path / "run")
     rewards = [event.metrics["reward"] for event in steps]
     assert sum(rewards[-5:]) >= 2 * sum(rewards[:5])
-    staleness = [event.metrics["staleness_max"] for event in steps]
-    assert 1 <= max(staleness) <= MODES[mode]["max_staleness"]
+    assert 1 <= max(event.metrics["staleness_max"] for event in steps) <= 2
 
 
 class Interrupting(EventLog):

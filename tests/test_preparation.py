@@ -31,6 +31,24 @@ def test_an_engine_larger_than_the_memory_is_refused_with_both_figures(
     check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cuda")  # whose memory is another
 
 
+def test_only_the_machines_of_a_joined_cluster_know_their_memory(tmp_path: Path, tiny_model: TinyModel) -> None:
+    def load(placement: str) -> None:
+        assembly.load_inputs(
+            small_run(
+                tmp_path / "run",
+                tiny_model("llama"),
+                write_prompts(tmp_path / "p.jsonl"),
+                engine=NativeEngineConfig(tp=1000),
+                pipeline={"placement": placement},
+                cluster={"address": "10.0.0.1:6379"},
+            )
+        )
+
+    load("separated")
+    with pytest.raises(ConfigError, match="the engine needs"):
+        load("colocated")
+
+
 def test_every_command_refuses_such_an_engine(tmp_path: Path, tiny_model: TinyModel) -> None:
     engine, model = NativeEngineConfig(tp=1000), {"path": str(tiny_model("llama"))}
     run = small_run(tmp_path / "run", tiny_model("llama"), write_prompts(tmp_path / "p.jsonl"), engine=engine)

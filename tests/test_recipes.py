@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -10,7 +11,8 @@ import yaml
 from tailrace.config.load import load_config, parse_config
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-RUNTIME = {"pipeline", "weights", "cluster", "queue"}
+RUNTIME: Any = {key: True for key in ("output_dir", "pipeline", "weights", "cluster", "queue")}
+RUNTIME |= {"trainer": {"micro_batch_tokens"}}
 """How a run is carried out, not what it trains."""
 
 
@@ -22,9 +24,7 @@ def test_a_recipe_that_ships_resolves_to_one_that_loads_back_unchanged(recipe: P
 
 def test_the_asynchronous_recipe_trains_what_the_quickstart_trains() -> None:
     quickstart, asynchronous = (load_config(RECIPES / name) for name in ("quickstart.yaml", "smollm2_async.yaml"))
-    assert asynchronous.model_dump(exclude={"output_dir", *RUNTIME}) == quickstart.model_dump(
-        exclude={"output_dir", *RUNTIME}
-    )
+    assert asynchronous.model_dump(exclude=RUNTIME) == quickstart.model_dump(exclude=RUNTIME)
 
 
 def test_the_asynchronous_recipe_gives_each_pool_a_core_and_bounds_staleness_by_one() -> None:
@@ -37,6 +37,8 @@ def test_the_asynchronous_recipe_gives_each_pool_a_core_and_bounds_staleness_by_
     assert config.weights_mode == "in_flight"
     assert (config.cluster.rollout.cores, config.cluster.trainer.cores) == ((0,), (1,))
     assert config.queue.type == "service"
+    group = 30 + config.algorithm.group_size * 10  # tokens of a prompt and of responses, at the least
+    assert config.trainer.micro_batch_tokens < config.groups_per_step * group
 
 
 def test_a_dry_run_of_the_asynchronous_recipe_resolves_it_and_starts_nothing(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config.run import RunConfig
-from tailrace.errors import NonFiniteError, UserError
+from tailrace.errors import ConfigError, NonFiniteError, UserError
 from tailrace.events import read_events
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
@@ -198,6 +200,39 @@ def test_a_resumed_run_keeps_what_its_data_position_depends_on(
         train(small_run(tmp_path / "run", tiny_model("llama"), prompts, seed=1), resume=True)
 
 
+def test_a_resumed_run_keeps_the_bound_that_its_responses_were_let_in_under(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    directory = RunDirectory(tmp_path)
+
+    def with_staleness(value: int) -> RunConfig:
+        return small_run(tmp_path, tiny_model("llama"), prompts, pipeline={"max_staleness": value})
+
+    with directory.begun(with_staleness(2), resumed=False):
+        pass
+    directory.check_same(with_staleness(3))
+    with pytest.raises(ConfigError, match=r"max_staleness cannot be lowered from 2 to 0 .* give 2 or more"):
+        directory.check_same(with_staleness(0))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda path: path.write_bytes(b"\0\n" + path.read_bytes()), r"events\.jsonl, line 1, is not an event: "),
+        (lambda path: (path.unlink(), path.mkdir()), r"events\.jsonl cannot be read: Is a directory"),
+    ],
+)
+def test_events_that_cannot_be_reported_are_told_of_before_a_run_is_resumed(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, spoil: Callable[[Path], object], message: str
+) -> None:
+    run = tmp_path / "run"
+    train(small_run(run, tiny_model("llama"), prompts, trainer__steps=1), resume=False)
+    spoil(run / "events.jsonl")
+    with pytest.raises(UserError, match=message):
+        train(small_run(run, tiny_model("llama"), prompts, trainer__steps=2), resume=True)
+    assert not (run / "checkpoints" / "step_000002").exists()
+
+
 def test_a_corrupt_checkpoint_offers_the_one_before(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
     config = small_run(tmp_path / "run", tiny_model("llama"), prompts)
     train(config, resume=False)
@@ -237,10 +272,26 @@ def test_a_run_whose_last_event_was_cut_short_resumes_and_reports(
     assert [event.step for event in steps_of(run)] == [0, 1, 2, 3, 4]
 
 
-def test_an_unwritable_output_dir_is_a_users_error(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
+def test_an_unwritable_output_dir_is_a_users_error(tmp_path: Path, prompts: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match="cannot be written"):
-        train(small_run(tmp_path / "file" / "run", tiny_model("llama"), prompts), resume=False)
+    with pytest.raises(UserError) as caught:
+        train(small_run(tmp_path / "file" / "run", Path("/nowhere/model"), prompts), resume=False)
+    assert str(caught.value) == (
+        f"output_dir {tmp_path / 'file' / 'run'} cannot be written: Not a directory; choose another output_dir"
+    )
+
+
+def test_a_metrics_port_that_is_taken_is_a_users_error(tmp_path: Path, prompts: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError) as caught:
+            train(
+                small_run(tmp_path / "run", Path("/nowhere/model"), prompts, observe__metrics_port=port), resume=False
+            )
+    assert str(caught.value) == (
+        f"observe.metrics_port {port} cannot be had on 127.0.0.1: Address already in use; give another port"
+    )
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])

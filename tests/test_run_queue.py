@@ -19,7 +19,7 @@ from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, Servic
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
-from tailrace.run_queue import check_queue, open_queue, run_table
+from tailrace.run_queue import check_queue, client_options, open_queue, run_table
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.address import QueueAddress
@@ -55,6 +55,13 @@ def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwi
     assert [task.name for task in table.tasks] == ["rollout", "reward", "advantage", "actor"]
     assert table.tasks[-1].policy.model_dump(include={"tokens", "window"}) == policy
     check_table(make_tasks(table), table.columns)
+
+
+def test_every_process_of_a_run_uses_the_queue_as_its_configuration_says() -> None:
+    remote = RemoteQueueConfig(connection="c", timeout_s=7.0, client_limit_s=5.0, shared_memory=False)
+    assert client_options(remote) == {"timeout_s": 7.0, "limit_s": 5.0, "shared_memory": False}
+    service = ServiceQueueConfig(timeout_s=7.0, client_limit_s=5.0)
+    assert client_options(service) == {"timeout_s": 7.0, "limit_s": 5.0, "shared_memory": True}
 
 
 async def test_a_local_queue_is_in_this_process(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 Most run their workers in this event loop; what only processes can show is in the last ones.
 """
 
+import asyncio
 import os
 import re
 import signal
@@ -16,15 +17,21 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from tailrace.cluster.base import WorkerSpec
+from tailrace.cluster.base import Report, WorkerSpec
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
 from tailrace.errors import ClusterError, ConfigError, ModelError, WorkerDied
 from tailrace.events import Event, EventLog, read_events
+from tailrace.interrupt import SIGNALS
+from tailrace.report.prometheus import PrometheusSink
 from tailrace.run import train
+from tailrace.transfer.queue.base import Claim
+from tailrace.workers.base import WatchedQueue
 from tests.conftest import TinyModel
+from tests.report.test_prometheus import scrape
 from tests.runs import learned, small_run, steps_of, write_prompts
 
 KL: dict[str, Any] = {"algorithm__kl": {"coefficient": 0.01}}
@@ -118,12 +125,66 @@ def test_without_staleness_a_separated_run_equals_a_colocated_one_bit_for_bit(
     assert_same_run(tmp_path / "colocated", tmp_path / "separated")
 
 
+def test_weights_that_are_broadcast_make_the_same_run_bit_for_bit(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
+) -> None:
+    for medium in ("auto", "gloo"):
+        config = small_run(
+            tmp_path / medium,
+            tiny_model("llama"),
+            prompts,
+            pipeline=SYNCHRONOUS,
+            weights={"medium": medium},
+            **KL,
+        )
+        assert train(config, resume=False) == 0
+    assert_same_run(tmp_path / "auto", tmp_path / "gloo")
+    transfers = of(tmp_path / "gloo", "weights_transfer")
+    assert transfers[-1].info["medium"] == "gloo"
+    assert all(event.metrics["broadcast_bytes"] > 0 for event in transfers if event.info["medium"] == "gloo")
+    assert {event.info["medium"] for event in of(tmp_path / "auto", "weights_transfer")} == {"shared_memory"}
+
+
+def test_nccl_without_a_gpu_is_refused_before_anything_is_trained(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = small_run(tmp_path / "run", tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, weights={"medium": "nccl"})
+    with pytest.raises(ConfigError, match=r"weights\.medium=nccl is for trainers and engines with CUDA"):
+        train(config, resume=False)
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def begin_together(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    """No rollout worker of so many begins before each has something to generate."""
+    claim, have, all_have = WatchedQueue.claim, set[WatchedQueue](), asyncio.Event()
+
+    async def claim_together(queue: WatchedQueue, task: str, **options: Any) -> Claim:
+        claimed = await claim(queue, task, **options)
+        if task == "rollout":
+            have.add(queue)
+            if len(have) == workers:
+                all_have.set()
+            async with asyncio.timeout(60.0):
+                await all_have.wait()
+        return claimed
+
+    monkeypatch.setattr(WatchedQueue, "claim", claim_together)
+
+
 @pytest.mark.parametrize("mode", ["synchronous", "delayed", "sub_step", "in_flight"])
 @pytest.mark.parametrize("streaming", [False, True])
 def test_an_asynchronous_run_trains_every_step_within_the_bound(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object, mode: str, streaming: bool
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    local: object,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    streaming: bool,
 ) -> None:
     run = tmp_path / "run"
+    begin_together(monkeypatch, 2)
     config = small_run(
         run,
         tiny_model("llama"),
@@ -135,7 +196,7 @@ def test_an_asynchronous_run_trains_every_step_within_the_bound(
     )
     assert train(config, resume=False) == 0
     assert_whole(run, 6, max_staleness=2)
-    assert {event.worker for event in of(run, "rollout")} <= {"rollout-0", "rollout-1"}
+    assert {event.worker for event in of(run, "rollout")} == {"rollout-0", "rollout-1"}
     assert [event.version for event in of(run, "weights_publish")] == list(range(1, 7))
 
 
@@ -153,10 +214,138 @@ def test_a_killed_trainer_costs_the_steps_since_the_last_checkpoint_and_changes_
 
 
 def kill_local(cluster: LocalCluster, name: str) -> None:
-    import asyncio
-
     handle = next(handle for handle in cluster.handles if handle.name == name)
     asyncio.get_running_loop().create_task(handle.kill())
+
+
+def test_a_run_from_an_older_checkpoint_goes_on_from_there_when_its_trainer_dies_before_it_has_saved(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not from a newer one, which was left behind."""
+    run = tmp_path / "run"
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS)
+    assert train(config, resume=False) == 0
+    before = weights(run)
+    older = run / "checkpoints" / "step_000002"
+    at_events(monkeypatch, {"sample 2": lambda _: kill_local(local[-1], "trainer")})
+    assert train(config, resume=True, checkpoint=older) == 0
+    assert [event.info["resumed_from"] for event in of(run, "run")] == [None, str(older), str(older)]
+    assert [event.step for event in steps_of(run)] == [0, 1, 2, 3, 2, 3]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run).items())
+
+
+def test_a_run_from_a_checkpoint_of_elsewhere_goes_on_from_its_own_when_it_has_saved_one(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, checkpoint={"every": 1, "keep": 5})
+    assert train(config, resume=False) == 0
+    elsewhere = tmp_path / "elsewhere"
+    (run / "checkpoints" / "step_000001").rename(elsewhere)
+    deaths = {step: lambda _: kill_local(local[-1], "trainer") for step in ("sample 1", "sample 3")}
+    at_events(monkeypatch, deaths)
+    assert train(config, resume=True, checkpoint=elsewhere) == 0
+    own = run / "checkpoints" / "step_000003"
+    froms = [event.info["resumed_from"] for event in of(run, "run")]
+    assert froms == [None, str(elsewhere), str(elsewhere), str(own)]
+
+
+def test_a_trainer_that_dies_at_the_same_step_every_time_ends_the_run(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+
+    class Killer(EventLog):
+        def forward(self, event: Event) -> None:
+            super().forward(event)
+            if (event.task, event.step) == ("sample", 2) and is_dying[-1:] != [len(local)]:
+                is_dying.append(len(local))
+                kill_local(local[-1], "trainer")
+
+    is_dying: list[int] = []
+    monkeypatch.setattr("tailrace.run.EventLog", Killer)
+    newest = run / "checkpoints" / "step_000002"
+    message = f"died 3 times in a row without saving a checkpoint newer than {newest}; the last: worker trainer"
+    with pytest.raises(ClusterError, match=re.escape(message)) as caught:
+        train(small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False)
+    assert f"go on with --resume-from {newest}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [event.step for event in steps_of(run)] == [0, 1]
+
+
+def test_a_run_has_one_display_and_one_set_of_sinks_however_often_its_trainer_dies(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, observe={"metrics_port": 9464})
+    sinks: list[PrometheusSink] = []
+    sums: list[float] = []
+
+    class Known(PrometheusSink):
+        def __init__(self, port: int) -> None:
+            assert port == 9464
+            super().__init__(0)  # any that is free
+            sinks.append(self)
+
+        def close(self) -> None:
+            sums.append(scrape(self.port)["tailrace_worker_deaths_total", "trainer"])
+            sums.append(scrape(self.port)["tailrace_samples_total", ""])
+            super().close()
+
+    monkeypatch.setattr("tailrace.report.sinks.PrometheusSink", Known)
+    monkeypatch.setattr("tailrace.report.sinks.check_port", lambda *_, **__: None)
+    at_events(monkeypatch, {"sample 3": lambda _: kill_local(local[-1], "trainer")})
+    assert train(config, resume=False) == 0
+    assert len(sinks) == 1
+    assert sums == [1.0, 8.0 * len(steps_of(run))]
+
+
+def test_a_run_that_was_finished_has_its_report_even_if_it_cannot_be_closed(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    close, closed = LocalHandle.close, list[str]()
+
+    async def fails_once(handle: LocalHandle) -> Report:
+        report = await close(handle)
+        closed.append(handle.name)
+        if handle.name == "reward-0":
+            raise ModelError("not closed")
+        return report
+
+    monkeypatch.setattr(LocalHandle, "close", fails_once)
+    with pytest.raises(ModelError, match="not closed"):
+        train(small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False)
+    assert sorted(closed) == ["reward-0", "rollout-0", "trainer"]
+    assert (run / "report.html").exists()
+    assert (run / "model" / "config.json").exists()
+
+
+@pytest.mark.parametrize(("moment", "steps"), [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3])])
+def test_a_trainer_that_dies_between_new_weights_and_their_ack_changes_nothing(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    connected_to_ray: None,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    steps: list[int],
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(small_run(whole, tiny_model("llama"), prompts), resume=False)
+    cluster = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
+    config = small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster)
+
+    def spec(**values: Any) -> WorkerSpec:
+        held = {"factory": f"tests.held_trainer:{moment}"} if values["name"] == "trainer" else {}
+        return WorkerSpec(**values | held)
+
+    monkeypatch.setattr("tailrace.separated.WorkerSpec", spec)
+    at_events(monkeypatch, {"held None": killing("trainer")})
+    assert train(config, resume=False) == 0
+    assert [event.step for event in steps_of(cut)] == steps
+    assert [event.actor for event in of(cut, "worker_died")] == ["trainer"]
+    assert_same_run(whole, cut)
 
 
 def test_a_run_whose_worker_cannot_start_is_none(
@@ -167,7 +356,7 @@ def test_a_run_whose_worker_cannot_start_is_none(
     config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, engine=engine)
     with pytest.raises(ConfigError, match="kv_cache_gib"):
         train(config, resume=False)
-    assert not (run / "events.jsonl").exists()
+    assert not run.exists()
 
 
 def test_a_worker_that_cannot_start_beside_others_ends_the_run_with_its_own_error(
@@ -223,7 +412,26 @@ def test_pools_that_no_machine_can_hold_are_refused_before_anything_is_written(
     config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, cluster=cluster)
     with pytest.raises(ConfigError, match=re.escape("cluster.rollout asks for 1 CPU, 3 GPU")):
         train(config, resume=False)
-    assert not run.exists() or not any(run.iterdir())
+    assert not run.exists()
+
+
+def test_workers_that_compute_on_gpus_must_reserve_some(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster]
+) -> None:
+    cluster = {"trainer": {"gpus": 1}}
+    config = small_run(
+        tmp_path / "run", tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster, device="cuda:0", **KL
+    )
+    expected = "device is cuda:0, and cluster.rollout.gpus, cluster.reference.gpus are 0: .* cluster.rollout.gpus=1"
+    with pytest.raises(ConfigError, match=expected):
+        train(config, resume=False)
+    assert not local
+
+
+def test_threads_are_for_a_colocated_run(tmp_path: Path) -> None:
+    config = small_run(tmp_path / "run", Path("model"), Path("prompts"), pipeline=SYNCHRONOUS)
+    with pytest.raises(ValidationError, match=r"threads 2 is for .* colocated; .* cluster\.rollout\.threads"):
+        RunConfig.model_validate({**config.model_dump(), "threads": 2})
 
 
 def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
@@ -240,8 +448,8 @@ def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
         **KL,
     )
     deaths = {
-        "sample 1": killing("rollout-0"),
-        "step 2": killing("reward-0", "reference-0"),
+        "step 1": killing("rollout-0"),  # too early for what is left to have been generated, so that each is missed
+        "step 3": killing("reward-0", "reference-0"),
         "step 5": killing("trainer"),
     }
     at_events(monkeypatch, deaths)
@@ -272,22 +480,32 @@ def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
     return [sys.executable, "-m", "tailrace", "train", str(recipe), *options]
 
 
+@pytest.mark.parametrize("number", SIGNALS)
 def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, number: signal.Signals
 ) -> None:
+    """Interrupted as a terminal does it, and as `timeout` does."""
     run = tmp_path / "run"
     config = small_run(
         run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, trainer__steps=30, checkpoint={"every": 100}
     )
     start = command(config, tmp_path / "recipe.yaml")
-    with subprocess.Popen(start, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(start, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         for line in process.stdout:
             if "step 2/30" in line:
-                os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+                if number == signal.SIGTERM:
+                    process.send_signal(number)
+                os.killpg(process.pid, number)
                 break
         process.stdout.read()
-        assert process.wait(timeout=60) == 130
+        said = process.stderr.read()
+        assert process.wait(timeout=60) == 130, said
+    *phases, last = said.splitlines()
+    assert last == "Stopping; once more to exit at once."
+    assert [phase.partition(" ")[0] for phase in phases] == ["starting", "starting"]
     pids = [event.info["pid"] for event in of(run, "worker_started")]
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     done = subprocess.run([*start, "--resume"], capture_output=True, text=True, timeout=120, check=False)

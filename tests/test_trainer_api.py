@@ -23,12 +23,24 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import make_run_trainer
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
-from tailrace.errors import ClusterError, ConfigError, PromptError, QueueTimeout, TailraceError, UserError
+from tailrace.errors import (
+    ClusterError,
+    ConfigError,
+    PeerLost,
+    PromptError,
+    QueueTimeout,
+    TailraceError,
+    UserError,
+    WeightsError,
+    WeightsTimeout,
+)
 from tailrace.events import Event, EventLog, read_events
 from tailrace.own_loop import Engines
+from tailrace.rollout.updater import EngineUpdater
 from tailrace.run import train
 from tailrace.trainer.base import TrainSample
 from tailrace.transfer.queue.tensors import PackedTensor, TensorBatch
+from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt
 from tests.conftest import TinyModel
 from tests.runs import learned, small_run, steps_of, write_prompts
@@ -109,6 +121,10 @@ def test_a_recipe_that_is_wrong_is_refused_in_one_line(small: Callable[..., RunC
         Trainer({**values, "seed": object()})
     with pytest.raises(ConfigError, match=r"the recipe nowhere\.yaml does not exist"):
         Trainer("nowhere.yaml")
+    with pytest.raises(ConfigError, match=r"overrides is the text 'seed=1'; expected a list, such as \['seed=1'\]"):
+        Trainer(values, "seed=1")
+    with pytest.raises(ConfigError, match="recipe is 5; expected the path"):
+        Trainer(5)  # type: ignore[arg-type]
 
 
 async def test_fit_runs_where_an_event_loop_runs(small: Callable[..., RunConfig]) -> None:
@@ -290,6 +306,8 @@ def test_weights_that_the_model_does_not_have_end_the_engines_at_the_next_call(
     small: Callable[..., RunConfig], local: Workers
 ) -> None:
     with Trainer(small("own", **STALE)).init_engines() as engines:
+        engines.put_prompts_data(engines.prompts[:2])
+        engines.put_experience_data(engines.get_experience_data(timeout=LIMIT_S))
         engines.weight_sync_notify(1, [("no.such.weight", torch.zeros(2))])
         with pytest.raises(TailraceError, match=r"no\.such\.weight"):
             engines.get_experience_data(timeout=LIMIT_S)
@@ -326,6 +344,51 @@ def test_the_caller_grades_where_no_reward_worker_does(small: Callable[..., RunC
     assert [handle.name for handle in local.cluster.handles] == ["rollout-0"]
 
 
+def test_who_has_waited_too_long_for_engines_waits_again_for_the_same_version(
+    small: Callable[..., RunConfig], local: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install, installed = EngineUpdater._install, WeightSender.installed
+    may_install, limits = asyncio.Event(), [0.1, LIMIT_S]
+
+    async def install_later(updater: EngineUpdater) -> None:
+        await may_install.wait()
+        await install(updater)
+
+    async def installed_within(sender: WeightSender, version: int, *, timeout_s: float) -> None:
+        await installed(sender, version, timeout_s=limits.pop(0))
+
+    monkeypatch.setattr(EngineUpdater, "_install", install_later)
+    monkeypatch.setattr(WeightSender, "installed", installed_within)
+    config = small("own", **SEPARATED)
+    with Trainer(config).init_engines() as engines:
+        engines.put_prompts_data(engines.prompts[:4])
+        engines.put_experience_data(engines.get_experience_data())
+        new = random_weights(engines.model_dir, 1)
+        with pytest.raises(WeightsTimeout, match=r"rollout-0: version 1 .* not installed"):
+            engines.weight_sync_notify(1, new)
+        local.loop.call_soon_threadsafe(may_install.set)
+        engines.weight_sync_notify(1, new)
+        second = engines.get_experience_data()
+        assert versions_of(second) == {1}
+        engines.put_experience_data(second)
+        with pytest.raises(WeightsError, match="newer"):
+            engines.weight_sync_notify(1, new)
+    published = [e for e in read_events(Path(config.output_dir) / "events.jsonl") if e.task == "weights_publish"]
+    assert [event.version for event in published] == [1]
+
+
+def test_engines_that_cannot_be_used_are_ended(
+    small: Callable[..., RunConfig], local: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise PeerLost("nobody there")
+
+    monkeypatch.setattr("tailrace.own_loop.SyncQueue", fail)
+    with pytest.raises(PeerLost, match="nobody there"):
+        Trainer(small("own", **SEPARATED)).init_engines()
+    assert local.loop.is_closed()
+
+
 def test_what_cannot_be_started_or_put_is_refused(small: Callable[..., RunConfig], local: Workers) -> None:
     with pytest.raises(ConfigError, match=r"use pipeline\.placement=separated"):
         Trainer(small("own")).init_engines()
@@ -333,6 +396,8 @@ def test_what_cannot_be_started_or_put_is_refused(small: Callable[..., RunConfig
         Trainer(small("own", **SEPARATED)).init_engines(workers=["rollout", "rewards"])
     with pytest.raises(ConfigError, match=r"workers: \['reward'\] has no 'rollout'"):
         Trainer(small("own", **SEPARATED)).init_engines(workers=["reward"])
+    with pytest.raises(ConfigError, match=r"device is cuda, and cluster\.rollout\.gpus is 0"):
+        Trainer(small("own", device="cuda", **SEPARATED)).init_engines()
     engine = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.00001}
     with pytest.raises(ConfigError, match="kv_cache_gib"):
         Trainer(small("own", engine=engine, **SEPARATED)).init_engines()
@@ -340,7 +405,11 @@ def test_what_cannot_be_started_or_put_is_refused(small: Callable[..., RunConfig
         long = replace(engines.prompts[0], prompt_ids=np.arange(50))
         with pytest.raises(PromptError, match=r"has 50 tokens, .* raise prompts\.max_prompt_tokens"):
             engines.put_prompts_data([engines.prompts[0], long])
+        with pytest.raises(PromptError, match=r"'What is 1\+1\?' is a str, not a tailrace\.types\.Prompt"):
+            engines.put_prompts_data(["What is 1+1?"])  # type: ignore[list-item]
         assert engines.put_prompts_data(engines.prompts[:1]) == [0]
+        with pytest.raises(WeightsError, match=r"version 7 counts steps .* rows of 0 so far"):
+            engines.weight_sync_notify(7, random_weights(engines.model_dir, 7))
     with pytest.raises(ClusterError, match="were closed"):
         engines.put_prompts_data(engines.prompts[:1])
     with pytest.raises(UserError, match="holds a run already"):

@@ -15,7 +15,7 @@ method and ends at once when the worker dies. Nothing here replaces a dead worke
 import asyncio
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, cast
@@ -23,7 +23,7 @@ from typing import Any, Self, cast
 import msgspec
 
 from tailrace.config.cluster import PoolConfig
-from tailrace.errors import WorkerError
+from tailrace.errors import TailraceError, WorkerError, one_line
 from tailrace.events import Event, Sink
 
 HEARTBEAT_S = 1.0
@@ -67,7 +67,10 @@ class Worker(ABC):
         """Serve until the work is done. What it raises ends the run."""
 
     async def close(self) -> None:  # noqa: B027  (many have nothing to give back)
-        """Give back what it holds. Comes after `run` has ended or was cancelled, even if `open` failed."""
+        """Give back what it holds. Comes after `run` has ended or was cancelled, and after an `open` that raised.
+
+        What it raises after that is a note on the error of `open`.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,7 @@ class WorkerSpec:
     """A worker to start."""
 
     name: str
-    """Unique in the run: the pool's name, a dash and a number."""
+    """Unique in the run: the kind of work, a dash and a number; without those `trainer`, of which there is one."""
     pool: PoolConfig
     """What it reserves, and where it is bound."""
     factory: str
@@ -125,10 +128,10 @@ class WorkerHandle(ABC):
         """
 
     @abstractmethod
-    async def close(self) -> tuple[Event, ...]:
+    async def close(self) -> Report:
         """Let it close and end; kill it after CLOSE_LIMIT_S. Never raises for a worker that died; twice is harmless.
 
-        Returns the events that it has emitted since nobody has read its reports any more.
+        Returns what it has had to say since nobody has read its reports any more.
         """
 
     @abstractmethod
@@ -172,9 +175,17 @@ class Cluster(ABC):
         """Kill every worker that is left. Twice is harmless."""
 
 
+async def close_unopened(worker: str, error: Exception, close: Coroutine[Any, Any, Report]) -> None:
+    """Do `close` after the `error` of an `open`, which is what is told."""
+    try:
+        await close
+    except TailraceError as failure:
+        error.add_note(f"Then worker {worker} could not close: {failure}")
+
+
 def foreign(worker: str, error: Exception) -> WorkerError:
     """What a driver raises for a worker's error that is none of tailrace.errors."""
-    return WorkerError(f"worker {worker}: {type(error).__name__}: {error}")
+    return WorkerError(f"worker {worker}: {type(error).__name__}: {one_line(error)}")
 
 
 def make_worker(factory: str, settings: bytes, context: WorkerContext) -> Worker:

@@ -19,12 +19,12 @@ from tailrace.cluster.base import (
     WorkerHandle,
     WorkerSpec,
     call_method,
+    close_unopened,
     foreign,
     make_worker,
 )
 from tailrace.config.cluster import ClusterConfig
 from tailrace.errors import TailraceError, WorkerDied
-from tailrace.events import Event
 
 Result = TypeVar("Result")
 
@@ -50,6 +50,9 @@ class LocalHandle(WorkerHandle):
         except TimeoutError:
             await self._end(f"killed, since it had not opened within {limit_s:g} s")
             raise self._obituary() from None
+        except TailraceError as error:
+            await close_unopened(self.name, error, self.close())
+            raise
         except BaseException:
             await self.close()
             raise
@@ -114,7 +117,7 @@ class LocalHandle(WorkerHandle):
     def _obituary(self) -> WorkerDied:
         return WorkerDied.of(self.name, self.pid, self._died or "closed")
 
-    async def close(self) -> tuple[Event, ...]:
+    async def close(self) -> Report:
         if self._died is None:
             await self._end("closed")
             try:
@@ -122,8 +125,12 @@ class LocalHandle(WorkerHandle):
                     await self.free()
             except TimeoutError:
                 pass  # a process would be killed now
+            except TailraceError:
+                raise
+            except Exception as error:  # whatever it is: the driver hears of it
+                raise foreign(self.name, error) from error
         await asyncio.sleep(0)  # what it emitted as its last
-        return self._outbox.take()
+        return Report(events=self._outbox.take())
 
     async def kill(self) -> None:
         await self._end("killed")

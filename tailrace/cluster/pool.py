@@ -82,6 +82,7 @@ class Pool:
         self._dead: set[WorkerHandle] = set()
         """Of which a call has said so, before `run` has heard of it."""
         self._failure: TailraceError | None = None
+        """Why nobody who is dead will be replaced."""
 
     @property
     def handles(self) -> list[WorkerHandle]:
@@ -127,11 +128,14 @@ class Pool:
             raise
 
     async def close(self) -> None:
-        """Close every worker, side by side, and pass on what they still have to tell. Twice is harmless."""
-        await _together(*(self._close(handle) for handle in self.handles))
+        """Close every worker, side by side, and pass on what they still have to tell. Twice is harmless.
+
+        Raises: as WorkerHandle.close, the first error, when all have ended.
+        """
+        await each(*(self._close(handle) for handle in self.handles))
 
     async def _close(self, handle: WorkerHandle) -> None:
-        self._tell(handle.name, Report(events=await handle.close()))
+        self._tell(handle.name, await handle.close())
 
     async def _alive(self, index: int) -> WorkerHandle:
         try:
@@ -194,6 +198,9 @@ class Pool:
         self._budget.spend(death)
 
     def _tell_of(self, death: WorkerDied) -> None:
+        if self._budget is None:
+            self._failure = death  # at once: while the dead is buried, nobody shall wait for a replacement
+            self._tell_change()
         now = self._log.now()
         info = {"pid": death.pid, "how": death.how}
         self._log.emit(Event(task="worker_died", actor=death.worker, start=now, end=now, info=info))
@@ -201,6 +208,14 @@ class Pool:
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def each(*work: Coroutine[Any, Any, None]) -> None:
+    """Do it side by side, all of it to its end. The first error is raised then."""
+    ends = await asyncio.gather(*work, return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

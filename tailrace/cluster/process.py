@@ -25,7 +25,9 @@ from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 from typing import Self
 
-from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, HEARTBEAT_S, Report, WorkerSpec
+import psutil
+
+from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, HEARTBEAT_S, Report, WorkerSpec, close_unopened
 from tailrace.cluster.environment import environment
 from tailrace.cluster.output import Output
 from tailrace.cluster.wire import (
@@ -44,13 +46,14 @@ from tailrace.cluster.wire import (
     read_to_keeper,
     unpack_error,
 )
-from tailrace.errors import WorkerDied
+from tailrace.config.cluster import PoolConfig
+from tailrace.errors import TailraceError, WorkerDied
 from tailrace.events import Event
 
 _BATCH_S = 0.5
 """Lines and events that come within this time go in one report: each costs milliseconds of several processes."""
 _END_LIMIT_S = 10.0
-"""The guard kills in milliseconds; what is stuck in the kernel is left to it."""
+"""The guard kills in milliseconds. What is stuck in the kernel is left to it."""
 _DRAIN_LIMIT_S = 1.0
 """For what a dead worker had printed and said."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -63,6 +66,8 @@ class _Child:
     lifeline: tuple[StreamReader, StreamWriter]
     messages: tuple[StreamReader, StreamWriter]
     output: StreamReader
+    group: int
+    """Of processes, in which the guard is, and the worker."""
 
 
 class WorkerProcess:
@@ -117,7 +122,9 @@ class WorkerProcess:
                 datacentre=datacentre,
             )
             facts = await worker._open(start, start_limit_s)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, TailraceError) and not isinstance(error, WorkerDied):
+                await close_unopened(spec.name, error, worker.close())
             await worker.kill()
             raise
         worker._watching = asyncio.create_task(worker._watch(heartbeat_limit_s))
@@ -157,7 +164,7 @@ class WorkerProcess:
         id = next(self._ids)
         return await self._ask(id, Call(id, method, args))
 
-    async def close(self) -> tuple[Event, ...]:
+    async def close(self) -> Report:
         """As WorkerHandle.close."""
         self._how = self._how or "it was closed"
         with suppress(TimeoutError, WorkerDied):
@@ -165,7 +172,7 @@ class WorkerProcess:
                 await self._ask(CLOSE, Close())
                 await asyncio.wait([self._life])
         await self.kill()
-        return self._report().events
+        return self._report()
 
     async def kill(self, how: str = "killed") -> None:
         """As WorkerHandle.kill, with the reason."""
@@ -173,6 +180,9 @@ class WorkerProcess:
         with suppress(OSError):  # it has ended
             self._child.lifeline[1].write_eof()
         await asyncio.wait([self._life], timeout=_END_LIMIT_S)
+        if not self._life.done():  # the guard stands still: it was stopped
+            _kill_group(self._child.group)
+            await asyncio.wait([self._life], timeout=_END_LIMIT_S)
 
     async def _ask(self, id: int, message: ToWorker) -> bytes:
         if self._dead:
@@ -250,6 +260,25 @@ def _how(code: int) -> str:
     return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
 
 
+def _kill_group(group: int) -> None:
+    """Kill its processes, and all that they have started, as the guard would."""
+    family: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
+            if os.getpgid(process.pid) == group:
+                family |= {process, *process.children(recursive=True)}
+    for process in family:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _own_variables(pool: PoolConfig) -> dict[str, str]:
+    """Of the environment of a worker."""
+    variables = dict.fromkeys(_THREAD_VARIABLES, str(pool.threads_each))
+    # where GPUs were reserved, Ray has told the keeper which
+    return variables if pool.gpus else variables | {"CUDA_VISIBLE_DEVICES": ""}
+
+
 async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
     loop = asyncio.get_running_loop()
     messages, their_messages = socket.socketpair()
@@ -265,7 +294,7 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
         stderr=STDOUT,
         pass_fds=[their_messages.fileno(), their_lifeline.fileno()],
         cwd=directory if Path(directory).is_dir() else None,
-        env=environment(os.environ) | dict.fromkeys(_THREAD_VARIABLES, str(spec.pool.threads_each)),
+        env=environment(os.environ) | _own_variables(spec.pool),
         start_new_session=True,  # Ctrl-C is the driver's, who may have work to save before the workers end
     )
     for theirs in (their_messages, their_lifeline):
@@ -278,4 +307,5 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
         lifeline=await asyncio.open_connection(sock=lifeline),
         messages=await asyncio.open_connection(sock=messages),
         output=reader,
+        group=starter.pid,
     )

@@ -1,6 +1,10 @@
 """Whether a cluster could ever hold the pools of a run."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
 
 from tailrace.config.cluster import PoolConfig
 from tailrace.errors import ConfigError, did_you_mean
@@ -39,6 +43,32 @@ def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> N
                 f"the worker pools of `cluster` ask for {total:g} {kind} together ({parts}), and the cluster has "
                 f"{there:g}; use fewer workers, ask for less, or join a larger cluster"
             )
+
+
+def check_this_machine(pools: Mapping[str, PoolConfig], *, gpus: int) -> None:
+    """The same, and that there are the cores, for a Ray that is to be started on this machine with its `gpus`.
+
+    Raises:
+        ConfigError: it does not have what `pools` ask for.
+    """
+    memory = float(psutil.virtual_memory().total)
+    check_room(pools, [{"CPU": float(_cpus()), "GPU": float(gpus), "memory": memory}])
+    there = os.sched_getaffinity(0)
+    for name, pool in pools.items():
+        if missing := set(pool.cores or ()) - there:
+            raise ConfigError(
+                f"cluster.{name}.cores {sorted(missing)} cannot be had on this machine, which has {sorted(there)}"
+            )
+
+
+def _cpus() -> int:
+    """The machine's, or those that a container may use."""
+    count = os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except OSError:
+        return count
+    return count if quota == "max" else min(count, max(1, int(quota) // int(period)))
 
 
 def described(amounts: Resources) -> str:

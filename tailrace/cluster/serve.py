@@ -71,8 +71,10 @@ class _Serving:
         self._writer = writer
         self._outbox = Outbox()
         self._worker: Worker | None = None
-        self._work: dict[int, Task[None]] = {}
+        self._work: dict[int, Task[Any]] = {}
         """What is under way: calls by their ids, `open` and `run`."""
+        self._answers: set[Task[None]] = set()
+        """Each waits for some work, and tells how it ended."""
 
     async def serve(self) -> None:
         beats = asyncio.create_task(self._beat())
@@ -88,15 +90,20 @@ class _Serving:
                     if id in self._work:  # else its answer is on the way
                         self._work[id].cancel()
         beats.cancel()
-        await self._answer(CLOSE, self._close())
+        await self._answer(CLOSE, asyncio.create_task(self._close()))
 
     def _begin(self, id: int, work: Coroutine[Any, Any, Any]) -> None:
-        self._work[id] = asyncio.create_task(self._answer(id, work))
+        self._work[id] = asyncio.create_task(work)
         self._work[id].add_done_callback(lambda _: self._work.pop(id))
+        answer = asyncio.create_task(self._answer(id, self._work[id]))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
 
-    async def _answer(self, id: int, work: Coroutine[Any, Any, Any]) -> None:
+    async def _answer(self, id: int, work: Task[Any]) -> None:
+        """Never cancelled itself: work that is cancelled before it has begun is answered, too."""
+        await asyncio.wait([work])
         try:
-            answer: ToKeeper = Returned(id, value=pickle.dumps(await work))
+            answer: ToKeeper = Returned(id, value=pickle.dumps(work.result()))
         except asyncio.CancelledError:
             answer = Returned(id, cancelled=True)
         except Exception as error:  # whatever it is: the driver hears of it
@@ -120,11 +127,10 @@ class _Serving:
         return await call_method(self._worker, method, pickle.loads(args))
 
     async def _close(self) -> None:
-        tasks = list(self._work.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        for work in self._work.values():
+            work.cancel()
+        if self._answers:
+            await asyncio.wait(list(self._answers))
         if self._worker is not None:
             await self._worker.close()
 

@@ -2,25 +2,46 @@
 
 Most of a local Ray ends with its driver, but some of its helpers linger for a minute. This waits until the driver hangs
 up its standard input. If it has not said before that all is well, every process that has MARK in its environment is
-killed, and so is every process that writes below DIRECTORY, which is removed.
+killed, and so is every process that writes below DIRECTORY, which is removed. So are the sockets and the shared memory
+that processes on this machine have left which are dead: those of the run are among them.
 """
 
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 import psutil
 
 from tailrace.cluster.environment import environment
 
-_MARK = "TAILRACE_RAY"
+MARK = "TAILRACE_RAY"
+"""The variable that all processes of a local Ray, and what they start, have in their environment."""
+_KILL_LIMIT_S = 30.0
+"""Killed processes are gone in a moment, but Ray may start others meanwhile; one stuck in the kernel is left to it."""
+
+
+@contextmanager
+def marked(mark: str) -> Iterator[None]:
+    """What this process starts within the block is the undertaker's of `mark`, with all that comes of it."""
+    before = os.environ.get(MARK)
+    os.environ[MARK] = mark
+    try:
+        yield
+    finally:
+        del os.environ[MARK]
+        if before is not None:
+            os.environ[MARK] = before
 
 
 def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
-    """An undertaker for the Ray that this process starts next. Writing anything to its input sends it away."""
-    os.environ[_MARK] = mark
+    """An undertaker for the Ray that this process starts as `marked`. Writing anything to its input sends it away."""
     command = (sys.executable, "-P", "-m", "tailrace.cluster.undertaker", mark, directory)
     return subprocess.Popen(
         command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=environment(os.environ)
@@ -32,11 +53,26 @@ def main() -> None:
     mark, directory = sys.argv[1:]
     if sys.stdin.buffer.read(1):
         return
-    while marked := [process for process in psutil.process_iter() if _is_of(process, mark, directory)]:
-        for process in marked:
-            process.kill()
-        psutil.wait_procs(marked, timeout=1.0)
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    while (left := [process for process in psutil.process_iter() if _is_of(process, mark, directory)]) and (
+        time.monotonic() < deadline
+    ):
+        for process in left:
+            with suppress(psutil.Error):  # it has ended, or may not be killed
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
     shutil.rmtree(directory, ignore_errors=True)
+    _remove_leftovers()
+
+
+def _remove_leftovers() -> None:
+    # only now: who waits through a whole run should take little memory
+    from tailrace.transfer.queue import socket_directory
+    from tailrace.transfer.queue.storage import arena
+    from tailrace.transfer.weights.segments import SHARED
+
+    socket_directory.remove_orphans(Path(tempfile.gettempdir()))
+    arena.remove_orphans(SHARED)
 
 
 def _is_of(process: psutil.Process, mark: str, directory: str) -> bool:
@@ -46,7 +82,7 @@ def _is_of(process: psutil.Process, mark: str, directory: str) -> bool:
     try:
         if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
             return False
-        if process.environ().get(_MARK) == mark:
+        if process.environ().get(MARK) == mark:
             return True
         return any(file.path.startswith(f"{directory}/") for file in process.open_files())
     except psutil.Error:  # it has ended, or is another user's

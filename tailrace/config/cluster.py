@@ -6,6 +6,17 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from tailrace.config.base import Config
 
+_LEAST_HEARTBEAT_LIMIT_S = 3.0
+"""Beats and reports come at most 1.5 s after one another, where nothing holds them up."""
+_RAY_UNIT = 0.0001
+"""The least of a resource that Ray counts."""
+
+
+def _counted(amount: float) -> float:
+    if 0 < amount < _RAY_UNIT:
+        raise ValueError(f"is {amount:g}, and Ray counts in parts of {_RAY_UNIT}; use 0 or at least that")
+    return amount
+
 
 class PoolConfig(Config):
     """The workers of one kind."""
@@ -15,13 +26,34 @@ class PoolConfig(Config):
     cpus: NonNegativeFloat = 1.0
     """CPUs that Ray reserves for each."""
     gpus: NonNegativeFloat = 0.0
-    """GPUs that Ray reserves for each; it sees no others."""
+    """GPUs that Ray reserves for each; it sees no others, with 0 none. What uses a `device` that is one needs some."""
     resources: dict[str, PositiveFloat] = {}
     """Further resources of Ray that each reserves, such as the name of a kind of machine."""
     threads: PositiveInt | None = None
     """Threads of torch in each; by default as many as `cpus`, one at the least."""
     cores: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
     """CPU cores of its machine that each is bound to; by default none is."""
+
+    @field_validator("cpus", "gpus")
+    @classmethod
+    def _in_parts_that_ray_counts(cls, amount: float) -> float:
+        return _counted(amount)
+
+    @field_validator("resources")
+    @classmethod
+    def _of_other_kinds(cls, resources: dict[str, float]) -> dict[str, float]:
+        for name, amount in resources.items():
+            if name.upper() in ("CPU", "GPU"):
+                raise ValueError(f"has {name}, which has a key of its own: use {name.lower()}s")
+            _counted(amount)
+        return resources
+
+    @field_validator("cores")
+    @classmethod
+    def _each_once(cls, cores: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if cores is not None and len(set(cores)) < len(cores):
+            raise ValueError(f"is {list(cores)}, with a core twice; name each once")
+        return cores
 
     @property
     def threads_each(self) -> int:
@@ -46,13 +78,23 @@ class ClusterConfig(Config):
     start_limit_s: PositiveFloat = 300.0
     """Seconds in which a worker must have started, its model loaded."""
     heartbeat_limit_s: PositiveFloat = 30.0
-    """Seconds without a sign of life after which a worker is killed and replaced."""
+    """Seconds without a sign of life after which a worker is killed and replaced; 3 at the least."""
     max_deaths: NonNegativeInt = 10
     """Workers that may die within ten minutes; with one more the run ends."""
+
+    @field_validator("heartbeat_limit_s")
+    @classmethod
+    def _more_than_a_beat(cls, limit_s: float) -> float:
+        if limit_s < _LEAST_HEARTBEAT_LIMIT_S:
+            raise ValueError(
+                f"is {limit_s:g}, and a healthy worker may be silent for 1.5 s; use {_LEAST_HEARTBEAT_LIMIT_S:g} "
+                "or more"
+            )
+        return limit_s
 
     @field_validator("trainer")
     @classmethod
     def _one_trainer(cls, trainer: PoolConfig) -> PoolConfig:
         if trainer.workers != 1:
-            raise ValueError(f"workers is {trainer.workers}, and one process trains; use 1")
+            raise ValueError(f"has {trainer.workers} workers, and one process trains; use 1")
         return trainer

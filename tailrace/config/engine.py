@@ -95,7 +95,7 @@ class NativeEngineConfig(Config):
     collectives: Literal["auto", "shared_memory", "gloo", "nccl"] = "auto"
     """How TP ranks exchange tensors: by default nccl on CUDA, else shared memory, or gloo without a C++ compiler."""
     link: LinkConfig | None = None
-    """Emulates a slower link between TP ranks, so tp must be 2 or more; off unless given."""
+    """Emulates a slower link between TP ranks, so tp must be 2 or more."""
     kernels: Literal["auto", "cpu", "torch"] = "auto"
     """cpu: C++ compiled at first use, for bfloat16 on CPUs with AVX512-BF16; torch: PyTorch alone; auto: cpu where it
     can be."""

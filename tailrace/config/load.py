@@ -8,13 +8,22 @@ from typing import Any, TypeVar
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from tailrace.config.base import Config
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, nearest, one_line
 
-Schema = TypeVar("Schema", bound=BaseModel)
+_NO_KEYS = {
+    "pipeline.mode": (
+        "a mode is a choice of pipeline.placement, pipeline.max_staleness, pipeline.streaming and weights.mode: see "
+        "docs/async.md"
+    )
+}
+"""Keys that people look for, and what they find instead."""
+
+Schema = TypeVar("Schema", bound=Config)
 
 
 def load_config(recipe: Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
@@ -31,6 +40,8 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
         ConfigError: the file is missing or no YAML mapping, an override is malformed, a key is unknown (the message
             names the nearest valid one), or a value is not valid.
     """
+    if isinstance(overrides, str):  # a sequence, too, of letters
+        raise ConfigError(f"overrides is the text {overrides!r}; expected a list, such as [{overrides!r}]")
     source = _named(recipe)
     merged = _read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {})
     if foreign := sorted((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(merged)):
@@ -56,14 +67,13 @@ def keys_of(recipe: Path) -> set[str]:
     return set(map(str, _read_recipe(recipe)))
 
 
-def _with_default_types(schema: type[BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+def _with_default_types(schema: type[Config], values: dict[str, Any]) -> dict[str, Any]:
     """A section that is a variant by default needs no `type` to change one of its keys."""
-    for name, field in schema.model_fields.items():
+    for name in schema.model_fields:
         section = values.get(name)
         if not isinstance(section, dict):
             continue
-        variant = getattr(field.default, "type", None) if field.discriminator else None
-        if variant is not None:  # None where the section may be left out, and where it may not
+        if (variant := schema.default_type(name, values)) is not None:
             section = {"type": variant, **section}
         below, variants = _descend(schema, name)
         below = variants.get(str(section.get("type")), below)
@@ -156,7 +166,7 @@ def _nearest_file(recipe: Path) -> str:
     return f"; did you mean {recipe.parent / close}?" if close else ""
 
 
-def _explain(root: type[BaseModel], problem: ErrorDetails) -> str:
+def _explain(root: type[Config], problem: ErrorDetails) -> str:
     location, kind, message = problem["loc"], problem["type"], problem["msg"]
     key = ".".join(_config_keys(root, location))
     if kind == "extra_forbidden":
@@ -169,23 +179,37 @@ def _explain(root: type[BaseModel], problem: ErrorDetails) -> str:
     if kind == "union_tag_invalid":
         context = problem["ctx"]
         return f"{key}.type is {context['tag']!r}; expected one of {context['expected_tags']}"
+    if hint := _meant(root, problem, key):
+        return f"{key} is {problem['input']!r}; {hint}"
     message = message.removeprefix("Value error, ").replace("tuple", "list").replace("Tuple", "List")
     if kind == "value_error":
         return f"{key} {message}" if key else message
     return f"{key} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _config_keys(root: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[str]:
+def _meant(root: type[Config], problem: ErrorDetails, key: str) -> str:
+    """How to write a value that has the wrong form; empty where it is not known."""
+    location, kind, value = problem["loc"], problem["type"], problem["input"]
+    if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
+        return f"expected a list: {key}=[{value}]"
+    if kind in ("model_type", "model_attributes_type", "dict_type") and isinstance(value, str):
+        _, variants = _descend(_schema_at(root, location[:-1]), str(location[-1]))
+        if value in variants:
+            return f"did you mean {key}.type={value}?"
+    return ""
+
+
+def _config_keys(root: type[Config], location: tuple[int | str, ...]) -> Iterator[str]:
     """The keys of a pydantic location, without the tags that it adds for unions."""
     for key, tag in _walk(root, location):
         if not tag:
             yield key
 
 
-def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[tuple[str, bool]]:
+def _walk(root: type[Config], location: tuple[int | str, ...]) -> Iterator[tuple[str, bool]]:
     """Each part of a location, and whether it is a union's tag."""
-    variants: dict[str, type[BaseModel]] = {}
-    model: type[BaseModel] | None = root
+    variants: dict[str, type[Config]] = {}
+    model: type[Config] | None = root
     for part in map(str, location):
         if part in variants:
             model, variants = variants[part], {}
@@ -195,7 +219,7 @@ def _walk(root: type[BaseModel], location: tuple[int | str, ...]) -> Iterator[tu
         yield part, False
 
 
-def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] | None, dict[str, type[BaseModel]]]:
+def _descend(model: type[Config] | None, key: str) -> tuple[type[Config] | None, dict[str, type[Config]]]:
     """The schema under `key`, or the variants by tag where it is a union."""
     if key.isdigit():  # a place in a list, whose entries have the schema that the list was found under
         return model, {}
@@ -208,17 +232,19 @@ def _descend(model: type[BaseModel] | None, key: str) -> tuple[type[BaseModel] |
     return (members[0] if members else None), {}
 
 
-def schemas_in(annotation: Any) -> list[type[BaseModel]]:
+def schemas_in(annotation: Any) -> list[type[Config]]:
     """The schemas in an annotation, in order: one, or the members of a union."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
     return [schema for argument in typing.get_args(annotation) for schema in schemas_in(argument)]
 
 
-def _nearest_key(root: type[BaseModel], location: tuple[int | str, ...], value: object) -> str:
+def _nearest_key(root: type[Config], location: tuple[int | str, ...], value: object) -> str:
     """The valid key that was probably meant: in another variant or in the same place, else anywhere."""
     unknown = str(location[-1])
     place = ".".join((*_config_keys(root, location[:-1]), ""))
+    if place + unknown in _NO_KEYS:
+        return _NO_KEYS[place + unknown]
     if ":" in unknown:
         return f"YAML needs a space after the colon: {unknown.replace(':', ': ', 1)}"
     variants = _variants_at(root, location[:-1])
@@ -235,23 +261,23 @@ def _nearest_key(root: type[BaseModel], location: tuple[int | str, ...], value: 
     return f"expected one of {', '.join(siblings)}"
 
 
-def _variants_at(root: type[BaseModel], location: tuple[int | str, ...]) -> dict[str, type[BaseModel]]:
+def _variants_at(root: type[Config], location: tuple[int | str, ...]) -> dict[str, type[Config]]:
     """The variants by tag of the union whose tag ends the location; none where it ends with a key."""
     if len(location) < 2:
         return {}
     return _descend(_schema_at(root, location[:-2]), str(location[-2]))[1]
 
 
-def _schema_at(root: type[BaseModel], location: tuple[int | str, ...]) -> type[BaseModel]:
-    model: type[BaseModel] | None = root
-    variants: dict[str, type[BaseModel]] = {}
+def _schema_at(root: type[Config], location: tuple[int | str, ...]) -> type[Config]:
+    model: type[Config] | None = root
+    variants: dict[str, type[Config]] = {}
     for part in map(str, location):
         model, variants = (variants[part], {}) if part in variants else _descend(model, part)
     assert model is not None, location
     return model
 
 
-def _all_keys(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+def _all_keys(model: type[Config], prefix: str) -> Iterator[tuple[str, str]]:
     """(last part, dotted path) of every key below `model`."""
     for name, field in model.model_fields.items():
         yield name, prefix + name

@@ -17,7 +17,8 @@ class PipelineConfig(Config):
     """Actor updates by which the weights that train on a response may be newer than the oldest that made it. 0 waits
     for each update before generating for the next."""
     streaming: bool = False
-    """Off: the actor update waits for the whole batch. On: it takes each micro-batch as it fills."""
+    """Off: the actor update waits for the whole batch. On: it takes each micro-batch as it fills, so that
+    `trainer.micro_batch_tokens` must be less than a batch has."""
     in_order: bool = False
     """Streaming only: groups are trained in the order of their prompts, which makes the update bit-identical
     to the synchronous one, instead of in the order in which they finish."""

@@ -76,25 +76,32 @@ def reference() -> str:
     return "\n".join([INTRODUCTION, *_section("", RunConfig), OTHER_COMMANDS, *tables, *table]).rstrip() + "\n"
 
 
-def _section(prefix: str, schema: type[BaseModel]) -> Iterator[str]:
-    """A table of the plain keys of a schema, then the sections below it."""
-    yield from _table(prefix, schema)
+def _section(prefix: str, schema: type[BaseModel], default: object = None) -> Iterator[str]:
+    """A table of the plain keys of a schema, then the sections below it.
+
+    `default`: of the section; its keys have other defaults than the schema's where it says so.
+    """
+    yield from _table(prefix, schema, default)
     for name, field in schema.model_fields.items():
+        about, own = field.description or "", _value(field, default, name)
         for variant in schemas_in(field.annotation):
             tag = f", `type: {variant.model_fields['type'].default}`" if field.discriminator else ""
             level = "#" * (2 + (prefix + name).count("."))
             yield f"{level} `{prefix}{name}`{tag}\n"
             yield f"{inspect.getdoc(variant)}\n"
-            yield from _section(f"{prefix}{name}.", variant)
+            if about:
+                yield f"{about}\n"
+            about = ""  # it is the same for all variants
+            yield from _section(f"{prefix}{name}.", variant, own if isinstance(own, variant) else None)
 
 
-def _table(prefix: str, schema: type[BaseModel]) -> Iterator[str]:
+def _table(prefix: str, schema: type[BaseModel], default: object = None) -> Iterator[str]:
     plain = {name: field for name, field in schema.model_fields.items() if not schemas_in(field.annotation)}
     yield "| key | default | |"
     yield "|---|---|---|"
     for name, field in plain.items():
         if name != "type":
-            yield f"| {_key(prefix + name, field)} | {_default(field)} | {_cell(field)} |"
+            yield f"| {_key(prefix + name, field)} | {_default(field, _value(field, default, name))} | {_cell(field)} |"
     yield ""
 
 
@@ -102,10 +109,13 @@ def _key(path: str, field: FieldInfo) -> str:
     return f"**`{path}`**" if field.is_required() else f"`{path}`"
 
 
-def _default(field: FieldInfo) -> str:
-    if field.is_required():
-        return ""
-    return f"`{_yaml(field.default)}`"
+def _value(field: FieldInfo, section: object, name: str) -> object:
+    """The default of a key: that of its section, where that has it, or its own."""
+    return getattr(section, name, field.default)
+
+
+def _default(field: FieldInfo, value: object) -> str:
+    return "" if field.is_required() else f"`{_yaml(value)}`"
 
 
 def _yaml(value: Any) -> str:

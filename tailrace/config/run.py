@@ -1,5 +1,6 @@
 """The whole configuration of a run, and the checks that span several parts of it."""
 
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
@@ -27,7 +28,8 @@ class RunConfig(Config):
     device: str = "cpu"
     """A torch device; only cpu has been tested."""
     threads: PositiveInt | None = None
-    """Threads of torch; the machine's cores by default."""
+    """Threads of torch, with `pipeline.placement: colocated`; the machine's cores by default. Separate workers have
+    those of their pools in `cluster`."""
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig
     rewards: RewardsConfig
@@ -35,6 +37,7 @@ class RunConfig(Config):
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = NativeEngineConfig()
     queue: QueueConfig = LocalQueueConfig()
+    """Without a type it is local, and with `pipeline.placement: separated` service."""
     trainer: TrainerConfig = TrainerConfig()
     pipeline: PipelineConfig = PipelineConfig()
     weights: WeightsConfig = WeightsConfig()
@@ -73,6 +76,14 @@ class RunConfig(Config):
         return self.algorithm.model_copy(update={"rollout_correction": correction})
 
     @property
+    def resolved(self) -> Self:
+        """With what the recipe leaves open chosen as the run will."""
+        chosen: dict[str, Any] = {"algorithm": self.resolved_algorithm}
+        if self.pipeline.placement == "separated":
+            chosen["weights"] = self.weights.model_copy(update={"mode": self.weights_mode, "dtype": self.wire_dtype})
+        return self.model_copy(update=chosen)
+
+    @property
     def weights_mode(self) -> WeightsMode:
         """How new weights reach separate engines."""
         return self.weights.mode or ("in_flight" if self.pipeline.max_staleness else "synchronous")
@@ -83,12 +94,18 @@ class RunConfig(Config):
         dtype: Literal["bfloat16", "float32"] = getattr(self.engine, "dtype", "bfloat16")
         return self.weights.dtype or dtype
 
+    @classmethod
+    def default_type(cls, section: str, values: Mapping[str, Any]) -> str | None:
+        """Separate workers share a queue that they can reach."""
+        if section == "queue" and _placement(values) == "separated":
+            return "service"
+        return super().default_type(section, values)
+
     @model_validator(mode="before")
     @classmethod
-    def _separate_workers_share_a_queue(cls, values: Any) -> Any:
-        """The default is a queue that they can reach."""
-        if isinstance(values, dict) and "queue" not in values and _placement(values) == "separated":
-            return {**values, "queue": {"type": "service"}}
+    def _has_a_queue(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "queue" not in values:
+            return {**values, "queue": {"type": cls.default_type("queue", values)}}
         return values
 
     @model_validator(mode="after")
@@ -97,6 +114,37 @@ class RunConfig(Config):
             raise ValueError(
                 "queue.type local is inside one process, and pipeline.placement separated has several; "
                 "use queue.type=service"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _separate_workers_have_threads_of_their_own(self) -> Self:
+        if self.pipeline.placement == "separated" and self.threads is not None:
+            raise ValueError(
+                f"threads {self.threads} is for pipeline.placement colocated; leave it out, and give separate workers "
+                f"theirs: cluster.rollout.threads, cluster.trainer.threads, ..."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engines_can_take_weights_so(self) -> Self:
+        if self.pipeline.placement == "colocated" and self.weights.mode in ("delayed", "sub_step"):
+            raise ValueError(
+                f"weights.mode {self.weights.mode} is for pipeline.placement separated; colocated, the engine takes "
+                f"new weights at once: leave weights.mode out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _corrections_compare_like_with_like(self) -> Self:
+        sampling = self.sampling
+        cut = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
+        if isinstance(self.resolved_algorithm.rollout_correction, TruncatedCorrection) and any(cut.values()):
+            name = next(name for name in cut if cut[name])
+            raise ValueError(
+                f"sampling.{name} raises the probabilities of what is sampled, which algorithm.rollout_correction "
+                f"truncated compares with those of the whole softmax: every factor would be too low; leave "
+                f"sampling.{name} out, or give algorithm.rollout_correction.type=none"
             )
         return self
 
@@ -142,6 +190,6 @@ class RunConfig(Config):
         return self
 
 
-def _placement(values: dict[str, Any]) -> Any:
+def _placement(values: Mapping[str, Any]) -> Any:
     pipeline = values.get("pipeline")
     return pipeline.get("placement") if isinstance(pipeline, dict) else getattr(pipeline, "placement", None)

@@ -65,7 +65,7 @@ class _Bounds(Config):
     lease_s: PositiveFloat = 600.0
     """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
     timeout_s: PositiveFloat = 3600.0
-    """Seconds that a put or a claim waits at the most."""
+    """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
 
 
 class LocalQueueConfig(_Bounds):
@@ -91,8 +91,8 @@ class ServiceQueueConfig(_Bounds):
     """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients name their
     own, so `tailrace queue serve` does not look at it."""
     timeout_s: PositiveFloat = 3600.0
-    """Seconds that a put or a claim of the run waits at the most. Other clients name their own, so `tailrace queue
-    serve` does not look at it."""
+    """Seconds that a put or a claim of the run waits at the most; a task without work then asks again, the training
+    step fails. Other clients name their own, so `tailrace queue serve` does not look at it."""
     unit_limit_s: PositiveFloat = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
 
@@ -123,7 +123,7 @@ class RemoteQueueConfig(Config):
     connection: str
     """The file that `tailrace queue serve` has written: where the queue is, and its token."""
     timeout_s: PositiveFloat = 3600.0
-    """Seconds that a put or a claim waits at the most."""
+    """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
     client_limit_s: PositiveFloat = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back."""
     shared_memory: bool = True

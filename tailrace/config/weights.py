@@ -1,8 +1,8 @@
 """Schema of the weight transfer."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from tailrace.config.base import Config
 
@@ -17,11 +17,13 @@ class WeightsConfig(Config):
     engine takes them when it has finished the responses that it has begun. `sub_step`: so it does, but engines take
     turns while the rest keep generating. `in_flight`: it takes them at once, and responses go on with the new weights.
     By default synchronous with `pipeline.max_staleness: 0`, otherwise in_flight."""
-    medium: Literal["auto", "shared_memory", "tcp"] = "auto"
-    """What they travel through; auto: shared memory within a machine, TCP between machines."""
+    medium: Literal["auto", "shared_memory", "tcp", "gloo", "nccl"] = "auto"
+    """What they travel through; auto: shared memory within a machine, TCP between machines. `gloo`, `nccl`: broadcasts
+    to all engines at once, through the memory of CPUs or of GPUs; nccl has never run."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Of floats that travel; by default the engine's."""
-    chunk_mib: PositiveFloat = 4.0
+    chunk_mib: Annotated[float, Field(ge=0.001)] = 4.0
     """Size of the pieces in which they travel, in MiB."""
     timeout_s: PositiveFloat = 600.0
-    """Seconds that an engine, or a synchronous update, waits for weights at the most."""
+    """Seconds that an engine, or a synchronous update, waits for weights at the most; the time in which engines finish
+    responses before they take them does not count."""

@@ -300,7 +300,7 @@ async def _ended(work: asyncio.Future[Result]) -> Result:
 
 
 def _generation_failed(error: BaseException) -> EngineError:
-    failure = EngineError(f"generation failed: {type(error).__name__}: {error}")
+    failure = EngineError(f"generation failed: {type(error).__name__}: {one_line(error)}")
     failure.__cause__ = error
     return failure
 

@@ -1,4 +1,4 @@
-"""Memory and time of a colocated run, from plain numbers. Upper bounds: every response is taken at its longest.
+"""Memory and time of a run, from plain numbers. Upper bounds: every response is taken at its longest.
 
 Of adapters nothing is known: what they take is left out of the memory, and their time is NaN.
 """
@@ -6,6 +6,7 @@ Of adapters nothing is known: what they take is left out of the memory, and thei
 import math
 from dataclasses import dataclass
 
+from tailrace.config.cluster import PoolConfig
 from tailrace.config.engine import EngineConfig
 from tailrace.config.run import RunConfig
 
@@ -33,6 +34,8 @@ class MachineSpeed:
     """Floating-point operations a second, of a large matrix product in the trainer's precision."""
     bytes_per_s: float
     """Memory read by a matrix-vector product."""
+    threads: int
+    """Of CPUs, with which that was measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +49,8 @@ class Estimate:
     """Of one step."""
     actor_s: float
     """Of one step."""
+    overlap: bool
+    """Whether responses of the next step are generated while a step is trained on."""
 
     @property
     def total_memory(self) -> float:
@@ -55,40 +60,73 @@ class Estimate:
     @property
     def step_s(self) -> float:
         """Seconds of a training step."""
-        return self.rollout_s + self.actor_s
+        return max(self.rollout_s, self.actor_s) if self.overlap else self.rollout_s + self.actor_s
 
 
 def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: MachineSpeed) -> Estimate:
-    """What a step takes on a machine of `speed`.
+    """What a step takes on a machine of `speed`, or on several such ones where the run joins a cluster.
 
     Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence; training
     computes 6 for each parameter and packed token, a group's prompt counted once.
     """
     prefilled = config.groups_per_step * prompt_tokens
     own_trainer = config.trainer.backend.type != "adapter"
+    memory = (_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, model)
+    if _is_separated(config):
+        memory |= _workers_memory(config, model)
     return Estimate(
-        memory=(_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, model),
+        memory=memory,
         checkpoint_bytes=12.0 * model.parameters if own_trainer else math.nan,
         rollout_s=_rollout_s(config, model, prefilled, speed) if config.engine.type != "adapter" else math.nan,
         actor_s=_actor_s(config, model, prefilled, speed) if own_trainer else math.nan,
+        overlap=_is_separated(config) and config.pipeline.max_staleness > 0,
     )
+
+
+def _is_separated(config: RunConfig) -> bool:
+    return config.pipeline.placement == "separated"
+
+
+def _rollout_workers(config: RunConfig) -> int:
+    return config.cluster.rollout.workers if _is_separated(config) else 1
+
+
+def _on_this_machine(config: RunConfig) -> bool:
+    """Whether workers share its CPUs and its memory."""
+    return config.device == "cpu" and config.cluster.address is None
+
+
+def _flops(config: RunConfig, pool: PoolConfig, speed: MachineSpeed) -> float:
+    """Of one worker of `pool`, by its part of the threads."""
+    if not _is_separated(config) or config.device != "cpu":
+        return speed.flops
+    threads = float(min(pool.threads_each, speed.threads))
+    if _on_this_machine(config):
+        threads = min(threads, speed.threads / pool.workers)
+    return speed.flops * threads / speed.threads
 
 
 def _actor_s(config: RunConfig, model: ModelSize, prefilled: float, speed: MachineSpeed) -> float:
     trained = prefilled + config.trainer.train_batch_size * config.sampling.max_new_tokens
-    return 6 * model.parameters * trained / speed.flops + 28 * model.parameters / speed.bytes_per_s
+    return (
+        6 * model.parameters * trained / _flops(config, config.cluster.trainer, speed)
+        + 28 * model.parameters / speed.bytes_per_s
+    )
 
 
 def _rollout_s(config: RunConfig, model: ModelSize, prefilled: float, speed: MachineSpeed) -> float:
-    return _decode_s(config, model, speed) + 2 * model.parameters * prefilled / speed.flops
+    """Of the workers, which have equal parts of the step."""
+    flops, workers = _flops(config, config.cluster.rollout, speed), _rollout_workers(config)
+    return _decode_s(config, model, speed, flops) + 2 * model.parameters * prefilled / (flops * workers)
 
 
-def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed) -> float:
-    samples = config.trainer.train_batch_size
+def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed, flops: float) -> float:
+    samples = math.ceil(config.trainer.train_batch_size / _rollout_workers(config))
     together = min(samples, _batch_size(config))
     reads = _copies(config.engine) if config.device == "cpu" else 1  # copies on CPUs read through the same memory
+    reads *= _rollout_workers(config) if _on_this_machine(config) else 1
     read = reads * _weight_bytes(config.engine) * model.parameters / speed.bytes_per_s
-    compute = 2 * model.parameters * together / speed.flops
+    compute = 2 * model.parameters * together / flops
     return samples / together * config.sampling.max_new_tokens * (read + compute)
 
 
@@ -127,6 +165,19 @@ def _rollout_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
     memory = engine_memory(config.engine, model.parameters)
     if config.engine.type == "native" and config.engine.ranks > 1:
         memory["staged weights"] = 2 * 4.0 * model.parameters
+    return {name: _rollout_workers(config) * size for name, size in memory.items()}
+
+
+def _workers_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
+    """What separate workers take beyond what they compute with, and the weights on their way between them."""
+    cluster, kl = config.cluster, config.algorithm.kl.coefficient > 0
+    processes = cluster.rollout.workers + cluster.trainer.workers + cluster.reward.workers
+    memory = {
+        "processes": float((processes + (cluster.reference.workers if kl else 0)) * PROCESS_BYTES),
+        "published weights": float(BYTES[config.wire_dtype] * model.parameters),
+    }
+    if kl:
+        memory["reference weights"] = float(cluster.reference.workers * _trainer_bytes(config) * model.parameters)
     return memory
 
 
@@ -138,7 +189,7 @@ def _trainer_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
         "AdamW moments": 8.0 * model.parameters,
         "activations of a micro-batch": _activation_bytes(config, model),
     }
-    if config.algorithm.kl.coefficient > 0:
+    if config.algorithm.kl.coefficient > 0 and not _is_separated(config):
         memory["reference weights"] = float(_trainer_bytes(config) * model.parameters)
     return memory
 

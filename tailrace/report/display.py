@@ -25,7 +25,7 @@ from tailrace.events import Event
 from tailrace.report.progress import Progress
 from tailrace.report.run_data import first_and_last
 from tailrace.report.text import duration, metric, percent
-from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_order
+from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_of, worker_order
 
 _TABLE = (
     "reward",
@@ -78,7 +78,7 @@ class Display:
             self._progress.add(event, at=time.monotonic())
             for error in self._new_failures(event):
                 self._console.print(f"grading failed · {error}", markup=False, highlight=False, soft_wrap=True)
-            if event.task == "worker_died" and self._console.is_interactive:
+            if _is_death(event) and self._console.is_interactive:
                 self._console.print(death_text(event), markup=False, highlight=False, soft_wrap=True)
             if not self._console.is_interactive:
                 for line in plain_lines(event, self._progress):
@@ -111,10 +111,17 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
     elif event.task == "evaluation" and event.step is not None:
         figures = [f"{name} {metric(name).write(value)}" for name, value in event.metrics.items()]
         yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
-    elif event.task == "worker_died":
+    elif _is_death(event):
         yield death_text(event)
+    elif event.task == "worker_started" and event.info.get("pid") and worker_of(event) in progress.dead:
+        yield f"{worker_of(event)} started again (process {event.info['pid']})"
     elif event.task in ("checkpoint", "export") and "path" in event.info:
         yield f"{event.task} · {event.info['path']}"
+
+
+def _is_death(event: Event) -> bool:
+    """One to tell of: that of the trainer is told by the run itself, with where it goes on."""
+    return event.task == "worker_died" and kind_of(worker_of(event)) != "trainer"
 
 
 def draw(progress: Progress, *, now: float) -> RenderableType:

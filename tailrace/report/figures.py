@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tailrace.events import Event
-from tailrace.report.run_data import RunData, metric_names, metric_series, step_of
+from tailrace.report.run_data import RunData, metric_names, metric_series, shown_step
 from tailrace.report.text import metric
 
 BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4285c9", "#d97f26", "#22997a", "#cf4f45", "#9069c6", "#84909c"
@@ -267,7 +267,7 @@ def failures_figure(run: RunData) -> Figure | None:
     kinds: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for event in run.of("reward"):
         for kind, count in (event.info.get("failures") or {}).items():
-            kinds[kind][event.step if event.step is not None else 0] += count
+            kinds[kind][0 if event.step is None else shown_step(event)] += count
     if not kinds:
         return None
     data = [
@@ -282,7 +282,7 @@ def failures_figure(run: RunData) -> Figure | None:
         for (kind, counts), colour in zip(kinds.items(), task_colours(kinds), strict=True)
     ]
     layout = _layout(_STEP, "Failed gradings", from_zero=True) | {"barmode": "stack", "showlegend": True}
-    layout["xaxis"]["range"] = [-0.5, run.total_steps - 0.5]
+    layout["xaxis"]["range"] = [0.5, run.total_steps + 0.5]
     layout["yaxis"]["tickformat"] = "~d"
     caption = "Samples whose grading failed, by kind of failure."
     return Figure(id="failures", title="Reward failures", caption=caption, data=data, layout=layout)
@@ -384,7 +384,7 @@ def _lengths_by_step(samples: Iterable[Event]) -> dict[int, list[int]]:
     by_step: dict[int, list[int]] = defaultdict(list)
     for event in samples:
         if event.tokens is not None:
-            by_step[step_of(event)].append(event.tokens)
+            by_step[shown_step(event)].append(event.tokens)
     return by_step
 
 

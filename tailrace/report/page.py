@@ -170,7 +170,9 @@ def _staleness_card(run: RunData) -> Iterator[Card]:
     _, means = metric_series(steps, "staleness_mean")
     if any(greatest) and means:
         yield Card(
-            "Staleness", f"{number(statistics.fmean(means))} mean", f"{number(max(greatest))} versions at the most"
+            "Staleness",
+            f"{number(statistics.fmean(means))} mean",
+            f"{counted(round(max(greatest)), 'version')} at the most",
         )
 
 

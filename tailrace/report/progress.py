@@ -49,6 +49,8 @@ class Progress:
         """The metrics of the newest `queue` event."""
         self.deaths = 0
         """Of workers."""
+        self.dead: set[str] = set()
+        """Workers that have died, maybe to be started again."""
         self._step_seconds: list[float] = []
         self._between_steps = 0.0
         self._first_start = 0.0
@@ -70,6 +72,7 @@ class Progress:
             self.queue = event.metrics
         elif event.task == "worker_died":
             self.deaths += 1
+            self.dead.add(worker_of(event))
         elif event.task == "evaluation" and math.isfinite(event.metrics.get("accuracy", math.nan)):
             self.held_out.append(event.metrics["accuracy"])
         self._follow(event)

@@ -143,8 +143,8 @@ def is_work(event: Event) -> bool:
 
 
 def metric_series(events: Iterable[Event], name: str) -> tuple[list[int], list[float]]:
-    """Steps and values of a metric, where an event has it and it is finite."""
-    points = [(step_of(event), event.metrics[name]) for event in events if name in event.metrics]
+    """Steps, see `shown_step`, and values of a metric, where an event has it and it is finite."""
+    points = [(shown_step(event), event.metrics[name]) for event in events if name in event.metrics]
     finite = [(step, value) for step, value in points if math.isfinite(value)]
     return [step for step, _ in finite], [value for _, value in finite]
 
@@ -167,6 +167,11 @@ def step_of(event: Event) -> int:
     """The step of an event that must have one."""
     assert event.step is not None, event
     return event.step
+
+
+def shown_step(event: Event) -> int:
+    """The step of an event as it is shown, from 1; of an evaluation or a checkpoint how many steps came before."""
+    return step_of(event) + (event.task not in ("evaluation", "checkpoint"))
 
 
 def median_seconds(events: Sequence[Event]) -> float:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tailrace.events import Event
 from tailrace.report.figures import task_colours
 from tailrace.report.lanes import assign_lanes
-from tailrace.report.run_data import RunData, step_of
+from tailrace.report.run_data import RunData, shown_step
 from tailrace.report.text import duration
 from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights, worker_of
 
@@ -89,7 +89,7 @@ def _last_ends(events: Iterable[Event], starts: Sequence[float]) -> list[float]:
 
 
 def _label(block: Sequence[Event]) -> str:
-    first, last = step_of(block[0]), step_of(block[-1])
+    first, last = shown_step(block[0]), shown_step(block[-1])
     return f"step {first}" if first == last else f"steps {first} to {last}"
 
 
@@ -178,6 +178,7 @@ def _tracks(events: Sequence[Event], places: Sequence[tuple[float, float]]) -> l
 
 
 def _hover(event: Event) -> str:
-    amounts = (("step", event.step), ("samples", event.samples), ("tokens", event.tokens), ("version", event.version))
+    step = None if event.step is None else shown_step(event)
+    amounts = (("step", step), ("samples", event.samples), ("tokens", event.tokens), ("version", event.version))
     words = [f"{name} {value:,}" for name, value in amounts if value is not None]
     return " · ".join([duration(event.end - event.start), *words])

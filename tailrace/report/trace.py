@@ -15,7 +15,7 @@ import msgspec
 
 from tailrace.events import Event
 from tailrace.report.lanes import assign_lanes
-from tailrace.report.run_data import is_work, load_run, write_file
+from tailrace.report.run_data import is_work, load_run, shown_step, write_file
 from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights
 
 TraceEvent = dict[str, Any]
@@ -100,13 +100,14 @@ def _instant(pid: int, span: _Span) -> TraceEvent:
 
 def _complete(pid: int, tid: int, span: _Span) -> TraceEvent:
     event = span.event
-    name = event.task if event.step is None else f"{event.task} {event.step}"
+    name = event.task if event.step is None else f"{event.task} {shown_step(event)}"
     timed = {"pid": pid, "tid": tid, "ts": span.start, "dur": span.end - span.start}
     return {"ph": "X", "name": name, "cat": event.task, **timed, "args": _arguments(event)}
 
 
 def _arguments(event: Event) -> dict[str, Any]:
-    amounts = {name: getattr(event, name) for name in ("step", "version", "samples", "tokens")}
+    amounts = {name: getattr(event, name) for name in ("version", "samples", "tokens")}
+    amounts = {"step": None if event.step is None else shown_step(event)} | amounts
     return {name: value for name, value in amounts.items() if value is not None} | event.metrics | event.info
 
 

@@ -13,26 +13,27 @@ When a version that has arrived goes in:
     sub_step      when the engine has its turn: it begins nothing, finishes what it has begun, takes the weights, and
                   passes the turn on, while all others generate (AsyncFlow, figure 8 d)
 
-Who waits on whom: a response on weights that may begin it, up to a limit; the updater on new versions and, delayed or
-in turns, on the responses that have begun. A prompt is admitted only after the version that it needs was published, so
-whatever it waits for is on its way and needs no response that has not begun.
+Who waits on whom: a response on weights that may begin it; the updater on new versions and, delayed or in turns, on the
+responses that have begun. A prompt is admitted only after the version that it needs was published, so whatever it waits
+for is on its way and needs no response that has not begun. Limits are for what can hang: weights that do not come or do
+not go in, and an engine that stands still. That responses finish first takes as long as it takes.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    suppress,
+    contextmanager,
 )
 from typing import TYPE_CHECKING, Protocol
 
 from tailrace.activity import Activity
 from tailrace.config.weights import WeightsMode
 from tailrace.engine.base import Engine
-from tailrace.errors import WeightsError, WeightsTimeout
+from tailrace.errors import SenderLost, WeightsError, WeightsTimeout
 from tailrace.events import EventLog
 from tailrace.types import WeightVersion
 
@@ -48,7 +49,11 @@ class WeightSource(Protocol):
 
         Raises:
             WeightsTimeout: none has come in time.
+            SenderLost: the trainer gives no sign of life; it may again.
         """
+
+    async def heard(self, *, timeout_s: float) -> None:
+        """Until the trainer gives signs of life, or `timeout_s` have passed."""
 
     def weights(self) -> AbstractContextManager[tuple[WeightVersion, "Mapping[str, torch.Tensor]"]]:
         """The newest version that is wholly here; its tensors are good inside the block."""
@@ -56,8 +61,8 @@ class WeightSource(Protocol):
     def installed(self, version: WeightVersion) -> None:
         """Tell the trainer that the engine has it."""
 
-    def turn(self, version: WeightVersion, *, timeout_s: float) -> AbstractAsyncContextManager[None]:
-        """Enter when no other engine has the turn to install `version`."""
+    def turn(self) -> AbstractAsyncContextManager[None]:
+        """Enter when no other engine has the turn to install weights, however long that takes."""
 
 
 class EngineUpdater:
@@ -87,24 +92,34 @@ class EngineUpdater:
         """What the responses that wait need."""
         self._held_back = False
         """Nothing may begin."""
+        self._limits: set[asyncio.Timeout] = set()
+        """Of the responses that wait."""
+        self._unlimited = False
+        """They have none now."""
         self._changed = asyncio.Condition()
 
     async def run(self) -> None:
         """Install each version that arrives, for ever."""
         self._source.installed(self.version)
         while True:
-            with suppress(WeightsTimeout):  # an update takes as long as it takes; who needs its weights has a limit
-                await self._take(await self._source.wait(self.version + 1, timeout_s=self._timeout_s))
+            try:
+                await self._source.wait(self.version + 1, timeout_s=self._timeout_s)
+                await self._take()
+            except WeightsTimeout:
+                continue  # an update takes as long as it takes; who needs its weights has a limit
+            except SenderLost:  # whether it is dead is for the driver to say
+                await self._source.heard(timeout_s=self._timeout_s)
 
-    async def _take(self, version: WeightVersion) -> None:
-        """Install `version`, or a newer one that has come meanwhile, when the mode says so."""
+    async def _take(self) -> None:
+        """Install the newest version that is here when the mode says so."""
         async with AsyncExitStack() as stack:
-            if self._mode == "sub_step":
-                await stack.enter_async_context(self._source.turn(version, timeout_s=self._timeout_s))
-            if self._mode == "delayed":
-                await self._until(lambda: not self._begun)
-            if self._mode in ("delayed", "sub_step"):
-                await stack.enter_async_context(self._drained())
+            with self._without_limits():
+                if self._mode == "sub_step":
+                    await stack.enter_async_context(self._source.turn())
+                if self._mode == "delayed":
+                    await self._finish()
+                if self._mode in ("delayed", "sub_step"):
+                    await stack.enter_async_context(self._drained())
             await self._install()
 
     @asynccontextmanager
@@ -123,7 +138,7 @@ class EngineUpdater:
     async def _wait_to_begin(self, needed: WeightVersion) -> None:
         self._wanted.append(needed)
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._limited():
                 await self._until(lambda: self._may_begin(needed))
         except TimeoutError:
             raise WeightsError(
@@ -150,11 +165,64 @@ class EngineUpdater:
         """In the block nothing is unfinished, and nothing begins."""
         self._held_back = True
         try:
-            await self._until(lambda: not self._begun)
+            await self._finish()
             yield
         finally:
             self._held_back = False
             await self._tell()
+
+    async def _finish(self) -> None:
+        """Until nothing is unfinished.
+
+        Raises:
+            WeightsError: the engine has work and stands still.
+        """
+        while self._begun:
+            before = self._engine.stats()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._until(lambda: not self._begun)
+            except TimeoutError:
+                now = self._engine.stats()
+                worked = before.running + before.waiting == 0 or now.steps > before.steps
+                if not worked:
+                    raise WeightsError(
+                        f"new weights wait for {now.running + now.waiting} responses, and the engine has made no step "
+                        f"for them within {self._timeout_s:g} s; is its device stuck? If a step takes that long, raise "
+                        "weights.timeout_s"
+                    ) from None
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[None]:
+        """The block has the limit of a wait for weights.
+
+        Raises:
+            TimeoutError: it has taken so long, since `_without_limits` ended last.
+        """
+        async with asyncio.timeout_at(self._deadline()) as limit:
+            self._limits.add(limit)
+            try:
+                yield
+            finally:
+                self._limits.remove(limit)
+
+    @contextmanager
+    def _without_limits(self) -> Iterator[None]:
+        """In the block nothing can hang that has no limit of its own; waits for weights have theirs anew after it."""
+        self._limit_waits(unlimited=True)
+        try:
+            yield
+        finally:
+            self._limit_waits(unlimited=False)
+
+    def _limit_waits(self, *, unlimited: bool) -> None:
+        self._unlimited = unlimited
+        for limit in self._limits:
+            if not limit.expired():
+                limit.reschedule(self._deadline())
+
+    def _deadline(self) -> float | None:
+        return None if self._unlimited else asyncio.get_running_loop().time() + self._timeout_s
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         async with self._changed:

@@ -17,12 +17,12 @@ import numpy as np
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.base import Engine
-from tailrace.errors import QueueClosed
+from tailrace.errors import EngineError
 from tailrace.events import Event, EventLog
 from tailrace.planning.admission import oldest_version
 from tailrace.rollout.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
-from tailrace.transfer.queue.lease import VOID, ack_if_held, give_back, held
+from tailrace.transfer.queue.lease import VOID, ack_if_held, give_back, held, next_claim
 from tailrace.types import Request, Sample, Value
 
 Decode = Callable[[list[int]], str]
@@ -77,25 +77,28 @@ class RolloutWorker:
     async def _claim(self) -> Claim | None:
         """The next claim, as soon as there is room for it; None when the queue is closed."""
         limit = await self._room.some()
-        try:
-            claim = await self._queue.claim("rollout", limit=limit)
-        except QueueClosed:
-            return None
-        self._room.take(len(claim.rows))
+        claim = await next_claim(self._queue, "rollout", limit=limit)
+        if claim is not None:
+            self._room.take(len(claim.rows))
         return claim
 
     async def _generate(self, claim: Claim, not_started: dict[int, Claim]) -> None:
         del not_started[claim.lease_id]
-        step = claim.rows[0].order // self._samples_per_step
+        # rows that were given back may come with some of the next step, which need newer weights
+        steps = sorted(self._step(row) for row in claim.rows)
         async with AsyncExitStack() as stack:
             taken = stack.enter_context(self._room.taken(len(claim.rows)))
             await stack.enter_async_context(held(self._queue, claim))
-            await stack.enter_async_context(self._gate.generating(oldest_version(step, self._max_staleness)))
-            with self._log.span("rollout", "rollout", step=step, samples=len(claim.rows)) as span:
+            await stack.enter_async_context(self._gate.generating(oldest_version(steps[-1], self._max_staleness)))
+            with self._log.span("rollout", "rollout", step=steps[0], samples=len(claim.rows)) as span:
                 span.version = self._engine.stats().version
-                await self._stream(claim, step, span, taken)
+                await self._stream(claim, span, taken)
 
-    async def _stream(self, claim: Claim, step: int, span: Event, taken: "_Taken") -> None:
+    def _step(self, row: Row) -> int:
+        """The training step that it is for."""
+        return row.order // self._samples_per_step
+
+    async def _stream(self, claim: Claim, span: Event, taken: "_Taken") -> None:
         """Ack each sample as it finishes, while the claim is good; `span` gets the tokens made."""
         rows = {next(self._request_ids): row for row in claim.rows}
         start = self._log.now()
@@ -104,12 +107,13 @@ class RolloutWorker:
             self._engine.submit([self._request(number, row) for number, row in rows.items()])
         ) as samples:
             async for sample in samples:
+                _check_has_tokens(sample, rows[sample.request_id])
                 span.tokens += len(sample.response_ids)
                 taken.free(1)
                 if not await ack_if_held(self._queue, claim, {rows[sample.request_id].id: self._outputs(sample)}):
                     span.info = VOID
                     return
-                self._log.emit(self._sample_event(sample, start, step))
+                self._log.emit(self._sample_event(sample, start, self._step(rows[sample.request_id])))
 
     def _request(self, number: int, row: Row) -> Request:
         prompt_ids, seed = row.cells["prompt_ids"], row.cells["seed"]
@@ -139,6 +143,14 @@ class RolloutWorker:
             tokens=len(sample.response_ids),
             version=int(sample.weight_versions[0]),
             info={"group": sample.group_id, "finish_reason": sample.finish_reason.value},
+        )
+
+
+def _check_has_tokens(sample: Sample, row: Row) -> None:
+    if not len(sample.response_ids):
+        raise EngineError(
+            f"the engine gave sample {row.order} of the run (group {row.group_id}) a response without a token; one has "
+            "at least one, be it the end of sequence"
         )
 
 

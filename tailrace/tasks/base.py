@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from tailrace.activity import Activity
-from tailrace.errors import QueueClosed
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
-from tailrace.transfer.queue.lease import VOID, ack_if_held, held
+from tailrace.transfer.queue.lease import VOID, ack_if_held, held, next_claim
 from tailrace.types import Value
 
 Outputs = Mapping[RowId, Mapping[str, Value]]
@@ -51,11 +50,7 @@ class Task(ABC):
                 workers.create_task(self._serve())
 
     async def _serve(self) -> None:
-        while True:
-            try:
-                claim = await self._queue.claim(self.name)
-            except QueueClosed:
-                return
+        while (claim := await next_claim(self._queue, self.name)) is not None:
             step = claim.rows[0].order // self._samples_per_step
             with self._log.span(self.name, self.actor, step=step, samples=len(claim.rows)) as span:
                 async with held(self._queue, claim):

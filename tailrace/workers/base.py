@@ -17,6 +17,7 @@ from tailrace.cluster.base import Worker, WorkerContext
 from tailrace.errors import first_error
 from tailrace.events import EventLog
 from tailrace.preparation import prepare_torch
+from tailrace.run_queue import client_options
 from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.workers.settings import RunSettings
@@ -29,9 +30,7 @@ class WatchedQueue(RemoteQueue):
     """Counts the time in which claims wait."""
 
     def __init__(self, settings: RunSettings, activity: Activity, *, name: str) -> None:
-        queue = settings.run_config.queue
-        assert queue.type != "local", "workers are in other processes"
-        super().__init__(settings.queue, name=name, timeout_s=queue.timeout_s, limit_s=queue.client_limit_s)
+        super().__init__(settings.queue, name=name, **client_options(settings.run_config.queue))
         self._activity = activity
 
     async def claim(
@@ -47,6 +46,8 @@ class RunWorker(Worker):
 
     actor: str
     """Whose time its activity is."""
+    uses_device = True
+    """Whether it computes on the run's device."""
 
     def __init__(self, settings: bytes, context: WorkerContext) -> None:
         self.settings = RunSettings.decode(settings)
@@ -63,7 +64,8 @@ class RunWorker(Worker):
 
     async def open(self) -> dict[str, Any]:
         """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""
-        prepare_torch(self.config.device, None)
+        if self.uses_device:
+            prepare_torch(self.config.device, None)
         name = f"{self.context.name}-{secrets.token_hex(4)}"
         queue = WatchedQueue(self.settings, self.activity, name=name)
         self.queue = await self.stack.enter_async_context(queue)

@@ -15,6 +15,7 @@ class RewardHost(RunWorker):
     """Grades."""
 
     actor = "reward"
+    uses_device = False
 
     async def start(self) -> dict[str, Any]:
         """Start the grading processes."""

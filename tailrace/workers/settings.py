@@ -1,10 +1,34 @@
 """What a worker is told of its run."""
 
+from collections.abc import Mapping
+
 import msgspec
 
+from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
+from tailrace.errors import ConfigError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.weights.address import WeightsAddress
+
+_WITHOUT_DEVICE = ("reward",)
+"""Kinds of workers that need none."""
+
+
+def check_gpus(device: str, pools: Mapping[str, PoolConfig]) -> None:
+    """Whether each of `pools`, by kind, whose workers use `device` reserves a GPU where that is one.
+
+    Raises:
+        ConfigError: one does not; its workers would see no GPU.
+    """
+    if device.partition(":")[0] != "cuda":
+        return
+    without = [kind for kind, pool in pools.items() if not pool.gpus and kind not in _WITHOUT_DEVICE]
+    if without:
+        names = ", ".join(f"cluster.{kind}.gpus" for kind in without)
+        raise ConfigError(
+            f"device is {device}, and {names} {'is' if len(without) == 1 else 'are'} 0: these workers would see no GPU;"
+            f" give each what it reserves, such as cluster.{without[0]}.gpus=1"
+        )
 
 
 class RunSettings(msgspec.Struct, frozen=True, kw_only=True):

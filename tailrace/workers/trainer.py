@@ -38,6 +38,7 @@ class TrainerHost(RunWorker):
         self._trainer = await loop.run_in_executor(
             self.executor, lambda: make_run_trainer(config, self.model_dir, reference=False)
         )
+        await loop.run_in_executor(self.executor, lambda: self._sender.reserve(self._trainer.weights()))
         self._learner = make_learner(
             config,
             self.queue,

@@ -7,6 +7,7 @@ import torch
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
 from tailrace.transfer.weights.address import LISTEN, PRIVATE
+from tailrace.transfer.weights.media.factory import check_medium
 from tailrace.transfer.weights.sender import WeightSender
 
 
@@ -16,7 +17,12 @@ def listen_at(config: RunConfig, address: str) -> Sequence[str]:
 
 
 def make_sender(config: RunConfig, *, address: str, datacentre: str = "", log: EventLog | None = None) -> WeightSender:
-    """The sender of a run's weights, on the machine at `address`."""
+    """The sender of a run's weights, on the machine at `address`.
+
+    Raises:
+        ConfigError: this process cannot use the medium.
+    """
+    check_medium(config.weights.medium)
     return WeightSender(
         dtype=getattr(torch, config.wire_dtype),
         chunk_mib=config.weights.chunk_mib,

@@ -1,10 +1,12 @@
 """What holds for workers however they are run."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from tailrace.cluster.base import Cluster
+from tailrace.cluster.base import CANCEL_LIMIT_S, Cluster
 from tailrace.errors import ModelError, WorkerDied, WorkerError
 from tests.cluster.conftest import servant
 from tests.cluster.hearing import LIMIT_S, Hearing
@@ -42,6 +44,13 @@ async def test_another_error_is_told_with_its_type(cluster: Cluster) -> None:
         await handle.call("fail", "another")
 
 
+async def test_an_error_of_several_lines_is_told_in_one(cluster: Cluster) -> None:
+    handle = await cluster.start(servant())
+    with pytest.raises(WorkerError) as failed:
+        await handle.call("fail", "in lines")
+    assert str(failed.value) == "worker rollout-0: ValueError: one two"
+
+
 @pytest.mark.parametrize("method", ["unknown", "run", "close", "_emit"])
 async def test_what_is_no_command_cannot_be_called(cluster: Cluster, method: str) -> None:
     handle = await cluster.start(servant())
@@ -57,6 +66,19 @@ async def test_a_cancelled_call_has_ended_in_the_worker(cluster: Cluster) -> Non
     with pytest.raises(asyncio.CancelledError):
         await call
     assert await handle.call("whose_ended") == ["a"]
+
+
+async def test_a_call_that_is_cancelled_at_once_has_ended_soon(cluster: Cluster) -> None:
+    handle = await cluster.start(servant())
+    for turns in range(3):
+        call = asyncio.create_task(handle.call("linger", "a"))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        call.cancel()
+        done, _ = await asyncio.wait([call], timeout=CANCEL_LIMIT_S / 2)
+        assert done == {call}
+        assert call.cancelled()
+    assert await handle.call("add", 1, 1) == 2
 
 
 async def test_events_arrive_in_order_and_the_last_ones_before_the_end(cluster: Cluster) -> None:
@@ -93,6 +115,20 @@ async def test_an_error_of_open_is_raised_by_start(cluster: Cluster) -> None:
         await cluster.start(servant(kind="Unopened"))
 
 
+async def test_a_worker_whose_open_has_failed_is_closed(cluster: Cluster, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    with pytest.raises(ModelError, match="no weights"):
+        await cluster.start(replace(servant(kind="Marking"), settings=bytes(closed)))
+    assert closed.exists()
+
+
+async def test_an_error_of_a_close_after_a_failed_open_is_a_note(cluster: Cluster, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere" / "closed"
+    with pytest.raises(ModelError, match="no weights") as raised:
+        await cluster.start(replace(servant(kind="Marking"), settings=bytes(nowhere)))
+    assert any("Then worker rollout-0 could not close: worker" in note for note in raised.value.__notes__)
+
+
 async def test_a_factory_that_is_not_there_is_told_of(cluster: Cluster) -> None:
     with pytest.raises(WorkerError, match=r"AttributeError: .* has no attribute 'Nobody'"):
         await cluster.start(servant(kind="Nobody"))
@@ -124,6 +160,15 @@ async def test_a_closed_worker_is_gone(cluster: Cluster) -> None:
     await handle.close()
     with pytest.raises(WorkerDied, match="closed"):
         await handle.call("add", 1, 1)
+
+
+async def test_events_since_the_end_of_the_reports_come_with_the_close(cluster: Cluster) -> None:
+    handle = await cluster.start(servant())
+    async with Hearing(handle) as hearing:
+        await handle.call("stop")
+        await hearing.end()
+    await handle.call("tell", "late")
+    assert [event.task for event in (await handle.close()).events] == ["late"]
 
 
 async def test_an_error_of_close_is_raised_by_close(cluster: Cluster) -> None:

@@ -159,13 +159,72 @@ async def test_one_death_too_many_ends_all_pools_that_share_the_budget(log: Log)
 
 async def test_a_pool_without_a_budget_raises_the_first_death(log: Log) -> None:
     async with LocalCluster(CONFIG) as cluster:
-        pool = Pool(cluster, [servant("trainer-0")], CONFIG, log.log, budget=None)
+        pool = Pool(cluster, [servant("trainer")], CONFIG, log.log, budget=None)
         async with running(pool) as run:
             await pool.handles[0].kill()
-            with pytest.raises(WorkerDied, match="trainer-0"):
+            with pytest.raises(WorkerDied, match="trainer"):
                 await run
-            with pytest.raises(WorkerDied, match="trainer-0"):
+            with pytest.raises(WorkerDied, match="trainer"):
                 await pool.call(0, "add", 1, 1)
+
+
+async def test_nobody_waits_for_a_dead_worker_that_is_not_replaced_even_where_its_burial_was_cut_short(
+    log: Log,
+) -> None:
+    dying = asyncio.Event()
+
+    async def hold(handle: WorkerHandle) -> None:
+        dying.set()
+        await asyncio.Event().wait()
+
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, [servant("trainer")], CONFIG, log.log, budget=None, on_death=hold)
+        async with running(pool) as run:
+            await pool.handles[0].kill()
+            await dying.wait()
+            with pytest.raises(WorkerDied, match="trainer"):
+                await pool.call(0, "add", 1, 1)
+            run.cancel()
+            await asyncio.wait([run])
+            with pytest.raises(WorkerDied, match="trainer"):
+                await pool.call(0, "add", 1, 1)
+
+
+async def test_nobody_waits_for_a_worker_that_died_after_the_pool_ran(log: Log) -> None:
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, [servant("trainer")], CONFIG, log.log, budget=None)
+        async with running(pool) as run:
+            run.cancel()
+            await asyncio.wait([run])
+            await pool.handles[0].kill()
+            for _ in range(2):
+                with pytest.raises(WorkerDied, match="trainer"):
+                    await pool.call(0, "add", 1, 1)
+
+
+async def test_a_worker_that_cannot_close_keeps_none_of_the_others_from_closing(log: Log) -> None:
+    closed: list[str] = []
+
+    class Slow(LocalHandle):
+        async def close(self) -> Report:
+            if self.name == "rollout-0":
+                raise ModelError("not saved")
+            for _ in range(10):
+                await asyncio.sleep(0)
+            closed.append(self.name)
+            return await super().close()
+
+    class Cluster(LocalCluster):
+        async def start(self, spec: WorkerSpec) -> LocalHandle:
+            handle = Slow(spec)
+            await handle.open(LIMIT_S)
+            return handle
+
+    pool = Pool(Cluster(CONFIG), servants(3), CONFIG, log.log, budget=None)
+    await pool.start()
+    with pytest.raises(ModelError, match="not saved"):
+        await pool.close()
+    assert closed == ["rollout-1", "rollout-2"]
 
 
 async def test_a_worker_that_died_before_the_pool_runs_is_replaced(log: Log) -> None:

@@ -63,6 +63,14 @@ async def test_what_is_printed_arrives_line_by_line_from_python_from_c_and_from_
     assert hearing.lines == ["one", "two", "C: three", "child: three"]
 
 
+async def test_what_is_printed_after_the_last_report_comes_with_the_close() -> None:
+    async with started(servant()) as worker, Hearing(worker) as hearing:
+        await call(worker, "stop")
+        await hearing.end()
+        await call(worker, "say", "saved")
+        assert (await worker.close()).lines == ("saved",)
+
+
 async def test_a_progress_bar_is_one_line() -> None:
     async with started(servant()) as worker, Hearing(worker) as hearing:
         await call(worker, "say", "1 %\r50 %\r100 %\r")
@@ -106,10 +114,40 @@ async def test_a_stopped_process_is_killed() -> None:
         await gone(worker.pid)
 
 
+@pytest.mark.parametrize("worker_lives", [True, False])
+async def test_a_worker_whose_guard_is_stopped_is_dead_soon_after_it_is_silent(
+    worker_lives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.cluster.process._END_LIMIT_S", 1.0)
+    async with started(servant(), heartbeat_s=2.0) as worker, Hearing(worker) as hearing:
+        child = await call(worker, "start_child")
+        guard = psutil.Process(worker.pid).parent()
+        guard.suspend()
+        os.kill(worker.pid, signal.SIGSTOP if worker_lives else signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="killed, since it had given no sign of life for 2 s"):
+            await hearing.end()
+        await gone(worker.pid, guard.pid, child)
+
+
 async def test_a_worker_whose_event_loop_stands_still_is_killed() -> None:
     async with started(servant(), heartbeat_s=2.0) as worker:
         with pytest.raises(WorkerDied, match="no sign of life"):
             await call(worker, "stand_still")
+
+
+async def test_a_call_and_its_cancellation_that_come_together_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.cluster.process.CANCEL_LIMIT_S", None)  # the answer ends the waiting, or nothing
+    async with started(servant()) as worker:
+        os.kill(worker.pid, signal.SIGSTOP)
+        lingering = asyncio.create_task(worker.call("linger", pickle.dumps(("a",))))
+        await asyncio.sleep(0)  # it is sent
+        lingering.cancel()
+        await asyncio.sleep(0)  # that, too
+        os.kill(worker.pid, signal.SIGCONT)
+        done, _ = await asyncio.wait([lingering], timeout=LIMIT_S)
+        assert done == {lingering}
+        assert lingering.cancelled()
+        assert await call(worker, "add", 1, 1) == 2
 
 
 @pytest.mark.parametrize("ending", ["kill", "die", "close", "guard"])
@@ -145,6 +183,13 @@ async def test_a_worker_runs_on_its_cores_with_its_threads() -> None:
         for thread in psutil.Process(worker.pid).threads():
             assert os.sched_getaffinity(thread.id) == {core}
         assert await call(worker, "environment", "OMP_NUM_THREADS") == "3"
+
+
+@pytest.mark.parametrize(("gpus", "seen"), [(0.0, ""), (1.0, "3")])
+async def test_a_worker_without_gpus_sees_none(monkeypatch: pytest.MonkeyPatch, gpus: float, seen: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    async with started(servant(pool=PoolConfig(cpus=0.0, gpus=gpus))) as worker:
+        assert await call(worker, "environment", "CUDA_VISIBLE_DEVICES") == seen
 
 
 async def test_cores_that_are_not_there_are_refused() -> None:

@@ -5,14 +5,19 @@ import json
 import os
 import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import psutil
 import pytest
+import ray
 
 from tailrace.cluster import ray as ray_module
 from tailrace.cluster.ray import RayCluster, RayConnection
@@ -43,7 +48,8 @@ async def test_a_worker_waits_for_a_place_and_says_so(
         await asyncio.wait([second], timeout=0.3)
         await first.close()
         assert await (await second).call("add", 1, 1) == 2
-    assert "rollout-1 waits for a place in the cluster, up to 60 s: it needs" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "rollout-1 has not started yet, and is waited for, up to 60 s: its keeper starts slowly, or waits" in said
 
 
 async def test_a_worker_without_a_place_in_time_is_an_error(ray_connection: None) -> None:
@@ -69,16 +75,50 @@ async def test_a_killed_keeper_takes_its_worker_with_it(ray_cluster: RayCluster)
     await gone(handle.pid, child, guard.pid)
 
 
-async def test_a_stopped_keeper_is_killed(ray_connection: None) -> None:
+async def test_a_stopped_keeper_is_killed_whoever_waits_for_it(ray_connection: None) -> None:
     async with RayCluster(ClusterConfig(heartbeat_limit_s=3.0), {}) as cluster:
         handle = await cluster.start(servant())
         guard = psutil.Process(handle.pid).parent()
         async with Hearing(handle) as hearing:
             await hearing.until(lambda heard: heard.reports > 0)
             psutil.Process(handle.facts["keeper"]).suspend()
-            with pytest.raises(WorkerDied, match="its keeper gave no sign of life for 3 s"):
-                await hearing.end()
+            call = asyncio.create_task(handle.call("add", 1, 1))
+            for waiting in (call, hearing.ended):
+                with pytest.raises(WorkerDied, match="its keeper gave no sign of life for 3 s"):
+                    await asyncio.wait_for(waiting, LIMIT_S)
         await gone(handle.pid, guard.pid)
+
+
+async def test_a_stopped_keeper_is_killed_when_nobody_reads_reports(ray_connection: None) -> None:
+    async with RayCluster(ClusterConfig(heartbeat_limit_s=3.0), {}) as cluster:
+        handle = await cluster.start(servant())
+        psutil.Process(handle.facts["keeper"]).suspend()
+        with pytest.raises(WorkerDied, match="its keeper gave no sign of life for 3 s"):
+            await asyncio.wait_for(handle.call("add", 1, 1), LIMIT_S)
+
+
+async def test_a_process_that_is_connected_joins_no_other_cluster(ray_connection: None) -> None:
+    with pytest.raises(
+        ConfigError, match=r"'10\.0\.0\.1:6379', and this process is connected to the Ray at .* already"
+    ):
+        async with RayCluster(ClusterConfig(address="10.0.0.1:6379"), {}):
+            pass
+
+
+def test_a_run_s_ray_leaves_the_environment_as_it_was() -> None:
+    """In a process of its own: this one shares a Ray among its tests. A second Ray starts as the first did."""
+    code = (
+        "import os, ray; from tailrace.cluster.ray import RayConnection; before = dict(os.environ)\n"
+        "for _ in range(2):\n"
+        "    connection = RayConnection(None); connection.open()\n"
+        "    assert 'TAILRACE_RAY' not in os.environ\n"
+        "    assert ray.get(ray.remote(lambda: 'TAILRACE_RAY' in __import__('os').environ).remote())\n"
+        "    connection.close()\n"
+        "    added = os.environ.keys() - before.keys() - {'PYTHONBREAKPOINT', 'RAY_AUTH_MODE'}  # Ray's own\n"
+        "    assert not added, added\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -93,12 +133,41 @@ def test_a_cluster_that_is_not_there_is_refused(address: str, message: str) -> N
         RayConnection(address).open()
 
 
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
+def test_a_port_that_is_not_rays_is_refused_at_once(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer of another kind, of nothing before it hangs up, or none at all."""
+    monkeypatch.setattr(ray_module, "_REACH_LIMIT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
+
+        def serve() -> socket.socket:
+            connection, _ = server.accept()
+            if answer is not None:
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+            return connection
+
+        serving = thread.submit(serve)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(ConfigError) as caught:
+            RayConnection(address).open()
+        serving.result().close()
+    assert str(caught.value) == (
+        f"cluster.address '{address}' is not Ray's: who listens there answers otherwise; give the address that "
+        "`ray start --head` has printed, its port 6379 by default"
+    )
+
+
+def test_a_running_ray_is_known_as_one(ray_connection: None) -> None:
+    ray_module._check_reachable(ray.get_runtime_context().gcs_address)
+
+
 @asynccontextmanager
 async def driver(end: str) -> AsyncIterator[Process]:
     """A driver as its own process group, like one that a shell started."""
     directory = tempfile.mkdtemp(dir="/tmp")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.cluster.driver", end),
+        stdin=PIPE,
         stdout=PIPE,
         stderr=PIPE,
         start_new_session=True,
@@ -114,33 +183,51 @@ async def driver(end: str) -> AsyncIterator[Process]:
         shutil.rmtree(directory)
 
 
-async def started(process: Process) -> list[int]:
-    """The pids of its worker, of what that started, and of all that is below the driver."""
+async def started(process: Process) -> tuple[list[int], list[Path]]:
+    """The pids of its worker, of what that started, and of all that is below the driver; what it has outside memory."""
+    assert process.stdin is not None
     assert process.stdout is not None
-    pids: list[int] = json.loads(await process.stdout.readline())
-    return [*pids, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]
+    pids, directories = json.loads(await process.stdout.readline())
+    assert all(Path(directory).exists() for directory in directories)
+    pids += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    process.stdin.write(b"go on\n")
+    await process.stdin.drain()
+    return pids, [Path(directory) for directory in directories]
+
+
+async def nothing_left(pids: list[int], directories: list[Path]) -> None:
+    await gone(*pids)
+    assert not [directory for directory in directories if directory.exists()]
 
 
 async def test_ctrl_c_leaves_the_workers_to_the_driver_which_leaves_nothing() -> None:
     async with driver("wait") as process:
-        pids = await started(process)
+        parts = await started(process)
         os.killpg(process.pid, signal.SIGINT)
         out, err = await process.communicate()
     assert (process.returncode, out.decode()) == (0, "3\n"), err.decode()
     assert err.decode() == "Stopping; once more to exit at once.\n"
-    await gone(*pids)
+    await nothing_left(*parts)
 
 
 async def test_an_error_of_the_driver_leaves_nothing() -> None:
     async with driver("error") as process:
-        pids = await started(process)
+        parts = await started(process)
         _, err = await process.communicate()
     assert err.decode().splitlines()[-1] == "tailrace.errors.ModelError: broken"
-    await gone(*pids)
+    await nothing_left(*parts)
+
+
+async def test_a_worker_whose_ray_is_gone_is_closed_without_another_ray() -> None:
+    async with driver("disconnect") as process:
+        parts = await started(process)
+        out, err = await process.communicate()
+    assert (process.returncode, out.decode()) == (0, "False\n"), err.decode()
+    await nothing_left(*parts)
 
 
 async def test_a_killed_driver_leaves_nothing() -> None:
     async with driver("wait") as process:
-        pids = await started(process)
+        parts = await started(process)
         process.kill()
-        await gone(*pids)
+        await nothing_left(*parts)

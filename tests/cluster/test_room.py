@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.cluster.room import check_room
+from tailrace.cluster.room import check_room, check_this_machine
 from tailrace.config.cluster import PoolConfig
 from tailrace.errors import ConfigError
 
@@ -45,3 +45,10 @@ def test_machines_count_together() -> None:
 def test_what_no_machine_has_is_named(pool: PoolConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_room({"rollout": pool}, [TWO_CORES])
+
+
+@pytest.mark.parametrize("pool", [PoolConfig(cpus=1e6), PoolConfig(gpus=1000), PoolConfig(cores=(99999,))])
+def test_what_this_machine_could_never_have_is_named(pool: PoolConfig) -> None:
+    with pytest.raises(ConfigError, match=r"^cluster\.rollout"):
+        check_this_machine({"rollout": pool}, gpus=8)
+    check_this_machine({"reward": PoolConfig(cpus=0.0)}, gpus=0)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 from tailrace.cluster.base import Worker, WorkerContext
@@ -49,7 +50,8 @@ class Servant(Worker):
         return a + b
 
     async def fail(self, kind: str) -> None:
-        raise ModelError("no such model") if kind == "ours" else KeyError("colour")
+        errors = {"ours": ModelError("no such model"), "another": KeyError("colour")}
+        raise errors.get(kind, ValueError("one\ntwo\n"))
 
     async def tell(self, *tasks: str) -> None:
         for task in tasks:
@@ -113,6 +115,13 @@ class Unopened(Servant):
 
     async def open(self) -> dict[str, Any]:
         raise ModelError("no weights")
+
+
+class Marking(Unopened):
+    """Cannot open, and makes the file that its settings name when it is closed."""
+
+    async def close(self) -> None:
+        Path(self.settings.decode()).touch()
 
 
 class Unclosed(Servant):

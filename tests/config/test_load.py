@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.load import load_as, load_config, parse_config
 from tailrace.config.prompts import JsonlSource
+from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
@@ -37,6 +39,15 @@ def test_interpolations_are_resolved() -> None:
 def test_a_resolved_configuration_loads_back_unchanged() -> None:
     config = load_config(QUICKSTART)
     assert parse_config(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"))), source="dump") == config
+
+
+def test_separate_workers_have_a_queue_service_that_keeps_the_keys_given() -> None:
+    config = load_config(QUICKSTART, ["pipeline.placement=separated", "queue.listen=10.0.0.1"])
+    assert config.queue == ServiceQueueConfig(listen="10.0.0.1")
+    assert load_config(QUICKSTART, ["pipeline.placement=separated"]).queue == ServiceQueueConfig()
+    assert load_config(QUICKSTART, ["queue.max_rows=99"]).queue == LocalQueueConfig(max_rows=99)
+    text = message("pipeline.placement=separated", "queue.type=local")
+    assert "queue.type local is inside one process" in text
 
 
 def test_a_new_type_drops_the_keys_of_the_old_variant() -> None:
@@ -103,8 +114,8 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("pipeline.in_order=true", "pipeline.in_order needs pipeline.streaming: true"),
         ("rewards.grader.pattern='('", "rewards.grader.pattern is not a regular expression"),
         ("sampling.stop=['']", "sampling.stop has an empty string, which would end every response at once"),
-        ("sampling.stop=5", "sampling.stop is 5: input should be a valid list"),
-        ("sampling.stop_token_ids=5", "sampling.stop_token_ids is 5: input should be a valid list"),
+        ("sampling.stop=5", "sampling.stop is 5; expected a list: sampling.stop=[5]"),
+        ("sampling.stop_token_ids=5", "sampling.stop_token_ids is 5; expected a list: sampling.stop_token_ids=[5]"),
         ("engine.grammar=vllm", "unknown key engine.grammar; did you mean engine.type=vllm?"),
         ("engine.adaptive_tp={degrees: []}", "several ranks"),
         ("engine.grammar={a: 1}", "unknown key engine.grammar; expected one of adaptive_tp, block_size"),
@@ -178,3 +189,28 @@ def test_every_recipe_that_ships_is_valid(recipe: Path) -> None:
 def test_a_queue_listens_at_an_address_that_others_can_be_told() -> None:
     text = message("queue.type=service", "queue.listen=0.0.0.0")
     assert "queue.listen 0.0.0.0 is the address of no machine" in text
+
+
+def test_a_worker_may_be_silent_for_longer_than_between_two_beats() -> None:
+    with pytest.raises(ValueError, match=r"is 0\.5, and a healthy worker may be silent for 1\.5 s; use 3 or more"):
+        ClusterConfig(heartbeat_limit_s=0.5)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("algorithm.rollout_correction=none", "did you mean algorithm.rollout_correction.type=none?"),
+        ("cluster.rollout.cores='0,1'", "expected a list: cluster.rollout.cores=[0,1]"),
+        ("cluster.rollout.cores=[0,0]", "cluster.rollout.cores is [0, 0], with a core twice"),
+        ("cluster.trainer.workers=2", "cluster.trainer has 2 workers, and one process trains"),
+        ("cluster.rollout.cpus=0.00001", "cluster.rollout.cpus is 1e-05, and Ray counts in parts of 0.0001"),
+        (
+            "cluster.rollout.resources={GPU: 1}",
+            "cluster.rollout.resources has GPU, which has a key of its own: use gpus",
+        ),
+        ("weights.chunk_mib=1e-9", "weights.chunk_mib is 1e-09: input should be greater than or equal to 0.001"),
+        ("pipeline.mode=async", "a mode is a choice of pipeline.placement"),
+    ],
+)
+def test_a_value_of_the_wrong_form_says_the_right_one(override: str, says: str) -> None:
+    assert says in message(override)

@@ -15,3 +15,14 @@ def test_every_key_is_described() -> None:
     rows = [line for line in reference().splitlines() if line.startswith(("| `", "| **"))]
     assert len(rows) > 60
     assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_a_section_has_its_own_defaults_and_description() -> None:
+    page = reference()
+    assert "| `cluster.reward.cpus` | `0.0` |" in page
+    assert "| `cluster.rollout.cpus` | `1.0` |" in page
+    assert "The workers of one kind.\n\nEach has an engine, and generates.\n" in page
+
+
+def test_a_variant_that_is_not_the_default_has_its_own_defaults() -> None:
+    assert "| `queue.storage.max_bytes` | `68719476736` |" in reference()  # of spill; arena's is less

@@ -37,3 +37,19 @@ def test_stale_responses_are_corrected_unless_the_recipe_says_otherwise(
 def test_a_limit_that_lowers_every_token_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.rollout_correction\.limit is 0\.5"):
         config(algorithm__rollout_correction={"type": "truncated", "limit": 0.5})
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 20), ("top_p", 0.9), ("min_p", 0.1)])
+def test_responses_of_a_cut_distribution_are_not_corrected_by_the_whole_one(name: str, value: float) -> None:
+    cut = {f"sampling__{name}": value}
+    with pytest.raises(ConfigError, match=rf"sampling\.{name} .* algorithm\.rollout_correction\.type=none"):
+        config(pipeline={"max_staleness": 1}, **cut)
+    config(pipeline={"max_staleness": 1}, algorithm__rollout_correction={"type": "none"}, **cut)
+    config(**cut)
+
+
+@pytest.mark.parametrize("mode", ["delayed", "sub_step"])
+def test_a_colocated_engine_takes_weights_at_once(mode: str) -> None:
+    with pytest.raises(ConfigError, match=rf"weights\.mode {mode} is for pipeline\.placement separated"):
+        config(weights={"mode": mode})
+    config(weights={"mode": mode}, pipeline={"placement": "separated"}, queue={"type": "service"})

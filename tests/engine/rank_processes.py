@@ -20,6 +20,8 @@ from tailrace.engine.ranks.layout import Shard
 from tailrace.errors import EngineError
 
 ANSWER_LIMIT_S = 60
+_CONTEXT = multiprocessing.get_context("forkserver")
+"""Whose processes have torch at once."""
 CPU = torch.device("cpu")
 
 
@@ -54,9 +56,9 @@ class RankProcess:
     """A process that can be a rank. Calls return at once; `answer` waits."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        _CONTEXT.set_forkserver_preload([__name__])
+        self._connection, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
         self._process.start()
         theirs.close()
 

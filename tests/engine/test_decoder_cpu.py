@@ -16,7 +16,7 @@ from tailrace.conformance.tiny import FAMILIES, write_tiny_model
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
-from tailrace.engine.decoder.cpu import CpuDecoder, rope_tables, unsupported
+from tailrace.engine.decoder.cpu import CpuDecoder, Packed, rope_tables, unsupported
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, cpu_flags
 from tailrace.engine.profile import PARTS
 from tailrace.engine.ranks.layout import Shard
@@ -66,6 +66,18 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def llama(models: dict[str, Path]) -> CpuDecoder:
     return make_decoder(models["llama"])
+
+
+@pytest.mark.parametrize("columns", [16, 48, 32 * 9])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_packed_matrix_holds_its_rows_side_by_side(columns: int, dtype: torch.dtype) -> None:
+    weight_NK = torch.randn(48, columns, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    form = Packed()
+    gate, up = form.gate_and_up(torch.zeros(form.shape(96, columns), dtype=form.matrices))
+    form.write(weight_NK, up)
+    for row, column in itertools.product(range(48), range(columns)):
+        assert up[row // 16, column // 2, row % 16, column % 2] == weight_NK[row, column].bfloat16()
+    assert not gate.any()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from tailrace.planning.estimate import PROCESS_BYTES, MachineSpeed, ModelSize, e
 from tests.runs import small_run
 
 SIZE = ModelSize(parameters=1_000_000, layers=4, hidden=64, intermediate=256)
-SPEED = MachineSpeed(flops=1e9, bytes_per_s=1e9)
+SPEED = MachineSpeed(flops=1e9, bytes_per_s=1e9, threads=2)
 
 
 def config(**changes: Any) -> RunConfig:
@@ -41,7 +41,7 @@ def test_gradient_checkpointing_keeps_fewer_activations() -> None:
 def test_time_grows_with_response_length_and_shrinks_with_speed() -> None:
     short = estimate(config(sampling__max_new_tokens=10), SIZE, 10, SPEED)
     long = estimate(config(sampling__max_new_tokens=20), SIZE, 10, SPEED)
-    fast = estimate(config(sampling__max_new_tokens=10), SIZE, 10, MachineSpeed(flops=2e9, bytes_per_s=2e9))
+    fast = estimate(config(sampling__max_new_tokens=10), SIZE, 10, MachineSpeed(flops=2e9, bytes_per_s=2e9, threads=2))
     assert short.step_s < long.step_s < 2.1 * short.step_s
     assert fast.step_s == pytest.approx(short.step_s / 2)
 
@@ -61,7 +61,7 @@ def test_worker_processes_add_themselves_and_staged_weights_old_and_new() -> Non
 
 
 def test_copies_of_the_model_on_a_cpu_share_its_memory_bandwidth() -> None:
-    fast = MachineSpeed(flops=1e30, bytes_per_s=1e9)
+    fast = MachineSpeed(flops=1e30, bytes_per_s=1e9, threads=2)
     one, two = (
         estimate(config(engine={"type": "native", "dp": dp, "max_batch_size": 2}), SIZE, 0, fast).rollout_s
         for dp in (1, 2)
@@ -81,3 +81,24 @@ def test_what_adapters_take_is_not_guessed() -> None:
     assert theirs.rollout_s == plain.rollout_s
     assert mine.memory | theirs.memory == plain.memory
     assert not mine.memory.keys() & theirs.memory.keys()
+
+
+def separated(address: str | None = None, **changes: Any) -> RunConfig:
+    workers = {"rollout": {"workers": changes.pop("workers", 1)}, "address": address}
+    return config(pipeline={"placement": "separated", **changes}, cluster=workers, queue={"type": "service"})
+
+
+def test_separate_pools_take_their_part_of_the_threads_and_work_side_by_side_with_a_staleness() -> None:
+    together, apart = estimate(config(), SIZE, 10, SPEED), estimate(separated(), SIZE, 10, SPEED)
+    assert apart.actor_s > together.actor_s  # it has one of the two threads
+    assert apart.step_s == apart.rollout_s + apart.actor_s
+    ahead = estimate(separated(max_staleness=1), SIZE, 10, SPEED)
+    assert ahead.step_s == max(ahead.rollout_s, ahead.actor_s)
+    assert (ahead.rollout_s, ahead.actor_s) == (apart.rollout_s, apart.actor_s)
+
+
+def test_rollout_workers_of_a_cluster_share_the_work_and_each_has_an_engine() -> None:
+    one, four = (estimate(separated("10.0.0.1:6379", workers=workers), SIZE, 10, SPEED) for workers in (1, 4))
+    assert four.rollout_s < one.rollout_s
+    assert four.memory["KV cache"] == 4 * one.memory["KV cache"]
+    assert four.memory["processes"] - one.memory["processes"] == 3 * PROCESS_BYTES

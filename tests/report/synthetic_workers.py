@@ -28,7 +28,7 @@ def separated_run(steps: int = 12, seed: int = 0) -> list[Event]:
 def _start(steps: int) -> Iterator[Event]:
     info = {"config": CONFIG, "tailrace": "0.1.0", "resumed_from": None, "total_steps": steps, "machine": "2 cores"}
     yield Event(task="run", actor="driver", start=0, end=0, info=info)
-    for worker in (*ROLLOUT, "reward-0", "trainer-0"):
+    for worker in (*ROLLOUT, "reward-0", "trainer"):
         yield Event(task="worker_started", actor=worker, start=0.1, end=0.9)
     how = {"pid": 17, "how": "killed by signal 9"}
     yield Event(task="worker_died", actor="rollout-1", start=DIED, end=DIED, info=how)
@@ -59,7 +59,7 @@ def _rollout(step: int, rng: Any) -> Iterator[Event]:
 
 def _train(step: int, rng: Any) -> Iterator[Event]:
     start = (step + 1) * STEP_S
-    same: dict[str, Any] = {"step": step, "worker": "trainer-0"}
+    same: dict[str, Any] = {"step": step, "worker": "trainer"}
     for part in range(4):
         at = start + part * 1.6
         yield Event(task="actor", actor="trainer", start=at, end=at + 1.5, samples=16, tokens=1800, **same)
@@ -98,7 +98,7 @@ def _train(step: int, rng: Any) -> Iterator[Event]:
 
 def _weights(version: int, at: float, rng: Any) -> Iterator[Event]:
     """Published at `at`; the second engine is reached through the first."""
-    yield Event(task="weights_publish", actor="trainer", start=at, end=at + 0.4, version=version, worker="trainer-0")
+    yield Event(task="weights_publish", actor="trainer", start=at, end=at + 0.4, version=version, worker="trainer")
     for hop, worker in enumerate(ROLLOUT):
         began = at + 0.4 + 0.5 * hop
         came = began + 1.1 + float(rng.uniform(0, 0.4))
@@ -111,7 +111,7 @@ def _weights(version: int, at: float, rng: Any) -> Iterator[Event]:
 
 def _states(steps: int, rng: Any) -> Iterator[Event]:
     shares = {"rollout-0": (90, 3, 5, 2), "rollout-1": (80, 12, 5, 3), "reward-0": (4, 95, 0, 1)}
-    shares |= {"trainer-0": (82, 13, 4, 1)}
+    shares |= {"trainer": (82, 13, 4, 1)}
     for second in range(int((steps + 1) * STEP_S)):
         for worker, weights in shares.items():
             if not _dead(worker, second):

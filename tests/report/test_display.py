@@ -1,5 +1,6 @@
 import io
 import math
+import re
 from collections.abc import Iterable
 
 import pytest
@@ -193,8 +194,9 @@ def test_long_series_are_averaged_into_the_width() -> None:
 
 def test_a_separated_run_shows_its_workers_its_staleness_and_its_queue() -> None:
     shown = drawn(progress_of(separated_run()))
-    rows = {line.split()[1]: line.split()[2:-1] for line in shown.splitlines() if "-0 " in line or "-1 " in line}
-    assert list(rows) == ["rollout-0", "rollout-1", "reward-0", "trainer-0"]
+    worker = re.compile(r"\W+(\w+-\d|trainer) ")
+    rows = {line.split()[1]: line.split()[2:-1] for line in shown.splitlines() if worker.match(line)}
+    assert list(rows) == ["rollout-0", "rollout-1", "reward-0", "trainer"]
     for shares in rows.values():
         assert sum(int(share) for share in shares if share != "%") == pytest.approx(100, abs=2)
     assert "Mean staleness (versions)" in shown
@@ -214,16 +216,16 @@ def test_a_colocated_run_shows_neither_workers_nor_a_staleness_of_nothing() -> N
 def test_a_worker_shows_what_it_did_lately() -> None:
     def activity(start: int, state: str) -> Event:
         metrics = {"busy": 0.0, "weights": 0.0, "data": 0.0, "idle": 0.0, state: 1.0}
-        return Event(task="activity", actor="trainer", start=start, end=start + 1, metrics=metrics, worker="trainer-0")
+        return Event(task="activity", actor="trainer", start=start, end=start + 1, metrics=metrics, worker="trainer")
 
     events = [*(activity(n, "weights") for n in range(50)), *(activity(n, "busy") for n in range(50, 60))]
-    assert lately(progress_of(events).activities) == {"trainer-0": {"busy": 10, "weights": 0, "data": 0, "idle": 0}}
+    assert lately(progress_of(events).activities) == {"trainer": {"busy": 10, "weights": 0, "data": 0, "idle": 0}}
 
 
 def test_many_workers_of_a_kind_share_a_line() -> None:
     said = [{"busy": 1.0, "idle": 3.0}]
-    shown = lately({f"rollout-{number}": said for number in range(16)} | {"trainer-0": said})
-    assert list(shown) == ["rollout × 16", "trainer-0"]
+    shown = lately({f"rollout-{number}": said for number in range(16)} | {"trainer": said})
+    assert list(shown) == ["rollout × 16", "trainer"]
     assert shown["rollout × 16"] == {"busy": 16, "weights": 0, "data": 0, "idle": 48}
 
 
@@ -234,3 +236,16 @@ def test_a_death_is_a_line_with_its_reason(interactive: bool) -> None:
         for event in separated_run(2):
             display(event)
     assert output.getvalue().count("rollout-1 died: killed by signal 9") == 1
+
+
+def test_a_worker_that_starts_again_is_told_of_and_the_trainers_death_is_left_to_the_run() -> None:
+    output = io.StringIO()
+    with Display(Console(file=output, width=80, force_terminal=False)) as display:
+        for task, actor in [
+            ("worker_started", "rollout-0"),
+            ("worker_died", "rollout-0"),
+            ("worker_started", "rollout-0"),
+            ("worker_died", "trainer"),
+        ]:
+            display(Event(task=task, actor=actor, start=0, end=1, info={"pid": 7}))
+    assert output.getvalue() == "rollout-0 died\nrollout-0 started again (process 7)\n"

@@ -53,7 +53,7 @@ def steps() -> list[Event]:
 @pytest.mark.parametrize("name", ["reward", "samples_per_s", "tokens_per_s", "loss", "grad_norm", "lr", "ref_kl"])
 def test_each_metric_is_drawn_as_the_events_have_it(figures: dict[str, Any], steps: list[Event], name: str) -> None:
     points = figures[f"metric-{name}"]["data"][0]
-    assert points["x"] == list(range(60))
+    assert points["x"] == list(range(1, 61))  # from 1, as on the console
     assert points["y"] == [step.metrics[name] for step in steps]
 
 
@@ -79,7 +79,7 @@ def test_response_lengths_are_percentiles_of_each_steps_samples(figures: dict[st
 
 def test_early_and_late_histograms_hold_every_sample(figures: dict[str, Any]) -> None:
     early, late = figures["lengths-early-late"]["data"]
-    assert (early["name"], late["name"]) == ("steps 0 to 11", "steps 48 to 59")
+    assert (early["name"], late["name"]) == ("steps 1 to 12", "steps 49 to 60")
     assert sum(early["y"]) == pytest.approx(1)
     assert sum(late["y"]) == pytest.approx(1)
 
@@ -92,7 +92,7 @@ def test_task_times_are_stacked_by_step(figures: dict[str, Any], steps: list[Eve
 
 def test_failures_are_drawn_by_kind_and_only_where_there_are_some(figures: dict[str, Any], tmp_path: Path) -> None:
     bars = {trace["name"]: (trace["x"], trace["y"]) for trace in figures["failures"]["data"]}
-    assert bars == {"timeout": ([20], [2]), "error": ([20], [1])}
+    assert bars == {"timeout": ([21], [2]), "error": ([21], [1])}
     without = [event for event in resumed_run() if event.task != "reward"]
     assert "failures" not in embedded(report(tmp_path, without), "figures-data")
 
@@ -166,9 +166,9 @@ def test_the_timeline_has_a_row_for_each_actor_and_every_span_once(page: str) ->
 def test_the_windows_of_the_timeline_cover_all_steps_without_lost_work(page: str) -> None:
     windows = embedded(page, "timeline-data")["windows"]
     labels = [window["label"] for window in windows]
-    assert labels[:2] == ["before training", "steps 0 to 2"]
-    assert labels[7:9] == ["steps 18 to 20", "steps 21 to 23"]
-    assert labels[-1] == "steps 57 to 59"
+    assert labels[:2] == ["before training", "steps 1 to 3"]
+    assert labels[7:9] == ["steps 19 to 21", "steps 22 to 24"]
+    assert labels[-1] == "steps 58 to 60"
     assert max(window["end"] - window["start"] for window in windows) < 45
 
 
@@ -192,7 +192,7 @@ def test_a_run_that_has_only_begun_has_no_timeline(tmp_path: Path) -> None:
 
 def test_a_run_of_one_step_has_every_figure(tmp_path: Path) -> None:
     page = report(tmp_path, list(SyntheticRun(total_steps=1, samples=8).attempt(0, 1)))
-    assert embedded(page, "figures-data")["metric-reward"]["data"][0]["x"] == [0]
+    assert embedded(page, "figures-data")["metric-reward"]["data"][0]["x"] == [1]
     assert "after one step" in words(page)
 
 

@@ -92,7 +92,7 @@ def test_the_time_of_each_worker_adds_up_by_state(separated: Samples) -> None:
 
 def test_each_worker_has_its_weight_version_its_starts_and_its_deaths(separated: Samples) -> None:
     versions = {labels: value for (name, labels), value in separated.items() if name == "tailrace_weight_version"}
-    assert versions == {"rollout-0": 12, "rollout-1": 12, "trainer-0": 12}
+    assert versions == {"rollout-0": 12, "rollout-1": 12, "trainer": 12}
     assert separated["tailrace_worker_starts_total", "rollout-1"] == 2
     assert separated["tailrace_worker_deaths_total", "rollout-1"] == 1
     assert separated["tailrace_worker_deaths_total", "rollout-0"] == 0

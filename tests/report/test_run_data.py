@@ -80,7 +80,7 @@ def test_metrics_that_are_not_finite_or_missing_are_passed_over() -> None:
         Event(task="step", actor="driver", start=0, end=1, step=step, metrics={} if reward is None else {"r": reward})
         for step, reward in enumerate(rewards)
     ]
-    assert metric_series(steps, "r") == ([0, 3], [0.5, 0.7])
+    assert metric_series(steps, "r") == ([1, 4], [0.5, 0.7])
 
 
 def test_a_run_with_a_metric_that_is_not_finite_can_be_read(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_each_worker_has_its_rows_in_the_order_of_the_work() -> None:
     assert drawn is not None
     of_engine = ["", " · engine", " · engine: responses", " · weights"]
     expected = [f"{worker}{row}" for worker in ("rollout-0", "rollout-1") for row in of_engine]
-    assert [row["name"] for row in drawn["rows"]] == ["driver", *expected, "reward-0", "trainer-0"]
+    assert [row["name"] for row in drawn["rows"]] == ["driver", *expected, "reward-0", "trainer"]
 
 
 def test_what_workers_and_queue_say_of_themselves_is_not_in_the_timeline() -> None:

@@ -102,7 +102,7 @@ def processes(traced: list[dict[str, Any]]) -> dict[int, str]:
 def test_workers_are_processes_in_the_order_of_the_work(separated: list[dict[str, Any]]) -> None:
     names = processes(separated)
     rollouts = [f"rollout-{number}{row}" for number in range(2) for row in ("", " · engine", " · weights")]
-    assert [names[pid] for pid in sorted(names)] == ["driver", *rollouts, "reward-0", "trainer-0"]
+    assert [names[pid] for pid in sorted(names)] == ["driver", *rollouts, "reward-0", "trainer"]
 
 
 def test_a_death_is_marked_on_its_worker(separated: list[dict[str, Any]]) -> None:
@@ -114,7 +114,7 @@ def test_a_death_is_marked_on_its_worker(separated: list[dict[str, Any]]) -> Non
 def test_activity_and_queue_are_counters_and_no_spans(separated: list[dict[str, Any]]) -> None:
     assert {event["cat"] for event in complete(separated)}.isdisjoint({"activity", "queue"})
     counters = {(processes(separated)[event["pid"]], event["name"]) for event in separated if event["ph"] == "C"}
-    assert {("trainer-0", "busy (%)"), ("driver", "queue: ready/actor"), ("driver", "queue: rows")} <= counters
+    assert {("trainer", "busy (%)"), ("driver", "queue: ready/actor"), ("driver", "queue: rows")} <= counters
     busy = [event["args"]["value"] for event in separated if event["name"] == "busy (%)"]
     assert busy
     assert all(0 <= value <= 100 for value in busy)

@@ -30,7 +30,7 @@ def moment(task: str, at: float, worker: str = "rollout-0") -> Event:
 
 
 def publish(version: int, at: float) -> Event:
-    return Event(task="weights_publish", actor="trainer", start=at, end=at + 1, version=version, worker="trainer-0")
+    return Event(task="weights_publish", actor="trainer", start=at, end=at + 1, version=version, worker="trainer")
 
 
 def install(version: int, at: float, worker: str = "rollout-0") -> Event:
@@ -42,9 +42,9 @@ def step(number: int, end: float, **metrics: float) -> Event:
 
 
 def test_workers_are_ordered_by_their_work_and_their_number() -> None:
-    names = ["trainer-0", "rollout-10", "other-0", "reward-0", "", "rollout-2", "reference-0"]
+    names = ["trainer", "rollout-10", "other-0", "reward-0", "", "rollout-2", "reference-0"]
     assert sorted(names, key=worker_order) == [
-        "", "rollout-2", "rollout-10", "reward-0", "reference-0", "trainer-0", "other-0",
+        "", "rollout-2", "rollout-10", "reward-0", "reference-0", "trainer", "other-0",
     ]  # fmt: skip
 
 
@@ -149,9 +149,9 @@ def test_every_figure_of_the_workers_is_valid_plotly() -> None:
 def test_the_table_has_a_row_for_each_worker_and_counts_its_deaths() -> None:
     (workers, _) = worker_sections(run_of(separated_run()))
     rows: dict[str, Any] = {row["Worker"]: row for row in workers.table}
-    assert list(rows) == ["rollout-0", "rollout-1", "reward-0", "trainer-0"]
+    assert list(rows) == ["rollout-0", "rollout-1", "reward-0", "trainer"]
     assert [row["Deaths"] for row in rows.values()] == ["0", "1", "0", "0"]
-    assert (rows["rollout-0"]["Weights installed"], rows["trainer-0"]["Weights installed"]) == ("12", "–")
+    assert (rows["rollout-0"]["Weights installed"], rows["trainer"]["Weights installed"]) == ("12", "–")
 
 
 def test_deaths_and_staleness_are_among_the_headline_figures() -> None:

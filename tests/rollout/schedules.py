@@ -9,7 +9,7 @@ import functools
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -24,7 +24,7 @@ from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.config.weights import WeightsMode
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
-from tailrace.errors import WeightsTimeout
+from tailrace.errors import SenderLost, WeightsTimeout
 from tailrace.events import Event, EventLog
 from tailrace.learner import LocalLearner
 from tailrace.pipeline import Pipeline, Service
@@ -56,14 +56,14 @@ class Device(Executor):
     """Works on one thing at a time; each takes up to `slowest` seconds."""
 
     def __init__(self, chance: random.Random, slowest: float) -> None:
+        self.slowest = slowest
         self._chance = chance
-        self._slowest = slowest
         self._free_at = 0.0
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Its result is there when it is done."""
         loop = asyncio.get_running_loop()
-        self._free_at = max(loop.time(), self._free_at) + self._chance.uniform(0.01, self._slowest)
+        self._free_at = max(loop.time(), self._free_at) + self._chance.uniform(0.01, self.slowest)
         future: Future[T] = Future()
         loop.call_at(self._free_at, self._work, future, lambda: fn(*args, **kwargs))
         return future
@@ -114,7 +114,13 @@ class Source:
         self.on_take: Callable[[], None] = lambda: None
         self.on_install: Callable[[WeightVersion], None] = lambda version: None
         self._hub = hub
+        self._is_lost = False
         self._waiting: set[asyncio.Event] = set()
+
+    def lose(self, *, lost: bool) -> None:
+        """Whether the trainer is silent from now on."""
+        self._is_lost = lost
+        self._tell()
 
     def arrive(self, version: WeightVersion) -> None:
         """It is wholly here."""
@@ -124,10 +130,17 @@ class Source:
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
         try:
             async with asyncio.timeout(timeout_s):
-                await self.until(lambda: self.received >= version)
+                await self.until(lambda: self.received >= version or self._is_lost)
         except TimeoutError:
             raise WeightsTimeout("nothing has come") from None
+        if self.received < version:
+            raise SenderLost("the trainer is silent")
         return self.received
+
+    async def heard(self, *, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.until(lambda: not self._is_lost)
 
     @contextmanager
     def weights(self) -> Iterator[tuple[WeightVersion, dict[str, torch.Tensor]]]:
@@ -143,8 +156,10 @@ class Source:
         self._tell()
 
     @asynccontextmanager
-    async def turn(self, version: WeightVersion, *, timeout_s: float) -> AsyncIterator[None]:
-        async with asyncio.timeout(timeout_s):
+    async def turn(self) -> AsyncIterator[None]:
+        if self._is_lost:
+            raise SenderLost("the trainer is silent")
+        async with asyncio.timeout(LIMIT_S):
             await self._hub.lock.acquire()
         self._hub.turns.append(self)
         try:
@@ -446,7 +461,7 @@ class Run:
 
     async def go(self, start: Saved | None = None) -> None:
         """To the end, from the beginning or from a checkpoint."""
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.timeout(10 * LIMIT_S), asyncio.TaskGroup() as tasks:
             updates = [tasks.create_task(updater.run()) for updater in self.updaters]
             if start is not None:
                 await self.queue.restore(start.queue)

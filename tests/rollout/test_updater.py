@@ -29,7 +29,8 @@ class Site:
 
     def __init__(self, chance: random.Random, source: Source, mode: WeightsMode, *, timeout_s: float = LIMIT_S) -> None:
         log = EventLog(sinks=())
-        self.engine = FakeEngine(executor=Device(chance, chance.choice((0.2, 1.0))), playwright=RandomPlaywright(50))
+        self.device = Device(chance, chance.choice((0.2, 1.0)))
+        self.engine = FakeEngine(executor=self.device, playwright=RandomPlaywright(50))
         self.updater = EngineUpdater(
             self.engine, source, mode, log=log, activity=Activity(log, "rollout"), timeout_s=timeout_s
         )
@@ -218,6 +219,85 @@ def test_weights_that_do_not_come_are_one_clear_line(mode: WeightsMode) -> None:
             )
             async with asyncio.timeout(30):
                 await site.respond(0, tokens=1)
+
+    waits()
+
+
+@pytest.mark.parametrize("mode", ["delayed", "sub_step"])
+def test_that_responses_finish_first_may_take_longer_than_the_limit(mode: WeightsMode) -> None:
+    @virtual_time
+    async def waits() -> None:
+        async with scene(mode, engines=3, timeout_s=30) as made, asyncio.TaskGroup() as responses:
+            for site in made.sites:
+                responses.create_task(site.respond(0, tokens=2000))
+            await settle()
+            began = asyncio.get_running_loop().time()
+            await made.hub.publish(1)
+            await asyncio.gather(*(site.respond(1, tokens=1) for site in made.sites))
+            assert asyncio.get_running_loop().time() - began > 5 * 30
+        assert all(site.versions[-1] == [1] for site in made.sites)
+
+    waits()
+
+
+@pytest.mark.parametrize("mode", ["delayed", "sub_step"])
+def test_weights_that_do_not_go_in_after_the_responses_are_one_clear_line(mode: WeightsMode) -> None:
+    @virtual_time
+    async def waits() -> None:
+        async with scene(mode, timeout_s=30) as made:
+            (site,) = made.sites
+            response = asyncio.create_task(site.respond(0, tokens=2000))
+            await settle()
+            site.source.on_take = lambda: setattr(site.device, "slowest", LIMIT_S)
+            await made.hub.publish(1)
+            with pytest.raises(WeightsError, match="weights of version 1 have not been installed within 30 s"):
+                await site.respond(1, tokens=1)
+            assert response.done()
+
+    waits()
+
+
+@pytest.mark.parametrize("mode", ["delayed", "sub_step"])
+def test_an_engine_that_stands_still_before_it_takes_weights_ends_the_updater(mode: WeightsMode) -> None:
+    @virtual_time
+    async def waits() -> None:
+        chance = random.Random(0)
+        hub = Hub(chance, 1, wait=False)
+        site = Site(chance, hub.sources[0], mode, timeout_s=30)
+        update = asyncio.create_task(site.updater.run())
+        response = asyncio.create_task(site.respond(0, tokens=100, samples=2))
+        await hub.publish(1)
+        await asyncio.sleep(5)
+        await site.engine.pause_generation()
+        with pytest.raises(WeightsError) as caught:
+            await update
+        assert str(caught.value) == (
+            "new weights wait for 2 responses, and the engine has made no step for them within 30 s; is its device "
+            "stuck? If a step takes that long, raise weights.timeout_s"
+        )
+        assert not hub.lock.locked()
+        response.cancel()
+        await asyncio.wait([response])
+
+    waits()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_engine_outlives_a_trainer_that_is_silent_for_longer_than_any_limit(mode: WeightsMode) -> None:
+    @virtual_time
+    async def waits() -> None:
+        async with scene(mode, timeout_s=30) as made:
+            (site,) = made.sites
+            site.source.lose(lost=True)
+            await asyncio.sleep(100)
+            site.source.arrive(1)  # it was here before the trainer was lost
+            await asyncio.sleep(100)
+            assert site.source.has == (0 if mode == "sub_step" else 1), "turns are the trainer's to give"
+            site.source.lose(lost=False)
+            async with asyncio.timeout(30):
+                await site.respond(1, tokens=1)
+                await made.hub.publish(2)
+                await site.respond(2, tokens=1)
 
     waits()
 

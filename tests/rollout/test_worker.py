@@ -1,9 +1,11 @@
 """Every admitted row gets a response, and what goes wrong in the engine is seen by the caller."""
 
 import asyncio
+import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,8 @@ from tailrace.algorithms.grpo import ROLLOUT
 from tailrace.config.engine import SamplingConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
-from tailrace.errors import EngineError
+from tailrace.engine.base import SampleStream
+from tailrace.errors import EngineError, first_error
 from tailrace.events import Event, EventLog
 from tailrace.rollout.worker import RolloutWorker
 from tailrace.transfer.queue.base import Claim, NewRow
@@ -21,22 +24,24 @@ from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
-from tailrace.types import FinishReason, Request, TaskSpec
+from tailrace.types import FinishReason, Request, TaskSpec, WeightVersion
+from tests.rollout.schedules import Device
+from tests.transfer.virtual_time import virtual_time
 
 SINK = TaskSpec(name="sink", reads=ROLLOUT.writes)
 
 
-def make_queue(clock: Callable[[], float] = time.monotonic) -> LocalQueue:
+def make_queue(clock: Callable[[], float] = time.monotonic, **options: Any) -> LocalQueue:
     tasks = [QueueTask(ROLLOUT, WholeGroups(2)), QueueTask(SINK, FirstIn(100))]
-    return LocalQueue(tasks, LocalQueueConfig(), clock=clock)
+    return LocalQueue(tasks, LocalQueueConfig(**options), clock=clock)
 
 
-def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog, *, room: int | None = None) -> RolloutWorker:
+def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog, **options: Any) -> RolloutWorker:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
     sampling = SamplingConfig(max_new_tokens=9)
-    return RolloutWorker(queue, engine, sampling, decode, log, samples_per_step=8, group_size=4, room=room)
+    return RolloutWorker(queue, engine, sampling, decode, log, samples_per_step=8, group_size=4, **options)
 
 
 def in_hand(engine: FakeEngine) -> int:
@@ -80,6 +85,52 @@ async def test_every_row_gets_its_own_response_and_event(
         order // 8 for order in range(24)
     )
     assert sum(event.samples or 0 for event in events if event.task == "rollout") == 24
+
+
+async def test_an_engine_that_answers_with_no_token_is_an_error_that_names_the_sample(
+    log: EventLog, executor: ThreadPoolExecutor
+) -> None:
+    class Silent(FakeEngine):
+        def submit(self, requests: Sequence[Request]) -> SampleStream:
+            stream = super().submit(requests)
+            aborting.append(asyncio.ensure_future(self.abort([requests[0].request_id])))
+            return stream
+
+    aborting: list[asyncio.Future[None]] = []
+    queue = make_queue()
+    engine = Silent(executor=executor, playwright=RandomPlaywright(9))
+    await engine.pause_generation()  # it is aborted before its first token
+    await queue.put(rows(range(1, 2)))
+    with pytest.raises(ExceptionGroup) as failed:
+        await make_worker(queue, engine, log).run()
+    error = first_error(failed.value)
+    assert isinstance(error, EngineError)
+    assert str(error) == (
+        "the engine gave sample 4 of the run (group 1) a response without a token; one has at least one, be it the end "
+        "of sequence"
+    )
+
+
+async def test_rows_of_two_steps_in_one_claim_wait_for_the_weights_of_the_later_one(
+    log: EventLog, events: list[Event], executor: ThreadPoolExecutor
+) -> None:
+    class Gate:
+        def generating(self, needed: WeightVersion) -> AbstractAsyncContextManager[None]:
+            waited.append(needed)
+            return nullcontext()
+
+    waited: list[WeightVersion] = []
+    queue = make_queue()
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(9))
+    await queue.put(rows(range(1, 3)))  # the last group of step 0, and the first of step 1
+    async with asyncio.timeout(20), asyncio.TaskGroup() as running:
+        running.create_task(make_worker(queue, engine, log, gate=Gate()).run())
+        received: list[int] = []
+        while len(received) < 8:
+            received += [row.order for row in (await queue.claim("sink")).rows]
+        await queue.close()
+    assert waited == [1]
+    assert sorted(event.step or 0 for event in events if event.task == "sample") == [0] * 4 + [1] * 4
 
 
 async def test_a_failing_engine_ends_the_worker_and_gives_the_rows_back(
@@ -214,3 +265,17 @@ async def test_a_claim_that_is_void_frees_all_of_its_room(log: EventLog, executo
             received += [row.order for row in (await queue.claim("sink")).rows]
         await queue.close()
     assert sorted(received) == list(range(12))
+
+
+@virtual_time
+async def test_a_worker_waits_for_prompts_longer_than_the_limit_of_a_claim(log: EventLog) -> None:
+    queue = make_queue(asyncio.get_running_loop().time, timeout_s=5.0)
+    engine = FakeEngine(executor=Device(random.Random(0), 1.0), playwright=RandomPlaywright(50))
+    worker = asyncio.create_task(make_worker(queue, engine, log).run())
+    await asyncio.sleep(1000.0)  # a long training step, before which nothing is admitted
+    await queue.put(rows(range(1)))
+    received = 0
+    while received < 4:
+        received += len((await queue.claim("sink", timeout=100.0)).rows)
+    await queue.close()
+    await worker

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec
+from tests.transfer.virtual_time import virtual_time
 
 REWARD = TaskSpec(name="reward", reads=("prompt", "response", "answer", "metadata"), writes=("reward", "reward_error"))
 ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
@@ -132,3 +134,15 @@ async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(
         await queue.close()
     assert claim.rows[0].cells["ref_log_probs"] == [2.0]
     assert [event.info for event in events] == [{"void": True}, {}]
+
+
+@virtual_time
+async def test_a_task_without_work_waits_longer_than_the_limit_of_a_claim(log: EventLog) -> None:
+    tasks = [QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))]
+    queue = LocalQueue(tasks, LocalQueueConfig(timeout_s=5.0), clock=asyncio.get_running_loop().time)
+    task = asyncio.create_task(AdvantageTask(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
+    await asyncio.sleep(1000.0)  # a long training step, before which there is nothing more to do
+    await queue.put([replace(row, cells={**row.cells, "reward": 1.0, "reward_error": ""}) for row in group(["a", "b"])])
+    assert len((await queue.claim("sink")).rows) == 2
+    await queue.close()
+    await task

@@ -7,7 +7,7 @@ import pytest
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import LeaseError, PeerLost
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
-from tailrace.transfer.queue.lease import held
+from tailrace.transfer.queue.lease import held, next_claim
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tests.transfer.tables import group, one_task, outputs, queue_of
@@ -21,6 +21,21 @@ async def ack_then_claim_again(queue: TransferQueue, claim: Claim) -> None:
         await asyncio.sleep(0)
         await queue.ack(claim, outputs(claim))
     await queue.claim(claim.task)
+
+
+@virtual_time
+async def test_who_serves_until_the_queue_is_closed_waits_longer_than_the_limit_of_a_claim() -> None:
+    queue = queue_of(one_task(FirstIn(2)), timeout_s=5.0)
+    waiting = asyncio.create_task(next_claim(queue, "only", limit=1))
+    await asyncio.sleep(1000.0)
+    await queue.put(group(0, 1))
+    claim = await waiting
+    assert claim is not None
+    await queue.ack(claim, outputs(claim))
+    waiting = asyncio.create_task(next_claim(queue, "only"))
+    await asyncio.sleep(1000.0)
+    await queue.close()
+    assert await waiting is None
 
 
 @virtual_time

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",  # it would report to its makers
 }
 """What vLLM reads when it is imported; what is set already stays."""
+
+_MISSING = (
+    "engine.type vllm needs vLLM, whose older packages need an environment of their own: make setup-vllm makes one "
+    "with its CPU build, for .venv-vllm/bin/tailrace; for GPUs, pip install 'tailrace[vllm]' in a new one"
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -225,6 +231,12 @@ def unsupported(sampling: SamplingConfig) -> str | None:
     return None
 
 
+def check_installed() -> None:
+    """Raises ModelError where vLLM is not installed; it is not imported, which takes long."""
+    if find_spec("vllm") is None:
+        raise ModelError(_MISSING)
+
+
 def _start(arguments: dict[str, Any], device: torch.device) -> Any:
     """vLLM's engine, unless the process has one or it is for another device."""
     with _quietly(), _keeping_process_state():
@@ -234,11 +246,7 @@ def _start(arguments: dict[str, Any], device: torch.device) -> Any:
             from vllm.platforms import current_platform
             from vllm.v1.engine.llm_engine import LLMEngine
         except ImportError as error:
-            raise ModelError(
-                "engine.type vllm needs vLLM, whose older packages need an environment of their own: make setup-vllm "
-                "makes one with its CPU build, for .venv-vllm/bin/tailrace; for GPUs, pip install 'tailrace[vllm]' in "
-                f"a new one ({one_line(error)})"
-            ) from error
+            raise ModelError(f"{_MISSING} ({one_line(error)})") from error
         if current_platform.device_type != device.type:
             raise ModelError(f"the vLLM that is installed runs on {current_platform.device_type}, not on {device}")
         if model_parallel_is_initialized():

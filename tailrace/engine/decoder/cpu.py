@@ -1,8 +1,8 @@
 """The decoder in C++ (`kernels/decoder.cpp`), for bf16 on CPUs with AVX512-BF16.
 
-Python packs the weights and makes one call a step, or two a layer where C++ cannot call the ranks' exchange. Sums are
-taken in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a chunk of a
-prompt of any size, and over prompt blocks that others filled.
+Python makes one call for each weight to pack, and one a step, or two a layer where C++ cannot call the ranks' exchange.
+Sums are taken in the same order whatever the batch: a token's logits are the same bit for bit alone, in a batch, in a
+chunk of a prompt of any size, and over prompt blocks that others filled.
 """
 
 import ctypes
@@ -86,6 +86,8 @@ def _library() -> ctypes.CDLL:
     library.decoder_workspace_bytes.restype = c_int64
     library.decoder_run.argtypes = [POINTER(_Model), POINTER(_Step), c_int64, c_int64]
     library.decoder_run.restype = c_int
+    library.decoder_pack.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64]
+    library.decoder_pack.restype = None
     return library
 
 
@@ -232,9 +234,12 @@ class Packed(Format):
 
     def write(self, weight_NK: torch.Tensor, matrix: torch.Tensor) -> None:
         """See `Format`."""
-        rows, columns = weight_NK.shape
-        pairs = weight_NK.to(torch.bfloat16).contiguous().view(torch.int32)
-        matrix.view(torch.int32)[..., 0].copy_(pairs.view(rows // LANES, LANES, columns // 2).transpose(1, 2))
+        groups, pairs, *_ = matrix.shape
+        assert weight_NK.shape == (LANES * groups, 2 * pairs), "the kernel trusts these sizes"
+        weight_NK = weight_NK.to(torch.bfloat16).contiguous()
+        stride = matrix.stride(0) // 2
+        threads = torch.get_num_threads()
+        _library().decoder_pack(weight_NK.data_ptr(), matrix.data_ptr(), groups, pairs, stride, threads)
 
     def gate_and_up(self, fused: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Format`."""

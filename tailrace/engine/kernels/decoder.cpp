@@ -223,9 +223,33 @@ class Worker {
     }
 };
 
+// Puts 16 rows of a weight in the order of `Columns::packed`. Past the cache: nobody computes with them yet, and a line
+// that is written whole need not be read first.
+static void pack_group(const uint32_t* rows, uint32_t* group, long pairs) {
+    for (long p = 0; p < pairs; p += LANES) {
+        const long count = std::min((long)LANES, pairs - p);
+        __m512i lines[LANES];
+        for (long r = 0; r < LANES; r++)
+            lines[r] = _mm512_maskz_loadu_epi32(first_lanes(count), rows + r * pairs + p);
+        transpose(lines);
+        for (long i = 0; i < count; i++) _mm512_stream_si512((__m512i*)(group + (p + i) * LANES), lines[i]);
+    }
+}
+
 }  // namespace
 
 extern "C" {
+
+// A weight of `groups` times 16 rows of `pairs` pairs, packed: group g goes to `to + g * stride`, at a multiple of 64
+// bytes.
+void decoder_pack(const uint32_t* weight, uint32_t* to, int64_t groups, int64_t pairs, int64_t stride, int64_t threads) {
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for
+        for (int64_t g = 0; g < groups; g++) pack_group(weight + g * LANES * pairs, to + g * stride, pairs);
+        _mm_sfence();
+    }
+}
 
 int64_t decoder_workspace_bytes(const Model* model) { return Workspace(*model, nullptr).bytes; }
 

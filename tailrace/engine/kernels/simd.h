@@ -48,3 +48,26 @@ static inline __m512 exp_ps(__m512 x) {
 static inline __mmask16 first_lanes(long count) {
     return (__mmask16)((1u << std::clamp(count, 0L, 16L)) - 1);
 }
+
+// 16 rows of 16 32-bit values become its columns.
+static inline void transpose(__m512i (&x)[16]) {
+    __m512i y[16];
+    for (int i = 0; i < 16; i += 2) {
+        y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
+        y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; j++) {
+            x[i + 2 * j] = _mm512_unpacklo_epi64(y[i + j], y[i + j + 2]);
+            x[i + 2 * j + 1] = _mm512_unpackhi_epi64(y[i + j], y[i + j + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; j++) {
+            y[i + j] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0x88);
+            y[i + j + 4] = _mm512_shuffle_i32x4(x[i + j], x[i + j + 4], 0xdd);
+        }
+    for (int j = 0; j < 8; j++) {
+        x[j] = _mm512_shuffle_i32x4(y[j], y[j + 8], 0x88);
+        x[j + 8] = _mm512_shuffle_i32x4(y[j], y[j + 8], 0xdd);
+    }
+}

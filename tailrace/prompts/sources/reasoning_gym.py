@@ -1,17 +1,20 @@
 """Problems of a reasoning-gym generator."""
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any
 
-import reasoning_gym  # type: ignore[import-untyped]
-from reasoning_gym.composite import DatasetSpec  # type: ignore[import-untyped]
-from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
-
 from tailrace.config.prompts import ReasoningGymSource
 from tailrace.errors import PromptError, did_you_mean, one_line
 from tailrace.prompts.sources.base import Row
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it brings, when that is compiled at first use
+    import reasoning_gym  # type: ignore[import-untyped]
+    from reasoning_gym.composite import DatasetSpec  # type: ignore[import-untyped]
+    from reasoning_gym.factory import DATASETS  # type: ignore[import-untyped]
 
 _GENERATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What a generator's checks, and what they forgot to check, raise."""

@@ -1,4 +1,4 @@
-"""Holding a claim for as long as its work takes.
+"""Waiting for a claim for as long as it takes, and holding it for as long as its work takes.
 
 A claim can become void meanwhile: its rows are lost with a storage unit and will be put again, or its lease ended and
 they are somebody else's. What was worked out for them then counts for nothing.
@@ -8,12 +8,30 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from tailrace.errors import LeaseError, PeerLost, StaleRowError
+from tailrace.errors import LeaseError, PeerLost, QueueClosed, QueueTimeout, StaleRowError
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
 from tailrace.types import Value
 
 VOID = {"void": True}
 """In the `info` of an event: what was done counts for nothing, because the claim was void."""
+
+
+async def next_claim(queue: TransferQueue, task: str, *, limit: int | None = None) -> Claim | None:
+    """The next claim of a worker that serves until the queue is closed; None when it is. `limit`: see `claim`.
+
+    However long there is none: a worker without work is no error. Whoever waits for what comes of it has a limit.
+
+    Raises:
+        QueueError: see `TransferQueue.claim`.
+        PeerLost: the queue is gone.
+    """
+    while True:
+        try:
+            return await queue.claim(task, limit=limit)
+        except QueueTimeout:
+            continue
+        except QueueClosed:
+            return None
 
 
 @asynccontextmanager

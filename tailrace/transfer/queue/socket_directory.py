@@ -1,7 +1,7 @@
 """The directory of a queue's sockets, which only its user may enter.
 
 Whoever serves the queue holds a lock on it. So one that a killed process has left is known, and the next queue that is
-started on the host removes it.
+started on the host removes it, if nobody did before.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ def socket_directory(again: Path | None = None) -> Iterator[Path]:
         QueueError: others may enter the earlier one, or another process has it.
         OSError: it cannot be made.
     """
-    _remove_orphans(Path(tempfile.gettempdir()))
+    remove_orphans(Path(tempfile.gettempdir()))
     directory, lock = _make() if again is None else _take(again)
     try:
         yield directory
@@ -80,7 +80,8 @@ def _locked(directory: Path) -> int | None:
     return None
 
 
-def _remove_orphans(parent: Path) -> None:
+def remove_orphans(parent: Path) -> None:
+    """Remove directories whose processes died without having done so."""
     for directory in parent.glob(f"{_PREFIX}*"):
         lock = _locked(directory)
         if lock is not None:

@@ -43,6 +43,13 @@ def way_to(endpoints: Sequence[str], host: str) -> str:
     return ways[0]
 
 
+def host_of(address: WeightsAddress) -> str:
+    """Where a sender's machine is found by all who can reach the sender."""
+    far = (endpoint for endpoint in address.endpoints if is_far_reaching(endpoint))
+    endpoint = next(far, "tcp://127.0.0.1:0")
+    return endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+
+
 @contextmanager
 def listening(endpoints: Sequence[str]) -> Iterator[list[str]]:
     """The endpoints with a private directory's for each `PRIVATE`."""

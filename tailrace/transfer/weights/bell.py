@@ -1,6 +1,7 @@
 """Waking coroutines from a thread."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ class Bell:
             with suppress(RuntimeError):  # the loop was closed: nobody waits there
                 loop.call_soon_threadsafe(event.set)
 
-    async def until(self, look: Callable[[], T | None], *, timeout_s: float) -> T | None:
+    async def until(self, look: Callable[[], T | None], *, timeout_s: float = math.inf) -> T | None:
         """What `look` returns as soon as it returns anything; None when that has not come in time."""
         deadline = time.monotonic() + timeout_s
         while True:

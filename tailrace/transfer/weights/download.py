@@ -4,7 +4,8 @@
          ▲                      │
          └──── another parent ──┘      what is here stays
 
-What is corrupt is asked for again, some times; then the version is given up.
+What is corrupt is asked for again, some times; then the version is given up. Nothing is asked for while it is expected
+to come by a broadcast.
 """
 
 import enum
@@ -17,9 +18,10 @@ from tailrace.errors import PeerLost, TailraceError, WeightsError, WireError
 from tailrace.transfer.queue.wire.connection import Connection
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.weights.address import way_to
+from tailrace.transfer.weights.catching import Caught
 from tailrace.transfer.weights.media.base import Medium
 from tailrace.transfer.weights.media.factory import MediumName, make_medium
-from tailrace.transfer.weights.messages import Describe, Described, Gone, Heard, Offer, Plan, Question, ask
+from tailrace.transfer.weights.messages import Describe, Described, Gone, Heard, Offer, Plan, Question, ask, error_in
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, decode_manifest
 
@@ -44,6 +46,8 @@ class Owner(ABC):
     host: str
     medium: MediumName
     retry_s: float
+    broadcast_bytes: int
+    """That came by broadcasts, of all versions."""
 
     @abstractmethod
     def memory(self, manifest: Manifest) -> Segment:
@@ -52,6 +56,10 @@ class Owner(ABC):
     @abstractmethod
     def attach(self, path: Path, manifest: Manifest) -> Segment:
         """Memory of another process on this host, held. Raises WeightsError."""
+
+    @abstractmethod
+    def expects(self, serial: int) -> bool:
+        """Whether chunks of this version will come by a broadcast."""
 
     @abstractmethod
     def changed(self, download: "Download", *, nbytes: int) -> None:
@@ -73,6 +81,8 @@ class Download:
         """Its name; None while there is none."""
         self.nbytes = 0
         """That came over the network."""
+        self.broadcast_bytes = 0
+        """Of these, by broadcasts."""
         self.started = owner.server.now
         self.error: WeightsError | None = None
         self._owner = owner
@@ -82,7 +92,11 @@ class Download:
         self._link: Connection | None = None
         self._endpoint = ""
         self._medium: Medium | None = None
+        self._is_asked = False
+        """Whether the medium was told to bring what is lacking."""
         self._tries: Counter[int] = Counter()
+        self._errors: dict[int, TailraceError] = {}
+        """The last of each chunk, where it was one that a parent gave or that says what is wrong."""
         self._turn = 0
         """Counts parents: what an earlier one says is not heard."""
 
@@ -108,13 +122,37 @@ class Download:
         self.holding = Holding(self.holding.manifest, self.holding.encoded, self.holding.segment)
         self._owner.changed(self, nbytes=0)
         if self._medium is not None:  # else the next parent is asked
+            self._is_asked = True
             self._medium.bring(self.holding)
         return True
 
     @property
     def medium(self) -> str:
         """What it comes through."""
+        if self.broadcast_bytes:
+            return self._owner.medium
         return "tcp" if self._is_ours else "shared_memory"
+
+    def catch(self, caught: Caught) -> None:
+        """Keep a chunk that was broadcast, if it is lacking and right."""
+        assert self.holding is not None, "there is room for it"
+        if not self._is_ours or self.holding.sum(caught.chunk) is not None:
+            return
+        if not caught.is_right:
+            self.corrupt(caught.chunk)
+            return
+        self.holding.memory[self.holding.manifest.span(caught.chunk)] = caught.data
+        self.broadcast_bytes += len(caught.data)
+        self._owner.broadcast_bytes += len(caught.data)
+        self.arrived(caught.chunk, caught.sum, nbytes=len(caught.data))
+
+    def go_on(self) -> None:
+        """Fetch what is lacking, unless it is still expected to be broadcast."""
+        if self._is_asked or self._medium is None or self.holding is None:
+            return
+        if not self._owner.expects(self.offer.serial):
+            self._is_asked = True
+            self._medium.bring(self.holding)
 
     # For media, see `Errand`
 
@@ -155,13 +193,19 @@ class Download:
         self.nbytes += nbytes
         self._owner.changed(self, nbytes=nbytes)
 
-    def corrupt(self, chunk: int) -> bool:
+    def corrupt(self, chunk: int, error: TailraceError | None = None) -> bool:
         """See `Errand.corrupt`."""
         self._tries[chunk] += 1
+        if error is not None:
+            self._errors[chunk] = error
         if self._tries[chunk] < TRIES:
             return True
         what = "the manifest" if chunk == -1 else "the seal" if chunk == -2 else f"chunk {chunk}"
-        self._refuse(WeightsError(f"{what} of version {self.offer.version} arrived corrupt {TRIES} times"))
+        if (error := self._errors.get(chunk)) is None:
+            how = f"arrived corrupt {TRIES} times"
+        else:
+            how = f"has not come right in {TRIES} tries: {error}"
+        self._refuse(WeightsError(f"{what} of version {self.offer.version} {how}"))
         return False
 
     # With a parent
@@ -185,13 +229,13 @@ class Download:
             case (Described() as described, _):
                 try:
                     manifest = decode_manifest(described.manifest, self.offer.manifest)
-                except WeightsError:
-                    if self.corrupt(-1):
+                except WeightsError as error:
+                    if self.corrupt(-1, error):
                         self._describe()
                 else:
                     self._begin(manifest, described)
             case _:
-                if self.corrupt(-1):
+                if self.corrupt(-1, error_in(heard)):
                     self._describe()
 
     def _begin(self, manifest: Manifest, described: Described) -> None:
@@ -201,9 +245,9 @@ class Download:
             self._refuse(error)
             return
         assert self.holding is not None, "it was placed"
-        assert self._medium is not None, "it was placed"
         self._owner.changed(self, nbytes=0)
-        self._medium.bring(self.holding)
+        self._is_asked = False
+        self.go_on()
 
     def _place(self, manifest: Manifest, described: Described) -> None:
         """Have memory for the payload, with what is here already."""

@@ -1,7 +1,7 @@
 """What a receiver's thread does: it follows the sender's plan, fetches versions and gives them to others.
 
     sender ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ Shelf ──▶ children      while it comes
-                                             └──whole, seal right──▶ `received`, Report
+               └──▶ Catcher ──broadcast chunks──┘└──whole, seal right──▶ `received`, Report
 
 Who waits on whom: a download on its parent, see there. Follow waits at the sender until the plan changes, so it is also
 the sign of life in both directions. A version that has begun to come is finished, and then the newest is fetched:
@@ -23,8 +23,9 @@ from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service
 from tailrace.transfer.weights.address import WeightsAddress, way_to
 from tailrace.transfer.weights.bell import Bell
+from tailrace.transfer.weights.catching import Catcher
 from tailrace.transfer.weights.download import Download, End, Owner
-from tailrace.transfer.weights.media.factory import MediumName
+from tailrace.transfer.weights.media.factory import MediumName, backend_of
 from tailrace.transfer.weights.messages import (
     NO_VERSION,
     NOTHING,
@@ -47,9 +48,6 @@ from tailrace.transfer.weights.messages import (
 from tailrace.transfer.weights.segments import Attachments, Pool, Segment
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.versions import Holding, Manifest
-
-_GONE_TRIES = 5
-"""Times that a parent may say that it does not give a version before another one is asked for."""
 
 
 class Follower(Service, Owner):
@@ -78,13 +76,12 @@ class Follower(Service, Owner):
         self.pool = pool
         self.attachments = Attachments()
         self._shelf = Shelf(server)
+        self.catcher = Catcher(server, limit_s=limit_s, changed=self._catch)
         self._link: Connection | None = None
         self._plan: Plan | None = None
         self._download: Download | None = None
         self._again_at: float | None = None
         """When to connect to the sender, or ask a parent, again."""
-        self._gone = 0
-        """Times that the parent of now said so."""
         self._refused = NOTHING
         """The serial of the newest version that was given up."""
         self._wishes: set[str] = set()
@@ -98,7 +95,7 @@ class Follower(Service, Owner):
         self.refusal: tuple[int, WeightsError] | None = None
         """The newest version, if it was given up, and why."""
         self.announced = self.installed = NO_VERSION
-        self.nbytes = 0
+        self.nbytes = self.broadcast_bytes = 0
         self.parent: str | None = None
         self.turns: set[str] = set()
         """Those of this receiver's that it has."""
@@ -155,6 +152,7 @@ class Follower(Service, Owner):
         """Say goodbye, and end `Server.run`."""
         if self._link is not None:
             ask(self._link, self._endpoint, Leave(), lambda heard: None, wait=False)
+        self.catcher.close()
         self.server.stop()
 
     def take_turn(self, turn: str) -> None:
@@ -193,6 +191,7 @@ class Follower(Service, Owner):
             self.host if self.medium != "tcp" else self._alone,
             self._datacentre,
             self.server.endpoints,
+            backend_of(self.medium),
         )
         assert self._link is not None
         link = self._link
@@ -209,6 +208,7 @@ class Follower(Service, Owner):
                 self.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
                 self.error = None
                 self._plan = plan
+                self.catcher.hear(plan)
                 self._advance()
                 self._follow(plan.epoch)
                 self.bell.ring()
@@ -225,6 +225,7 @@ class Follower(Service, Owner):
         link, self._link, self._plan = self._link, None, None
         assert link is not None
         self.server.unlink(link)
+        self.catcher.leave()
         self._again_at = self.server.now + self.retry_s
         remove_orphans(self.pool.directory.parent)  # it may have been killed
         self.bell.ring()
@@ -247,19 +248,35 @@ class Follower(Service, Owner):
             self._download.offer = offers[self._download.offer.serial]
             self._follow_parent(self._download)
             self._conclude(self._download)
+        self._catch()
 
     def _begin_newest(self) -> None:
         assert self._plan is not None
         newest = self._plan.offers[-1] if self._plan.offers else None
         if self._download is None and newest is not None and newest.serial > max(self._refused, self._serial()):
             self._download = Download(self, newest)
-            self._gone = 0
 
     def _follow_parent(self, download: Download) -> None:
         assert self._plan is not None
         if self._again_at is None:
             self.parent = self._plan.parent
             download.follow(self._plan)
+
+    def _catch(self) -> None:
+        """Take what was broadcast; it lies where it is until it is known where it goes, and if it is wanted."""
+        while (caught := self.catcher.first) is not None:
+            download = self._download
+            if download is not None and download.offer.serial == caught.serial:
+                if download.holding is None:
+                    break
+                download.catch(caught)
+            self.catcher.drop_first()
+        if self._download is not None:
+            self._download.go_on()
+
+    def expects(self, serial: int) -> bool:
+        """See `Owner.expects`."""
+        return self.catcher.expects(serial)
 
     def _serial(self) -> int:
         return NOTHING if self.received is None else self.received.manifest.serial
@@ -284,6 +301,8 @@ class Follower(Service, Owner):
             return
         self.nbytes += nbytes
         self._shelf.put(download.holding)
+        if self.catcher.first is not None and not nbytes:
+            self.server.call(self._catch)  # there is room now
         self._conclude(download)
 
     def _conclude(self, download: Download) -> None:
@@ -321,7 +340,6 @@ class Follower(Service, Owner):
     def _on_end(self, download: Download, end: End) -> None:
         if download is not self._download:
             return
-        parent = download.parent
         if end is End.REFUSED:
             self._refused = download.offer.serial
             self._give_up(download)
@@ -330,12 +348,18 @@ class Follower(Service, Owner):
             self.bell.ring()
             self._advance()
             return
-        self._gone += end is End.GONE
-        if parent and (end is End.PARENT_LOST or self._gone >= _GONE_TRIES) and self._link is not None:
-            self._gone = 0
-            ask(self._link, self._endpoint, Complain(parent), lambda heard: None, wait=False)
+        if end is End.GONE and self._is_outdated(download):
+            self._give_up(download)  # its parent has gone on to a newer one: this is too slow for each of them
+            self._advance()
+            return
+        if end is End.PARENT_LOST and download.parent and self._link is not None:
+            ask(self._link, self._endpoint, Complain(download.parent), lambda heard: None, wait=False)
         download.leave()
         self._again_at = self.server.now + self.retry_s / 8  # by then there may be another plan
+
+    def _is_outdated(self, download: Download) -> bool:
+        """Whether a newer version is on offer."""
+        return self._plan is not None and any(offer.serial > download.offer.serial for offer in self._plan.offers)
 
     def _give_up(self, download: Download) -> None:
         download.leave()
@@ -356,7 +380,11 @@ class Follower(Service, Owner):
                 start=end - (self.server.now - download.started),
                 end=end,
                 version=manifest.version,
-                metrics={"bytes": float(manifest.nbytes), "network_bytes": float(download.nbytes)},
+                metrics={
+                    "bytes": float(manifest.nbytes),
+                    "network_bytes": float(download.nbytes),
+                    "broadcast_bytes": float(download.broadcast_bytes),
+                },
                 info={"medium": download.medium},
             )
         )

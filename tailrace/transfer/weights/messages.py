@@ -7,7 +7,7 @@ All of them may come twice: they ask, or they say how things are. Sums are xxh3 
 """
 
 from collections.abc import Callable
-from typing import Annotated, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +15,7 @@ from msgspec import Meta
 from tailrace.errors import QueueClosed, TailraceError, WireError, one_line
 from tailrace.transfer.queue.wire.calls import Call, Outcome, expect
 from tailrace.transfer.queue.wire.connection import Connection
+from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
 from tailrace.transfer.queue.wire.messages import Count, Name, Tell, Told
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ T = TypeVar("T")
 SUM_BYTES = 8
 Sum = Annotated[bytes, Meta(min_length=SUM_BYTES, max_length=SUM_BYTES)]
 Endpoints = Annotated[list[Annotated[str, Meta(max_length=300)]], Meta(max_length=16)]
+Backend = Literal["gloo", "nccl"]
 NOTHING = 0
 """Stands for the serial of no version: serials count from 1."""
 NO_VERSION = -1
@@ -56,6 +58,8 @@ class Follow(Word, frozen=True):
     datacentre: Annotated[str, Meta(max_length=200)]
     endpoints: Endpoints
     """Where it relays."""
+    backend: Backend | None
+    """Of the process group that it would be a member of."""
     standing: Standing
 
 
@@ -103,6 +107,29 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Of the manifest's sum and those of all chunks; None while it is being written."""
 
 
+class Seat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A member's place in a process group, whose rank 0 is the sender."""
+
+    name: Name
+    """Of this group alone; only its members know it."""
+    backend: Backend
+    host: Annotated[str, Meta(max_length=300)]
+    """Of the sender, where the members find each other."""
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    rank: Count
+    size: Count
+
+
+class Cast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A version that is being broadcast to a group, chunk by chunk."""
+
+    serial: Count
+    nbytes: Annotated[int, Meta(ge=0, le=2**48)]
+    chunk_bytes: Annotated[int, Meta(ge=1, le=MAX_FRAME_BYTES)]
+    sums: bytes
+    """Of all chunks, packed."""
+
+
 class Plan(Word, frozen=True):
     """Answer to Follow."""
 
@@ -113,6 +140,12 @@ class Plan(Word, frozen=True):
     """Its name; empty for the sender."""
     endpoints: Endpoints
     host: str
+    seat: Seat | None
+    """In the group that there is, or that is being formed."""
+    promised: Count
+    """The serial of a version that those with a seat get by a broadcast, if nothing goes wrong, or NOTHING."""
+    cast: Cast | None
+    """What is being broadcast now, for those with a seat."""
 
 
 class Closed(Word, frozen=True):
@@ -206,6 +239,11 @@ def ask(link: Connection, endpoint: str, question: Question, then: Callable[[Hea
             then((reply, memoryview(frames[0]) if frames else None))
 
     link.start(Call(endpoint, Tell(_ENCODER.encode(question)), wait_s=FOREVER_S if wait else 0.0), heard)
+
+
+def error_in(heard: Heard) -> TailraceError | None:
+    """What took the place of a reply, if anything did."""
+    return heard if isinstance(heard, TailraceError) else None
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes, what: str) -> T:

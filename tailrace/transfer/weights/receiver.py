@@ -2,13 +2,13 @@
 
     sender ──▶ [own thread: Follower] ──▶ received ──wait──▶ weights() ──▶ Engine.update_weights ──installed──▶ sender
 
-Who waits on whom: `wait` on the version, and `turn` on other engines, on a limit, and on the sender's signs of life.
+Who waits on whom: `wait` on the version, up to a limit, and `turn` on other engines; both on the sender's signs of
+life.
 The thread waits for nobody who uses the weights: what is read is neither overwritten nor let go before the reader is
 done.
 """
 
 import secrets
-import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -25,9 +25,10 @@ from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening, way_to
 from tailrace.transfer.weights.follower import Follower
-from tailrace.transfer.weights.media.factory import MediumName
+from tailrace.transfer.weights.media.factory import MediumName, check_medium
 from tailrace.transfer.weights.messages import NO_VERSION
 from tailrace.transfer.weights.segments import SHARED, Pool
+from tailrace.transfer.weights.thread import ServerThread, again
 from tailrace.types import WeightVersion
 
 _CLOSE_LIMIT_S = 10.0
@@ -43,7 +44,9 @@ class ReceiverStats:
     parent: str | None
     """Who it gets weights from; empty for the sender, None before it has asked anybody."""
     bytes_received: int
-    """Of weights, over sockets. Those in shared memory do not move."""
+    """Of weights, over sockets and by broadcasts. Those in shared memory do not move."""
+    bytes_broadcast: int
+    """Of these, by broadcasts."""
     bytes_sent: int
 
 
@@ -72,7 +75,8 @@ class WeightReceiver:
             name: for people, and the actor of `weights_transfer` events.
             datacentre: where it is; one with a slow way to others is crossed to once.
             listen: where it relays. Receivers on other hosts can only reach an address of the network.
-            medium: auto: shared memory with peers on this host, TCP with others.
+            medium: auto: shared memory with peers on this host, TCP with others. gloo, nccl: by broadcasts in a process
+                group of all receivers that say so; what does not come so comes by TCP.
             limit_s: seconds without a sign of life after which a peer counts as lost.
             directory: of shared memory.
             log: told of each version that has come, from this receiver's thread.
@@ -80,7 +84,9 @@ class WeightReceiver:
         Raises:
             WeightsError: the sender cannot be reached from here, or there is no shared memory.
             WireError: it cannot listen there.
+            ConfigError: this process cannot use the medium.
         """
+        check_medium(medium)
         way_to(address.endpoints, address.host)
         with ExitStack() as stack:
             pool = Pool(directory)
@@ -101,8 +107,10 @@ class WeightReceiver:
             )
             self._open = stack.pop_all()
         self._server = server
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name=f"weights of {name}", daemon=True)
+        self._thread = ServerThread(
+            server, self._follower, self._follower.bell, name=f"weights of {name}", what="this receiver of weights"
+        )
+        server.call(self._follower.start)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -133,18 +141,31 @@ class WeightReceiver:
             WeightsTimeout: it has not come in time.
             SenderLost: the sender was closed, or gives no sign of life.
             WeightsError: such a version came and was given up, since it arrived corrupt again and again, or there is
-                no room for it; or this was closed.
+                no room for it; or this was closed or has failed.
         """
         found: WeightVersion | WeightsError | None
         found = await self._follower.bell.until(lambda: self._look(version), timeout_s=timeout_s)
         if isinstance(found, WeightsError):
-            raise type(found)(str(found))
+            raise again(found)
         if found is None:
             raise WeightsTimeout(
                 f"version {version} of the weights has not come within {timeout_s:g} s; here is {self.received}, "
                 f"announced {self.announced}; raise weights.timeout_s if the network needs longer"
             )
         return found
+
+    async def heard(self, *, timeout_s: float) -> None:
+        """Until the sender gives signs of life, again if it was lost, or `timeout_s` have passed.
+
+        Raises:
+            WeightsError: this was closed or has failed.
+        """
+        follower = self._follower
+        end = await follower.bell.until(
+            lambda: self._thread.end or (True if follower.error is None else None), timeout_s=timeout_s
+        )
+        if isinstance(end, WeightsError):
+            raise end
 
     @contextmanager
     def weights(self) -> Iterator[tuple[WeightVersion, dict[str, torch.Tensor]]]:
@@ -174,27 +195,22 @@ class WeightReceiver:
         self._server.call(self._follower.report)
 
     @asynccontextmanager
-    async def turn(self, version: WeightVersion, *, timeout_s: float) -> AsyncIterator[None]:
-        """Inside, no other receiver is inside: for engines that install `version` one after the other.
+    async def turn(self) -> AsyncIterator[None]:
+        """Inside, no other receiver is inside: for engines that install a version one after the other.
 
-        A receiver that dies, or is silent for the sender's limit, has its turn no more.
+        Waits without a limit for receivers that asked before: one that dies, or is silent for the sender's limit, has
+        its turn no more.
 
         Raises:
-            WeightsTimeout: others have had it for too long.
             SenderLost: the sender was closed, or gives no sign of life.
-            WeightsError: this was closed.
+            WeightsError: this was closed or has failed.
         """
         follower, turn = self._follower, secrets.token_hex(8)
         self._server.call(lambda: follower.take_turn(turn))
         try:
-            found = await follower.bell.until(lambda: turn in follower.turns or self._trouble(), timeout_s=timeout_s)
+            found = await follower.bell.until(lambda: turn in follower.turns or self._trouble())
             if isinstance(found, WeightsError):
-                raise type(found)(str(found))
-            if found is None:
-                raise WeightsTimeout(
-                    f"the turn to install version {version} of the weights has not come within {timeout_s:g} s, for "
-                    f"other engines have theirs; raise weights.timeout_s if their responses take longer"
-                )
+                raise again(found)
             yield
         finally:
             self._server.call(lambda: follower.end_turn(turn))
@@ -208,6 +224,7 @@ class WeightReceiver:
             installed=_known(follower.installed),
             parent=follower.parent,
             bytes_received=follower.nbytes,
+            bytes_broadcast=follower.broadcast_bytes,
             bytes_sent=follower.bytes_sent,
         )
 
@@ -215,16 +232,9 @@ class WeightReceiver:
         """Say goodbye, and stop. Harmless twice."""
         self._server.call(self._follower.finish)
         self._thread.join(_CLOSE_LIMIT_S)
+        self._follower.catcher.join()
         self._follower.attachments.close()
         self._open.close()
-
-    def _run(self) -> None:
-        self._server.call(self._follower.start)
-        try:
-            self._server.run(self._follower)
-        finally:
-            self._ended = True
-            self._follower.bell.ring()
 
     def _look(self, version: WeightVersion) -> WeightVersion | WeightsError | None:
         received = self.received
@@ -237,7 +247,7 @@ class WeightReceiver:
 
     def _trouble(self) -> WeightsError | None:
         """Why nothing comes from the sender."""
-        return WeightsError("this receiver of weights was closed") if self._ended else self._follower.error
+        return self._thread.end or self._follower.error
 
 
 def _known(version: int) -> WeightVersion | None:

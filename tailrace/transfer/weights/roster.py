@@ -1,7 +1,7 @@
 """What a sender's thread does: it knows who is there, plans who gets weights from whom, and gives them.
 
     receiver ──Follow──▶ roster: joined, or seen again ──▶ plan ──▶ Plan to everybody whose plan is another one now
-    silent, Leave, Complain ──▶ plan again
+    silent, Leave, Complain ──▶ plan again          those that a broadcast can reach ──▶ Caster
 
 Who waits on whom: `WeightSender.installed` on the receivers that are there, and those on their turns; nobody else here
 on anybody.
@@ -14,10 +14,12 @@ from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
 from tailrace.transfer.queue.wire.frames import Reply as WireReply
 from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
-from tailrace.transfer.weights.address import WeightsAddress, is_far_reaching
+from tailrace.transfer.weights.address import WeightsAddress, host_of, is_far_reaching
 from tailrace.transfer.weights.bell import Bell
+from tailrace.transfer.weights.casting import Caster
 from tailrace.transfer.weights.messages import (
     NOTHING,
+    Backend,
     Closed,
     Complain,
     Describe,
@@ -35,6 +37,7 @@ from tailrace.transfer.weights.messages import (
     decode_question,
     encode_reply,
 )
+from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.weights.versions import Holding, sum_of
@@ -51,6 +54,8 @@ class Member:
     name: str
     """For people."""
     endpoints: list[str]
+    backend: Backend | None
+    """See `Follow.backend`."""
     standing: Standing
     told: int = NOTHING
     """The serial of the newest version that it was told of last: it may have begun it."""
@@ -67,7 +72,9 @@ class Member:
 class Roster(Service):
     """Everything is called in the thread of `server`, but for `members` and `bell`."""
 
-    def __init__(self, server: Server, address: WeightsAddress, *, datacentre: str, fan_out: int) -> None:
+    def __init__(
+        self, server: Server, address: WeightsAddress, *, datacentre: str, fan_out: int, limit_s: float
+    ) -> None:
         """Nobody is there, and there is no version."""
         self.server = server
         self.address = address
@@ -75,6 +82,7 @@ class Roster(Service):
         self.bell = Bell()
         self.members: dict[str, Member] = {}
         """By the names that the wire gives them, in the order in which they came."""
+        self.caster = Caster(server, host=host_of(address), limit_s=limit_s, changed=self._regrouped)
         self._turns = TurnLine(lambda ticket: server.reply(ticket, encode_reply(Noted())))
         self._root = Site(name=ROOT, host=address.host, datacentre=datacentre)
         self._fan_out = fan_out
@@ -135,7 +143,8 @@ class Roster(Service):
         if member is None:
             relays = any(map(is_far_reaching, follow.endpoints)) or follow.host == self.address.host
             site = Site(name=ticket.client, host=follow.host, datacentre=self._datacentre(follow), relays=relays)
-            member = self.members[ticket.client] = Member(site, follow.name, follow.endpoints, follow.standing)
+            facts = (follow.name, follow.endpoints, follow.backend, follow.standing)
+            member = self.members[ticket.client] = Member(site, *facts)
             self._plan()
         member.ticket = ticket
         member.epoch = follow.epoch
@@ -169,6 +178,7 @@ class Roster(Service):
         manifest = holding.manifest
         self._offers.append(Offer(manifest.serial, manifest.version, sum_of(holding.encoded), None))
         self.shelf.put(holding)
+        self.caster.promise(holding)
         self._announce()
 
     def complete(self, seal: bytes) -> None:
@@ -176,11 +186,13 @@ class Roster(Service):
         last = self._offers[-1]
         self._offers[-1] = Offer(last.serial, last.version, last.manifest, seal)
         self.shelf.look()
+        self.caster.complete()
         self._announce()
 
     def withdraw(self) -> None:
         """It could not be written."""
         self.shelf.drop([self._offers.pop().serial])
+        self.caster.withdraw()
         self._announce()
 
     def trim(self) -> None:
@@ -191,8 +203,14 @@ class Roster(Service):
         self.shelf.drop({offer.serial for offer in self._offers} - {offer.serial for offer in kept})
         self._offers = kept
 
+    @property
+    def busy(self) -> list[Segment]:
+        """Memory that versions are given from."""
+        return [*self.shelf.segments, *self.caster.segments]
+
     def finish(self) -> None:
         """Tell everybody that it is over, and end `Server.run`."""
+        self.caster.close()
         for member in self.members.values():
             if member.ticket is not None:
                 self.server.reply(member.ticket, encode_reply(Closed()))
@@ -207,7 +225,13 @@ class Roster(Service):
     def _plan(self) -> None:
         sites = [member.site for member in self.members.values()]
         self._parents = broadcast_tree(self._root, sites, fan_out=self._fan_out)
+        grouped = {name: member.backend for name, member in self.members.items() if member.backend}
+        self.caster.want(grouped)
         self._announce()
+
+    def _regrouped(self) -> None:
+        self._announce()
+        self.bell.ring()
 
     def _announce(self) -> None:
         self._epoch += 1
@@ -223,7 +247,9 @@ class Roster(Service):
             endpoints, host = self.address.endpoints, self.address.host
         else:
             endpoints, host = self.members[parent].endpoints, self.members[parent].site.host
-        plan = Plan(self._epoch, self._offers, parent, endpoints, host)
+        caster, seat = self.caster, self.caster.seat(member.site.name)
+        promised, cast = (NOTHING, None) if seat is None else (caster.promised, caster.cast)
+        plan = Plan(self._epoch, self._offers, parent, endpoints, host, seat, promised, cast)
         if self._offers:
             member.told = self._offers[-1].serial
         member.epoch = self._epoch

@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from tailrace.errors import WeightsError, one_line
@@ -37,6 +38,7 @@ class Segment:
         self._memory = map_file(os.dup(file))
         self.payload = self._memory[_HEADER_BYTES:]
         self._holds = 0
+        self._retired = False
 
     @property
     def serial(self) -> int:
@@ -46,7 +48,15 @@ class Segment:
     @property
     def is_there(self) -> bool:
         """Whether others still find it under its path."""
-        return self.path.exists() and os.path.samestat(os.fstat(self._file), self.path.stat())
+        try:
+            return os.path.samestat(os.fstat(self._file), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed."""
+        return self._file >= 0
 
     def renew(self, serial: int) -> bool:
         """For its owner: make it ready for another version, and keep it; False where somebody reads it."""
@@ -74,6 +84,14 @@ class Segment:
         assert self._holds >= 0, "each hold is ended once"
         if self._holds == 0:
             fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it would not do: the mapping has the file open, too
+            if self._retired:
+                self.close()
+
+    def retire(self) -> None:
+        """Close it when nobody holds it any more."""
+        self._retired = True
+        if self._holds == 0:
+            self.close()
 
     def close(self) -> None:
         """Close the file; the memory stays while somebody looks at it. Harmless twice."""
@@ -100,6 +118,15 @@ class Pool:
         self._segments: list[Segment] = []
         self._made = 0
 
+    def reserve(self, nbytes: int, count: int) -> None:
+        """Make so many free segments ahead: touching fresh pages takes many times as long as writing to them.
+
+        Raises:
+            WeightsError: the machine has no room for them.
+        """
+        for _ in range(count):
+            self._make(nbytes)
+
     def take(self, nbytes: int, serial: int, *, busy: Collection[Segment]) -> Segment:
         """Memory for a payload: a segment that nobody reads and that is not `busy`, or a new one.
 
@@ -115,7 +142,10 @@ class Pool:
         found = next((segment for segment in free if segment.renew(serial)), None)
         for segment in [segment for segment in free if segment is not found][1:]:
             self._remove(segment)
-        return found or self._make(nbytes, serial)
+        if found is None:
+            found = self._make(nbytes)
+            assert found.renew(serial), "nobody else knows it"
+        return found
 
     def close(self) -> None:
         """Remove the directory. What is mapped stays until nobody looks at it. Harmless twice."""
@@ -123,11 +153,12 @@ class Pool:
             for segment in self._segments:
                 segment.close()
             self._segments.clear()
-            shutil.rmtree(self.directory)
+            with suppress(FileNotFoundError):  # somebody else has removed it
+                shutil.rmtree(self.directory)
             os.close(self._lock)
             self._lock = -1
 
-    def _make(self, nbytes: int, serial: int) -> Segment:
+    def _make(self, nbytes: int) -> Segment:
         self._made += 1
         path = self.directory / str(self._made)
         try:
@@ -138,13 +169,12 @@ class Pool:
                 f"{nbytes} bytes of shared memory for weights cannot be had in {self.directory}: {error.strerror}; "
                 f"make room there"
             ) from None
-        assert segment.renew(serial), "nobody else knows it"
         self._segments.append(segment)
         return segment
 
     def _remove(self, segment: Segment) -> None:
         self._segments.remove(segment)
-        segment.path.unlink()
+        segment.path.unlink(missing_ok=True)
         segment.close()
 
 
@@ -154,6 +184,8 @@ class Attachments:
     def __init__(self) -> None:
         """None yet."""
         self._segments: dict[Path, Segment] = {}
+        self._retired: list[Segment] = []
+        """Removed by their owners, and still held here."""
 
     def attach(self, path: Path, serial: int, nbytes: int) -> Segment:
         """The memory with the payload of `serial`, which is not overwritten until its `release`.
@@ -161,8 +193,7 @@ class Attachments:
         Raises:
             WeightsError: it is not there, not this user's, too short, or has another version by now.
         """
-        for known in [known for known, segment in self._segments.items() if not segment.is_there]:
-            self._segments.pop(known).close()
+        self._retire_removed()
         try:
             segment = self._segments.get(path) or Segment(path, _checked(path))
         except (OSError, ValueError) as error:  # the latter for a path that can be none
@@ -177,9 +208,17 @@ class Attachments:
 
     def close(self) -> None:
         """Let go of all. Harmless twice."""
-        for segment in self._segments.values():
+        for segment in [*self._segments.values(), *self._retired]:
             segment.close()
         self._segments.clear()
+        self._retired.clear()
+
+    def _retire_removed(self) -> None:
+        for path in [path for path, segment in self._segments.items() if not segment.is_there]:
+            segment = self._segments.pop(path)
+            segment.retire()
+            self._retired.append(segment)
+        self._retired = [segment for segment in self._retired if segment.is_open]
 
 
 def _checked(path: Path) -> int:

@@ -2,6 +2,7 @@
 
     trainer ──publish──▶ chunk by chunk: copied and cast, summed while in the cache ──▶ shared memory
                            [own thread: Roster] ──Plan, sums, chunks──▶ receivers, while it is written
+                              [another: Caster] ──broadcast──▶ those in a process group, when it is written
 
 Who waits on whom: `publish` on nobody: memory that somebody still reads is left alone, and other memory is used.
 `installed` on the receivers that are there, and on a limit.
@@ -10,13 +11,12 @@ Who waits on whom: `publish` on nobody: memory that somebody still reads is left
 import math
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 import torch
 
@@ -28,6 +28,7 @@ from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
 from tailrace.transfer.weights.messages import NO_VERSION
 from tailrace.transfer.weights.roster import Roster
 from tailrace.transfer.weights.segments import SHARED, Pool
+from tailrace.transfer.weights.thread import ServerThread
 from tailrace.transfer.weights.versions import (
     ALIGNMENT,
     Entry,
@@ -41,11 +42,10 @@ from tailrace.transfer.weights.versions import (
 )
 from tailrace.types import WeightVersion
 
-T = TypeVar("T")
-
-_LIMIT_S = 60.0
-"""For this sender's own thread to do what it is asked for."""
+_CLOSE_LIMIT_S = 60.0
 TOKEN_BYTES = 32
+_IN_USE = 2
+"""Versions whose memory a run mostly uses in turns: what engines have read last, and what is being written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ReceiverState:
     parent: str
     """The name of the receiver that it gets weights from; empty for the sender."""
     bytes_received: int
-    """Of weights, over sockets."""
+    """Of weights, over sockets and by broadcasts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,13 @@ class SenderStats:
     receivers: dict[str, ReceiverState]
     """By name; one of two with the same name."""
     bytes_sent: int
-    """Of weights, over sockets. Those in shared memory do not move."""
+    """Of weights, over sockets, to one receiver each. Those in shared memory do not move."""
+    bytes_broadcast: int
+    """Of weights, to a process group, once for all of its members."""
+    group: list[str]
+    """Names of the receivers in it, once it is formed."""
+    group_error: str | None
+    """Why there is none though there are such receivers, or why its last broadcast failed."""
 
 
 class WeightSender:
@@ -123,9 +129,10 @@ class WeightSender:
             self._open = stack.pop_all()
         self.address = WeightsAddress(endpoints=self._server.endpoints, host=host_id(), token=token)
         """For receivers; it holds the token."""
-        self._roster = Roster(self._server, self.address, datacentre=datacentre, fan_out=fan_out)
-        self._ended = False
-        self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
+        self._roster = Roster(self._server, self.address, datacentre=datacentre, fan_out=fan_out, limit_s=limit_s)
+        self._thread = ServerThread(
+            self._server, self._roster, self._roster.bell, name="weights", what="this sender of weights"
+        )
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -138,6 +145,16 @@ class WeightSender:
         """Close it."""
         self.close()
 
+    def reserve(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Take the memory for versions of tensors like these now, so that the first to be published do not wait for it.
+
+        Raises:
+            WeightsError: a name comes twice, a dtype does not travel, or the machine has no room for them.
+        """
+        with self._publishing:
+            manifest = plan_payload(1, 0, _by_name(tensors), dtype=self._dtype, chunk_bytes=self._chunk_bytes)
+            self._pool.reserve(manifest.nbytes, _IN_USE)
+
     def publish(self, version: WeightVersion, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Copy the tensors, under their Hugging Face names, and announce the version. They may change afterwards.
 
@@ -145,7 +162,7 @@ class WeightSender:
 
         Raises:
             WeightsError: the version is not newer than the one before, a name comes twice, a dtype does not travel,
-                the machine has no room for it, or this was closed.
+                the machine has no room for it, or this was closed or has failed.
         """
         with self._publishing:
             start = 0.0 if self._log is None else self._log.now()
@@ -171,7 +188,7 @@ class WeightSender:
 
         Raises:
             WeightsTimeout: some have not done so in time.
-            WeightsError: this was closed.
+            WeightsError: this was closed or has failed.
         """
         found = await self._roster.bell.until(lambda: self._look(version), timeout_s=timeout_s)
         if isinstance(found, WeightsError):
@@ -202,25 +219,22 @@ class WeightSender:
             nbytes=0 if manifest is None else manifest.nbytes,
             receivers=receivers,
             bytes_sent=roster.shelf.bytes_sent,
+            bytes_broadcast=roster.caster.bytes_broadcast,
+            group=[names[client] for client in roster.caster.members if client in names],
+            group_error=None if roster.caster.error is None else str(roster.caster.error),
         )
 
     def close(self) -> None:
         """Tell the receivers, and stop; what was not fetched cannot be had any more. Harmless twice."""
         self._server.call(self._roster.finish)
-        self._thread.join(_LIMIT_S)
+        self._thread.join(_CLOSE_LIMIT_S)
+        self._roster.caster.join()
         self._open.close()
-
-    def _run(self) -> None:
-        try:
-            self._server.run(self._roster)
-        finally:
-            self._ended = True
-            self._roster.bell.ring()
 
     def _write(self, manifest: Manifest, sources: list[torch.Tensor]) -> None:
         """Write the payload, while receivers follow."""
         roster = self._roster
-        holding = self._in_thread(lambda: self._begin(manifest))
+        holding = self._thread.do(lambda: self._begin(manifest))
         try:
             writer = Writer(holding, sources)
             for chunk, pieces in enumerate(self._cut(manifest)):
@@ -229,10 +243,10 @@ class WeightSender:
                     holding.wake_at = math.inf  # `look` finds the next one: once for each is enough
                     self._server.call(roster.shelf.look)
         except BaseException:
-            self._in_thread(roster.withdraw)
+            self._thread.do(roster.withdraw)
             raise
         seal = holding.seal()
-        self._in_thread(lambda: roster.complete(seal))
+        self._thread.do(lambda: roster.complete(seal))
         self._holding = holding
 
     def _cut(self, manifest: Manifest) -> list[list[Piece]]:
@@ -244,45 +258,17 @@ class WeightSender:
     def _begin(self, manifest: Manifest) -> Holding:
         """Find memory for a version, and announce it."""
         self._roster.trim()
-        segment = self._pool.take(manifest.nbytes, manifest.serial, busy=self._roster.shelf.segments)
+        segment = self._pool.take(manifest.nbytes, manifest.serial, busy=self._roster.busy)
         holding = Holding(manifest, encode_manifest(manifest), segment)
         self._roster.begin(holding)
         return holding
 
-    def _in_thread(self, action: Callable[[], T]) -> T:
-        """What `action` returns, or raises, in this sender's thread.
-
-        Raises:
-            WeightsError: the thread has ended.
-        """
-        future: Future[T] = Future()
-
-        def call() -> None:
-            try:
-                future.set_result(action())
-            except WeightsError as error:
-                future.set_exception(error)
-
-        self._server.call(call)
-        if self._ended:
-            raise _closed()
-        try:
-            return future.result(_LIMIT_S)
-        except TimeoutError:
-            raise _closed() from None
-
     def _look(self, version: WeightVersion) -> bool | WeightsError | None:
-        if self._ended:
-            return _closed()
-        return None if self._late(version) else True
+        return self._thread.end or (None if self._late(version) else True)
 
     def _late(self, version: WeightVersion) -> list[str]:
         members = list(self._roster.members.values())
         return [member.name for member in members if member.standing.installed < version]
-
-
-def _closed() -> WeightsError:
-    return WeightsError("this sender of weights was closed")
 
 
 def _by_name(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -2,8 +2,8 @@
 
     receiver ──TakeTurn──▶ line ──first──▶ Noted       has it until EndTurn, or until it is gone; then the next has it
 
-Who waits on whom: a receiver, up to its own limit, on those that asked before it. A name stands for one wish, whatever
-connection it comes by, so a receiver that connects again keeps its place.
+Who waits on whom: a receiver on those that asked before it, as long as they give signs of life. A name stands for one
+wish, whatever connection it comes by, so a receiver that connects again keeps its place.
 """
 
 from collections.abc import Callable

@@ -46,7 +46,8 @@ def namespace() -> Iterator[str]:
             command = [*where, "tc", "qdisc", "add", "dev", interface, "root", "tbf", *RATE]
             subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
         yield name
-    finally:
+    finally:  # the link of its own accord goes some time after the namespace, and the next test uses its names
+        subprocess.run(["ip", "link", "del", f"{name}-a"], check=False, capture_output=True, timeout=LIMIT_S)
         ip("netns", "del", name)
 
 

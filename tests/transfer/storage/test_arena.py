@@ -2,6 +2,7 @@ import errno
 import json
 import mmap
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -78,6 +79,16 @@ def test_the_directory_is_private_and_gone_when_the_arena_is_closed(tmp_path: Pa
     arena.close()
     arena.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arena_whose_directory_was_removed_ends_like_any_other(tmp_path: Path) -> None:
+    arena = arena_in(tmp_path)
+    write(arena, A, b"cells")
+    shutil.rmtree(arena.directory)
+    arena.drop([A])
+    for _ in range(2):
+        arena.trim()
+    arena.close()
 
 
 def test_what_is_looked_at_outlives_the_arena(tmp_path: Path) -> None:

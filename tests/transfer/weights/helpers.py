@@ -3,6 +3,7 @@
 import torch
 
 from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.sender import WeightSender
 
 LIMIT_S = 20.0
 CHUNK_MIB = 1 / 64
@@ -16,6 +17,16 @@ def tensors(version: int, *, scale: int = 1) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=source) for name, shape in shapes.items()} | {
         "steps": torch.tensor([version])
     }
+
+
+async def grouped(sender: WeightSender, *names: str) -> None:
+    """Until these receivers are the members of the sender's group."""
+
+    def look() -> bool | None:
+        return sorted(sender.stats().group) == sorted(names) or None
+
+    found = await sender._roster.bell.until(look, timeout_s=LIMIT_S)
+    assert found, f"{sender.stats().group} are in the group: {sender.stats().group_error}"
 
 
 def check(receiver: WeightReceiver, version: int, *, scale: int = 1, dtype: torch.dtype | None = None) -> None:

@@ -56,7 +56,7 @@ def hold(pipe: Connection, **options: Any) -> None:
     """Be a receiver whose engine never finishes."""
 
     async def keep(receiver: WeightReceiver) -> None:
-        async with receiver.turn(0, timeout_s=LIMIT_S):
+        async with receiver.turn():
             pipe.send("has the turn")
             pipe.recv()
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from tailrace.activity import Activity
+from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import SenderLost
+from tailrace.events import EventLog
+from tailrace.rollout.updater import EngineUpdater
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.remote.proxy import Proxy
@@ -121,7 +126,7 @@ async def test_a_receiver_that_was_away_catches_up_with_the_newest() -> None:
             try:
                 await engine.wait(3, timeout_s=LIMIT_S)
             except SenderLost:
-                await engine._follower.bell.until(lambda: None, timeout_s=0.1)
+                await engine.heard(timeout_s=LIMIT_S)
         check(engine, 3)
 
 
@@ -153,6 +158,32 @@ async def test_a_sender_that_is_killed_ends_the_wait_and_leaves_nothing(stack: E
     with WeightSender(directory=tmp_path):  # whoever listens next removes the sockets of the dead
         path = Path(address.endpoints[0].removeprefix("ipc://"))
         assert not path.exists()
+
+
+async def test_an_engine_goes_on_after_a_trainer_was_silent_for_longer_than_a_receiver_believes_in_it(
+    stack: ExitStack,
+) -> None:
+    """As for a step that takes so long that no thread of the trainer runs: the driver's limit is the longer one."""
+    process = start(stack, send)
+    receiver = stack.enter_context(WeightReceiver(await process.hear(), name="engine", limit_s=0.5))
+    log = EventLog(sinks=())
+    executor = stack.enter_context(ThreadPoolExecutor(1))
+    engine = FakeEngine(executor=executor, playwright=RandomPlaywright(50))
+    updater = EngineUpdater(
+        engine, receiver, "in_flight", log=log, activity=Activity(log, "rollout"), timeout_s=LIMIT_S
+    )
+    updating = asyncio.create_task(updater.run())
+    bell = receiver._follower.bell
+    for version in (1, 2):
+        process.pipe.send(version)
+        async with asyncio.timeout(LIMIT_S), updater.generating(version):
+            assert updater.version == version
+        os.kill(process.pid, signal.SIGSTOP)
+        assert await bell.until(lambda: receiver._follower.error, timeout_s=LIMIT_S)
+        os.kill(process.pid, signal.SIGCONT)
+    assert not updating.done()
+    updating.cancel()
+    await asyncio.wait([updating])
 
 
 async def test_a_sender_killed_in_the_middle_of_a_version_leaves_receivers_with_the_one_before(

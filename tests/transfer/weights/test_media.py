@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tailrace.errors import WeightsError, WireError
+from tailrace.errors import TailraceError, WeightsError, WireError
 from tailrace.transfer.weights.media.base import Medium
 from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
 from tailrace.transfer.weights.media.tcp import TcpMedium
@@ -41,6 +41,7 @@ class ParentFake:
         self.given_up = False
         self.spoil: Callable[[Heard], Heard] = lambda heard: heard
         self.complaints: list[int] = []
+        self.errors: list[TailraceError | None] = []
         self.pending: list[tuple[Question, Callable[[Heard], None]]] = []
         self.holding: Holding
 
@@ -56,7 +57,8 @@ class ParentFake:
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         self.holding.add(chunk, value)
 
-    def corrupt(self, chunk: int) -> bool:
+    def corrupt(self, chunk: int, error: TailraceError | None = None) -> bool:
+        self.errors.append(error)
         self.complaints.append(chunk)
         self.given_up = self.complaints.count(chunk) == TRIES
         return not self.given_up
@@ -148,6 +150,8 @@ def test_one_that_stays_spoilt_is_given_up(parent: ParentFake, medium: type[Medi
     assert not parent.fetch(medium(parent))
     assert max(parent.complaints.count(chunk) for chunk in parent.complaints) == TRIES
     assert len(parent.complaints) <= TRIES * parent.manifest.chunks
+    said = [str(error) for error in parent.errors if error is not None]
+    assert said == (["not a reply"] * len(parent.errors) if spoil == "an_error" else [])
 
 
 def test_memory_whose_bytes_were_changed_is_not_taken(parent: ParentFake) -> None:

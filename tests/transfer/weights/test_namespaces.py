@@ -2,10 +2,11 @@
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.remote.test_namespace import HERE, THERE, ip, namespace
-from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, tensors
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, grouped, tensors
 from tests.transfer.weights.peer import Peer, receive
 
 __all__ = ["namespace"]
@@ -41,3 +42,22 @@ async def test_receivers_behind_a_slow_link_share_what_crosses_it(namespace: str
         ip("link", "set", f"{namespace}-a", "up")
         for peer in peers:
             assert (await peer.hear())[0] == 1
+
+
+async def test_a_broadcast_reaches_members_in_two_networks(namespace: str) -> None:
+    ip("-n", namespace, "link", "set", "lo", "up")
+    with ExitStack() as stack:
+        sender = stack.enter_context(WeightSender(chunk_mib=CHUNK_MIB, listen=("ipc://*", f"tcp://{HERE}:*")))
+        facts: dict[str, Any] = {"medium": "gloo", "versions": 2}
+        near = Peer(receive, name="near", **facts)
+        far = Peer(receive, namespace=namespace, name="far", listen=(f"tcp://{THERE}:*",), **facts)
+        for peer in (near, far):
+            stack.callback(peer.close)
+            peer.pipe.send(sender.address)
+        await grouped(sender, "near", "far")
+        for version in range(2):
+            sender.publish(version, tensors(version).items())
+            for peer in (near, far):
+                assert (await peer.hear())[0] == version
+        stats = sender.stats()
+        assert (stats.bytes_sent, stats.bytes_broadcast) == (0, 2 * stats.nbytes)

@@ -16,7 +16,7 @@ ANYWHERE = ("tcp://0.0.0.0:*",)
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("publish"), st.integers(1, 3)),
-        st.tuples(st.just("join"), st.sampled_from(["auto", "tcp"])),
+        st.tuples(st.just("join"), st.sampled_from(["auto", "tcp", "gloo"])),
         st.tuples(st.just("leave"), st.integers(0, 3)),
         st.tuples(st.just("open"), st.integers(0, 3)),
         st.tuples(st.just("wait"), st.integers(0, 3)),

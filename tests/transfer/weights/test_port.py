@@ -20,7 +20,7 @@ from tests.transfer.wire.test_server import Peer
 
 STANDING = w.Standing(0, -1, -1, 0)
 TO_SENDER: list[Any] = [
-    w.Follow(0, "peer", "host", "centre", ["tcp://10.0.0.1:1"], STANDING),
+    w.Follow(0, "peer", "host", "centre", ["tcp://10.0.0.1:1"], "gloo", STANDING),
     w.Report(STANDING),
     w.Complain("nobody"),
 ]

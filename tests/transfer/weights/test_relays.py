@@ -1,6 +1,5 @@
 """Receivers that get weights from each other, and what is left when one of them goes."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.transfer.weights.download import Download
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
@@ -35,6 +35,31 @@ async def joined(sender: WeightSender, count: int) -> None:
     """Until so many receivers are there."""
     bell = sender._roster.bell
     assert await bell.until(lambda: len(sender._roster.members) == count or None, timeout_s=LIMIT_S)
+
+
+class Fetching:
+    """A receiver, as it fetches."""
+
+    def __init__(self, engine: WeightReceiver) -> None:
+        """Before anything comes."""
+        follower = self._follower = engine._follower
+        changed = follower.changed
+
+        def watched(download: Download, *, nbytes: int) -> None:
+            changed(download, nbytes=nbytes)
+            follower.bell.ring()
+
+        follower.changed = watched  # type: ignore[method-assign]
+
+    async def has(self, chunks: int) -> None:
+        """Until so many have come of a version that has not wholly come."""
+
+        def look() -> bool | None:
+            download = self._follower._download
+            holding = None if download is None else download.holding
+            return (holding is not None and holding.ready >= chunks) or None
+
+        assert await self._follower.bell.until(look, timeout_s=LIMIT_S)
 
 
 async def test_a_remote_datacentre_gets_each_version_once(stack: ExitStack) -> None:
@@ -71,6 +96,29 @@ async def test_those_on_the_host_of_a_relay_map_its_memory(stack: ExitStack, mon
     assert sender.stats().bytes_sent == nbytes
 
 
+async def test_the_neighbours_of_a_relay_whose_memory_is_gone_go_on(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    with monkeypatch.context() as patch:
+        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
+        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+        engines = []
+        for number in range(3):
+            engines.append(far(stack, sender, f"engine-{number}", medium="auto"))
+            await joined(sender, number + 1)
+        relay, *rest = engines
+        sender.publish(0, tensors(0).items())
+        for engine in engines:
+            await engine.wait(0, timeout_s=LIMIT_S)
+        relay.close()  # the others have mapped what it had
+        for version in (1, 2):
+            sender.publish(version, tensors(version).items())
+            for engine in rest:
+                await engine.wait(version, timeout_s=LIMIT_S)
+                check(engine, version)
+
+
 async def test_the_children_of_a_relay_that_left_get_another_parent(stack: ExitStack) -> None:
     sender = make_sender(stack)
     engines = [far(stack, sender, f"engine-{number}") for number in range(4)]
@@ -97,7 +145,7 @@ async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunk
     second = far(stack, sender, "second", limit_s=1.0)
     await joined(sender, 2)
     enough = 3
-
+    fetching = Fetching(second)
     answer = first._follower._shelf._chunk
 
     def give_a_few(holding: Any, chunk: int) -> Any:
@@ -106,8 +154,7 @@ async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunk
     monkeypatch.setattr(first._follower._shelf, "_chunk", give_a_few)
     sender.publish(0, tensors(0).items())
     await first.wait(0, timeout_s=LIMIT_S)
-    shelf = second._follower
-    assert await asyncio.to_thread(lambda: shelf.announced == 0)
+    await fetching.has(enough)
     first._server.stop()  # it says nothing any more, not even goodbye
     await second.wait(0, timeout_s=LIMIT_S)
     check(second, 0)
@@ -115,6 +162,39 @@ async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunk
     assert second.stats().bytes_received == nbytes  # none came twice
     assert second.stats().parent == ""
     assert sender.stats().bytes_sent < 2 * nbytes
+
+
+async def test_a_child_that_is_too_slow_for_its_relay_goes_on_with_the_newest_and_the_relay_stays_one(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    engines = []
+    for number in range(3):
+        engines.append(far(stack, sender, f"engine-{number}"))
+        await joined(sender, number + 1)
+    first, second, third = engines
+    fetching = Fetching(second)
+    answer = first._follower._shelf._chunk
+
+    def give_one(holding: Any, chunk: int) -> Any:
+        return None if holding.manifest.version == 0 and chunk > 0 else answer(holding, chunk)
+
+    monkeypatch.setattr(first._follower._shelf, "_chunk", give_one)
+    sender.publish(0, tensors(0).items())
+    await fetching.has(1)
+    for version in (1, 2, 3):  # the relay uses the memory of version 0 again
+        sender.publish(version, tensors(version).items())
+        await first.wait(version, timeout_s=LIMIT_S)
+    for engine in (second, third):
+        await engine.wait(3, timeout_s=LIMIT_S)
+        check(engine, 3)
+    sent = sender.stats().bytes_sent
+    sender.publish(4, tensors(4).items())
+    for engine in engines:
+        await engine.wait(4, timeout_s=LIMIT_S)
+    stats = sender.stats()
+    assert stats.bytes_sent - sent == stats.nbytes
+    assert [stats.receivers[f"engine-{number}"].parent for number in range(3)] == ["", "engine-0", "engine-0"]
 
 
 async def test_a_relay_that_cannot_be_reached_is_gone_round(stack: ExitStack) -> None:
@@ -148,6 +228,7 @@ async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(
     engine = far(stack, sender, "slow")
     await joined(sender, 1)
     came: list[int] = []
+    fetching = Fetching(engine)
     answer = sender._roster.shelf._chunk
 
     def publish_more(holding: Any, chunk: int) -> Any:
@@ -157,14 +238,7 @@ async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(
 
     monkeypatch.setattr(sender._roster.shelf, "_chunk", publish_more)
     sender.publish(0, tensors(0).items())
-    bell = engine._follower.bell
-
-    def begun() -> bool | None:
-        download = engine._follower._download
-        return (download is not None and download.holding is not None and download.holding.ready > 0) or None
-
-    while not begun():
-        await bell.until(begun, timeout_s=0.05)
+    await fetching.has(1)
     for version in (1, 2, 3):
         sender.publish(version, tensors(version).items())
     sender._server.call(sender._roster.shelf.look)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -13,11 +14,14 @@ from tailrace.errors import SenderLost, WeightsError, WeightsTimeout, WireError
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.storage import arena
 from tailrace.transfer.weights.media.factory import MediumName
+from tailrace.transfer.weights.messages import Describe
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
+from tailrace.transfer.weights.shelf import Wanted
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
 
-MEDIA: tuple[MediumName, ...] = get_args(MediumName)
+MEDIA: list[MediumName] = [name for name in get_args(MediumName) if name != "nccl"]
+"""Those that need no GPU."""
 
 
 @pytest.fixture
@@ -37,9 +41,9 @@ async def test_each_version_arrives_bit_for_bit(sender: WeightSender, medium: Me
             sender.publish(version, tensors(version).items())
             assert await engine.wait(version, timeout_s=LIMIT_S) == version
             check(engine, version)
-        sent = sender.stats().bytes_sent
+        sent = sender.stats().bytes_sent + sender.stats().bytes_broadcast
         assert sent == engine.stats().bytes_received
-        assert sent == (6 * sender.stats().nbytes if medium == "tcp" else 0)
+        assert sent == (6 * sender.stats().nbytes if medium in ("tcp", "gloo") else 0)
 
 
 @pytest.mark.parametrize("medium", MEDIA)
@@ -123,6 +127,19 @@ async def test_memory_is_used_again(sender: WeightSender) -> None:
         assert list(shared._follower.pool.directory.iterdir()) == []
 
 
+async def test_reserved_memory_is_what_versions_are_written_to(sender: WeightSender) -> None:
+    sender.reserve(tensors(0).items())
+    reserved = set(sender._pool.directory.iterdir())
+    with receiver(sender) as engine:
+        for version in range(4):
+            sender.publish(version, tensors(version).items())
+            await engine.wait(version, timeout_s=LIMIT_S)
+            engine.installed(version)
+            await sender.installed(version, timeout_s=LIMIT_S)
+    assert len(reserved) == 2
+    assert set(sender._pool.directory.iterdir()) == reserved
+
+
 async def test_installed_waits_for_those_who_are_there(sender: WeightSender) -> None:
     await sender.installed(0, timeout_s=LIMIT_S)  # nobody is there
     sender.publish(0, tensors(0).items())
@@ -168,11 +185,31 @@ async def test_who_does_not_know_the_token_gets_nothing(sender: WeightSender) ->
     sender.publish(0, tensors(0).items())
     address = type(sender.address)(endpoints=sender.address.endpoints, host=sender.address.host, token=bytes(32))
     with WeightReceiver(address, name="stranger") as engine:
-        with pytest.raises(SenderLost, match="token"):
+        with pytest.raises(SenderLost, match="does not know the token"):
             await engine.wait(0, timeout_s=LIMIT_S)
         with pytest.raises(WeightsError, match="no version"), engine.weights():
             pass
     assert sender.stats().receivers == {}
+
+
+async def test_a_receiver_that_is_refused_with_more_than_one_question_under_way_goes_on(sender: WeightSender) -> None:
+    address = type(sender.address)(endpoints=sender.address.endpoints, host=sender.address.host, token=bytes(32))
+    with WeightReceiver(address, name="stranger") as engine:
+        follower = engine._follower
+        for _ in range(2):
+            before = await follower.bell.until(lambda: follower.error, timeout_s=LIMIT_S)
+
+            def ask_twice() -> None:
+                if follower._link is None:
+                    follower.start()
+                follower.report()
+
+            engine._server.call(ask_twice)
+            again = lambda: None if follower.error is before else True  # noqa: E731, B023
+            assert await follower.bell.until(again, timeout_s=LIMIT_S)
+        goes_on = threading.Event()
+        engine._server.call(goes_on.set)
+        assert await asyncio.to_thread(goes_on.wait, LIMIT_S)
 
 
 def test_a_token_is_not_found_in_logs(sender: WeightSender) -> None:
@@ -220,7 +257,7 @@ async def test_publications_and_transfers_are_events() -> None:
     published, came = sorted(events, key=lambda event: event.task)
     assert (published.task, published.version, published.metrics) == ("weights_publish", 4, {"bytes": nbytes})
     assert (came.task, came.actor, came.version) == ("weights_transfer", "engine-3", 4)
-    assert came.metrics == {"bytes": nbytes, "network_bytes": 0.0}
+    assert came.metrics == {"bytes": nbytes, "network_bytes": 0.0, "broadcast_bytes": 0.0}
     assert 0 <= came.start <= came.end
 
 
@@ -239,6 +276,71 @@ async def test_a_version_whose_memory_was_changed_is_given_up_and_the_next_one_c
         sender.publish(1, tensors(1).items())
         assert await waiting == 1
         check(engine, 1)
+
+
+@pytest.mark.parametrize("question", ["manifest", "chunks"])
+async def test_a_version_that_a_parent_gives_errors_for_is_given_up_with_the_last_of_them(
+    sender: WeightSender, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    answer = sender._roster.shelf._reply
+
+    def refuse(wanted: Wanted) -> Any:
+        if isinstance(wanted, Describe) == (question == "manifest"):
+            raise WireError("the shelf is on fire")
+        return answer(wanted)
+
+    monkeypatch.setattr(sender._roster.shelf, "_reply", refuse)
+    sender.publish(0, tensors(0).items())
+    with receiver(sender, medium="tcp") as engine:
+        what = "the manifest" if question == "manifest" else r"chunk \d"
+        with pytest.raises(
+            WeightsError, match=f"^{what} of version 0 has not come right in 5 tries: the shelf is on fire$"
+        ):
+            await engine.wait(0, timeout_s=LIMIT_S)
+
+
+class Broken(Exception):
+    """Of a kind that nobody expects."""
+
+
+def break_down() -> None:
+    raise Broken("a disk is full")
+
+
+async def test_a_sender_whose_thread_fails_says_so_to_all_that_wait(sender: WeightSender) -> None:
+    sender.publish(0, tensors(0).items())
+    with receiver(sender) as engine:
+        await engine.wait(0, timeout_s=LIMIT_S)
+        waiting = asyncio.create_task(sender.installed(0, timeout_s=LIMIT_S))
+        sender._server.call(break_down)
+        with pytest.raises(WeightsError, match="this sender of weights failed: Broken: a disk is full") as caught:
+            await waiting
+        assert isinstance(caught.value.__cause__, Broken)
+        with pytest.raises(WeightsError, match="failed: Broken: a disk is full"):
+            sender.publish(1, tensors(1).items())
+
+
+def test_a_publication_whose_own_work_ends_the_thread_is_told_at_once(
+    sender: WeightSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender._pool, "take", lambda *_, **__: break_down())
+    with pytest.raises(WeightsError, match="failed: Broken: a disk is full"):
+        sender.publish(0, tensors(0).items())
+
+
+async def test_a_receiver_whose_thread_fails_says_so_to_all_that_wait(sender: WeightSender) -> None:
+    with receiver(sender) as engine:
+        waits = [
+            asyncio.create_task(engine.wait(0, timeout_s=LIMIT_S)),
+            asyncio.create_task(engine.wait(1, timeout_s=LIMIT_S)),
+        ]
+        engine._server.call(break_down)
+        for waiting in waits:
+            with pytest.raises(WeightsError, match="this receiver of weights failed: Broken: a disk is full") as caught:
+                await waiting
+            assert isinstance(caught.value.__cause__, Broken)
+        with pytest.raises(WeightsError, match="failed: Broken"):
+            await engine.heard(timeout_s=LIMIT_S)
 
 
 def test_what_was_closed_leaves_nothing(tmp_path: Path) -> None:

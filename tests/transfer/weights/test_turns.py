@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.errors import SenderLost, WeightsError, WeightsTimeout
+from tailrace.errors import SenderLost, WeightsError
 from tailrace.transfer.queue.wire.server import Ticket
 from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.receiver import WeightReceiver
@@ -64,14 +64,14 @@ def place() -> Iterator[Place]:
 class Engine:
     """Takes a turn in the background, and keeps it until it is told."""
 
-    def __init__(self, receiver: WeightReceiver, *, timeout_s: float = LIMIT_S) -> None:
+    def __init__(self, receiver: WeightReceiver) -> None:
         self.has_it = asyncio.Event()
         self._may_leave = asyncio.Event()
-        self._receiver, self._timeout_s = receiver, timeout_s
+        self._receiver = receiver
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        async with self._receiver.turn(1, timeout_s=self._timeout_s):
+        async with self._receiver.turn():
             self.has_it.set()
             await self._may_leave.wait()
 
@@ -111,30 +111,16 @@ async def test_turns_come_one_at_a_time_in_the_order_of_asking(place: Place) -> 
 async def test_a_turn_is_given_back_by_a_block_that_raises(place: Place) -> None:
     receiver = place.receiver("engine")
     with pytest.raises(ZeroDivisionError):
-        async with receiver.turn(1, timeout_s=LIMIT_S):
+        async with receiver.turn():
             raise ZeroDivisionError
     await place.in_line(0)
 
 
 async def test_one_receiver_may_take_turn_after_turn(place: Place) -> None:
     receiver = place.receiver("engine")
-    for version in range(3):
-        async with receiver.turn(version, timeout_s=LIMIT_S):
+    for _ in range(3):
+        async with receiver.turn():
             await place.in_line(1)
-
-
-async def test_who_waits_too_long_is_told_and_out_of_the_line(place: Place) -> None:
-    async with line_of(place, 1) as (holder,):
-        receiver = place.receiver("late")
-        with pytest.raises(
-            WeightsTimeout, match=r"turn to install version 7 .* not come within 0\.1 s.*raise weights\.timeout_s"
-        ):
-            async with receiver.turn(7, timeout_s=0.1):
-                raise AssertionError("another engine has it")
-        await place.in_line(1)
-        await holder.leave()
-        async with receiver.turn(7, timeout_s=LIMIT_S):
-            pass
 
 
 async def test_who_is_cancelled_while_waiting_is_out_of_the_line(place: Place) -> None:

@@ -273,6 +273,22 @@ def test_a_server_that_does_not_know_the_token_ends_what_waits_and_the_next_requ
     assert stage.asked() == (third, Renew(3))
 
 
+def test_who_hears_first_that_a_server_does_not_know_the_token_may_close_the_connection(stage: Stage) -> None:
+    closed: list[object] = []
+
+    def close(result: object) -> None:
+        closed.append(result)
+        stage.connection.close()
+
+    stage.connection.start(Call(stage.endpoint, Renew(1)), close)
+    second = stage.start(Renew(2))
+    number, hello = stage.asked()
+    assert isinstance(hello, Hello)
+    stage.say(number, Door(b"another token of some length", silence_s=9).challenge(stage.route, hello))
+    assert [type(result) for result in closed] == [WireError]
+    assert isinstance(stage.results[second], QueueClosed)
+
+
 def test_a_storage_unit_that_does_not_answer_is_called_one(known: Stage) -> None:
     number = known.start(Read(b"", [], b"", False))
     known.pass_time(30.0)

@@ -26,7 +26,7 @@ def test_a_client_that_knows_the_token_is_known_by_its_connection_from_then_on()
 
 
 def test_the_client_notices_a_server_that_does_not_know_the_token() -> None:
-    with pytest.raises(WireError, match=r"the server does not know the token .*read the connection file"):
+    with pytest.raises(WireError, match=r"the server does not know the token .*read the address .*connection file"):
         enter(Door(OTHER, silence_s=9), b"1", Identity("rollout", TOKEN))
 
 

@@ -201,7 +201,8 @@ class ArenaStorage(Storage):
         self._segments.clear()
         self._parts.clear()
         if self._lock >= 0:
-            shutil.rmtree(self.directory)
+            with suppress(FileNotFoundError):  # somebody else has removed it
+                shutil.rmtree(self.directory)
             os.close(self._lock)
             self._lock = -1
 
@@ -273,7 +274,7 @@ class ArenaStorage(Storage):
     def _remove_segment(self, number: int) -> None:
         self._idle.discard(number)
         self._runs.withdraw(number << _SPAN)
-        (self.directory / str(number)).unlink()
+        (self.directory / str(number)).unlink(missing_ok=True)
         memory = self._segments.pop(number).obj
         assert isinstance(memory, mmap.mmap), "a segment is a view of a whole file"
         with suppress(OSError):  # not every file system can do this; those in memory can

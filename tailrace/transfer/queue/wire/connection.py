@@ -332,4 +332,5 @@ class Connection:
 
     def _refuse(self, error: TailraceError) -> None:
         for number in list(self._requests):
-            self._end(number, type(error)(str(error)))  # each its own: they are raised in different places
+            if number in self._requests:  # else it ended with one before it
+                self._end(number, type(error)(str(error)))  # each its own: they are raised in different places

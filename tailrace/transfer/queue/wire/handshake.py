@@ -49,8 +49,8 @@ class Identity:
         """
         if not hmac.compare_digest(challenge.proof, proof_of_server(self.token, hello, challenge.nonce)):
             raise WireError(
-                "the server does not know the token that this client has: another queue is there now; read the "
-                "connection file of the one that is meant, QueueAddress.read(path)"
+                "the server does not know the token that this client has: another one is there now; read the address "
+                "of the one that is meant, a queue's from its connection file: QueueAddress.read(path)"
             )
         return Prove(proof_of_client(self.token, hello, challenge.nonce))
 
@@ -150,7 +150,7 @@ class Door:
             return None
         hello, nonce = guest
         if not hmac.compare_digest(prove.proof, proof_of_client(self._token, hello, nonce)):
-            raise WireError(f"client {hello.client!r} does not know the token of this queue; give both the same")
+            raise WireError(f"client {hello.client!r} does not know the token of this server; give both the same")
         self._visits.pop(connection, None)  # the newest word comes last
         self._visits[connection] = _Visit(hello.client, now)
         return hello.client

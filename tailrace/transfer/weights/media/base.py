@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from tailrace.errors import TailraceError
 from tailrace.transfer.weights.messages import Described, Heard, Question
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest
@@ -30,8 +31,8 @@ class Errand(Protocol):
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         """A chunk is in place, and has this sum; `nbytes` of it came over the network."""
 
-    def corrupt(self, chunk: int) -> bool:
-        """A chunk has not the sum that it must have; whether it shall be fetched again."""
+    def corrupt(self, chunk: int, error: TailraceError | None = None) -> bool:
+        """A chunk has not the sum that it must have, or `error` came in its place; whether to fetch it again."""
 
     @property
     def retry_s(self) -> float:

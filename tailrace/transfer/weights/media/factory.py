@@ -2,15 +2,40 @@
 
 from typing import Literal, TypeAlias
 
+import torch
+from torch import distributed
+
+from tailrace.errors import ConfigError
 from tailrace.transfer.weights.media.base import Errand, Medium
 from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
 from tailrace.transfer.weights.media.tcp import TcpMedium
+from tailrace.transfer.weights.messages import Backend
 
-MediumName: TypeAlias = Literal["auto", "shared_memory", "tcp"]
+MediumName: TypeAlias = Literal["auto", "shared_memory", "tcp", "gloo", "nccl"]
+
+
+def backend_of(name: MediumName) -> Backend | None:
+    """Of the process group through which versions are broadcast; None where they are not."""
+    return name if name == "gloo" or name == "nccl" else None
+
+
+def check_medium(name: MediumName) -> None:
+    """Whether this process can use it.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if name == "nccl" and not torch.cuda.is_available():
+        raise ConfigError(
+            "weights.medium=nccl is for trainers and engines with CUDA devices, and this process has none; "
+            "use auto or gloo"
+        )
+    if (backend := backend_of(name)) and not distributed.is_backend_available(backend):
+        raise ConfigError(f"weights.medium={name} needs a torch with {backend}, which this one is not; use auto")
 
 
 def make_medium(name: MediumName, errand: Errand, *, same_host: bool) -> Medium:
-    """The medium for a parent. `same_host`: memory can be shared with it."""
+    """The medium for a parent, for what is not broadcast. `same_host`: memory can be shared with it."""
     if name == "shared_memory" or (name == "auto" and same_host):
         return SharedMemoryMedium(errand)
     return TcpMedium(errand)

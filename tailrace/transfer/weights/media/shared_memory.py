@@ -9,7 +9,7 @@ is left to verify when the last chunk is written.
 from pathlib import Path
 
 from tailrace.transfer.weights.media.base import Medium
-from tailrace.transfer.weights.messages import Described, Heard, Progress, Ready
+from tailrace.transfer.weights.messages import Described, Heard, Progress, Ready, error_in
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, packed_sums, sum_of
 
@@ -45,6 +45,6 @@ class SharedMemoryMedium(Medium):
                     else:
                         return
             case _:
-                if not self._errand.corrupt(start):
+                if not self._errand.corrupt(start, error_in(heard)):
                     return
         self.bring(holding)

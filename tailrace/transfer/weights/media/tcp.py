@@ -8,7 +8,7 @@ import time
 from collections import deque
 
 from tailrace.transfer.weights.media.base import Errand, Medium
-from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard
+from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard, error_in
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, sum_of
 
@@ -66,4 +66,4 @@ class TcpMedium(Medium):
                 self._errand.arrived(chunk, value, nbytes=len(frame))
                 return True
         self._lacking.appendleft(chunk)
-        return self._errand.corrupt(chunk)
+        return self._errand.corrupt(chunk, error_in(what))

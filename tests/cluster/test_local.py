@@ -1,0 +1,28 @@
+"""What only workers in the event loop of their driver can show."""
+
+import asyncio
+
+import pytest
+
+from tailrace.cluster.base import WorkerHandle
+from tailrace.cluster.local import LocalCluster
+from tailrace.errors import WorkerDied
+from tests.cluster.conftest import CONFIG, servant
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_worker_that_is_killed_just_as_it_is_heard_of_has_died(turns: int) -> None:
+    """Its `run` may be about to begin, and is not to begin any more."""
+
+    async def hear(handle: WorkerHandle) -> None:
+        async for _ in handle.reports():
+            pass
+
+    async with asyncio.timeout(20), LocalCluster(CONFIG) as cluster:
+        handle = await cluster.start(servant())
+        hearing = asyncio.create_task(hear(handle))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await handle.kill()
+        with pytest.raises(WorkerDied, match="killed"):
+            await hearing

@@ -1,0 +1,67 @@
+"""A trainer worker that stands still, once in a run, at a moment of its last step where it is to be killed."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tailrace.cluster.base import WorkerContext
+from tailrace.events import Event
+from tailrace.transfer.queue.base import Claim, RowId
+from tailrace.types import Value, WeightVersion
+from tailrace.workers.trainer import TrainerHost
+
+
+async def _stand_still(worker: "_Held") -> None:
+    """Tell the driver with an event `held`, and wait to be killed; nothing the second time."""
+    was_held = Path(worker.config.output_dir) / "held"
+    if worker.trained == worker.config.trainer.steps and not was_held.exists():
+        was_held.touch()
+        worker.context.emit(Event(task="held", actor="trainer", start=0.0, end=0.0))
+        await asyncio.Event().wait()
+
+
+class _Held(TrainerHost):
+    """Knows how far it is."""
+
+    trained = 0
+
+    async def publish(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        await super().publish(version)
+        self.trained = version
+
+
+class HeldBeforeEvent(_Held):
+    """New weights are with the engines, and nobody has heard of the step."""
+
+    async def settle(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        await super().settle(version)
+        await _stand_still(self)
+
+
+class HeldBeforeAck(_Held):
+    """The step's event is on its way, and its rows are not acked."""
+
+    async def start(self) -> dict[str, Any]:
+        """See `TrainerHost`."""
+        ack = self.queue.ack
+
+        async def held_ack(claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+            await _stand_still(self)
+            await ack(claim, outputs)
+
+        patch.object(self.queue, "ack", held_ack).start()
+        return await super().start()
+
+
+def before_event(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """For `WorkerSpec.factory`."""
+    return HeldBeforeEvent(settings, context)
+
+
+def before_ack(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """For `WorkerSpec.factory`."""
+    return HeldBeforeAck(settings, context)

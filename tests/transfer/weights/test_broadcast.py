@@ -1,0 +1,205 @@
+"""Versions that are broadcast to a process group of gloo, and what becomes of them when it breaks."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from tailrace.errors import ConfigError
+from tailrace.events import Event, EventLog
+from tailrace.transfer.weights.media.process_group import ProcessGroup
+from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.sender import WeightSender
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, grouped, tensors
+from tests.transfer.weights.peer import Peer, receive, send
+
+SHORT_S = 2.0
+"""A limit that tests wait for."""
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def make_sender(stack: ExitStack, **options: Any) -> WeightSender:
+    return stack.enter_context(WeightSender(**{"chunk_mib": CHUNK_MIB} | options))
+
+
+def member(stack: ExitStack, sender: WeightSender, name: str, **options: Any) -> WeightReceiver:
+    return stack.enter_context(WeightReceiver(sender.address, name=name, medium="gloo", **options))
+
+
+def process(stack: ExitStack, sender: WeightSender, name: str, *, versions: int, **options: Any) -> Peer:
+    peer = Peer(receive, name=name, medium="gloo", versions=versions, **options)
+    stack.callback(peer.close)
+    peer.pipe.send(sender.address)
+    return peer
+
+
+async def give(sender: WeightSender, version: int, *engines: WeightReceiver, **what: Any) -> None:
+    sender.publish(version, tensors(version, scale=what.get("scale", 1)).items())
+    for engine in engines:
+        assert await engine.wait(version, timeout_s=LIMIT_S) == version
+        check(engine, version, **what)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+async def test_versions_arrive_bit_for_bit_by_broadcasts_alone(
+    stack: ExitStack, count: int, dtype: torch.dtype | None
+) -> None:
+    events: list[Event] = []
+    log = EventLog(sinks=(events.append,))
+    sender = make_sender(stack, dtype=dtype)
+    names = [f"engine-{number}" for number in range(count)]
+    engines = [member(stack, sender, name, log=log) for name in names]
+    await grouped(sender, *names)
+    for version in range(4):
+        await give(sender, version, *engines, scale=3, dtype=dtype)
+    nbytes = sender.stats().nbytes
+    assert (sender.stats().bytes_sent, sender.stats().bytes_broadcast) == (0, 4 * nbytes)
+    for engine in engines:
+        assert engine.stats().bytes_received == engine.stats().bytes_broadcast == 4 * nbytes
+    assert {event.info["medium"] for event in events} == {"gloo"}
+    assert all(event.metrics["broadcast_bytes"] == event.metrics["network_bytes"] == nbytes for event in events)
+
+
+async def test_versions_that_come_faster_than_they_are_broadcast_are_skipped(stack: ExitStack) -> None:
+    sender = make_sender(stack)
+    engine = member(stack, sender, "engine")
+    await grouped(sender, "engine")
+    for version in range(20):
+        sender.publish(version, tensors(version).items())
+    came = 0
+    while came < 19:
+        came = await engine.wait(came + 1, timeout_s=LIMIT_S)
+        check(engine, came)
+
+
+async def test_who_joins_later_is_in_the_next_group(stack: ExitStack) -> None:
+    sender = make_sender(stack)
+    first = member(stack, sender, "first")
+    await grouped(sender, "first")
+    await give(sender, 0, first)
+    second = member(stack, sender, "second")
+    await second.wait(0, timeout_s=LIMIT_S)
+    check(second, 0)
+    await grouped(sender, "first", "second")
+    await give(sender, 1, first, second)
+    nbytes = sender.stats().nbytes
+    assert first.stats().bytes_broadcast == 2 * nbytes
+    assert (second.stats().bytes_received, second.stats().bytes_broadcast) == (2 * nbytes, nbytes)
+
+
+async def test_other_media_and_a_group_serve_one_sender(stack: ExitStack) -> None:
+    sender = make_sender(stack)
+    one, other = member(stack, sender, "one"), member(stack, sender, "other")
+    mapped = stack.enter_context(WeightReceiver(sender.address, name="mapped"))
+    copied = stack.enter_context(WeightReceiver(sender.address, name="copied", medium="tcp"))
+    await grouped(sender, "one", "other")
+    for version in range(3):
+        await give(sender, version, one, other, mapped, copied)
+    nbytes = sender.stats().nbytes
+    assert (sender.stats().bytes_sent, sender.stats().bytes_broadcast) == (3 * nbytes, 3 * nbytes)
+    assert mapped.stats().bytes_received == 0
+
+
+async def test_a_chunk_that_is_broadcast_corrupt_is_fetched(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = make_sender(stack)
+    engine = member(stack, sender, "engine")
+    await grouped(sender, "engine")
+    broadcast, seen = ProcessGroup.broadcast, 0
+
+    def spoil(self: ProcessGroup, data: torch.Tensor) -> None:
+        nonlocal seen
+        broadcast(self, data)
+        if self._rank:
+            seen += 1
+            data[17] ^= seen == 3
+
+    monkeypatch.setattr(ProcessGroup, "broadcast", spoil)
+    await give(sender, 0, engine)
+    chunk, nbytes = int(CHUNK_MIB * 2**20), sender.stats().nbytes
+    assert sender.stats().bytes_sent == chunk
+    assert engine.stats().bytes_broadcast == nbytes - chunk
+    await give(sender, 1, engine)
+    assert sender.stats().bytes_sent == chunk
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_a_member_that_falls_silent_holds_up_the_others_for_the_limit_and_they_form_another_group(
+    stack: ExitStack, number: signal.Signals
+) -> None:
+    sender = make_sender(stack, limit_s=SHORT_S)
+    names = ["one", "two", "three"]
+    peers = [process(stack, sender, name, versions=99, scale=30, limit_s=SHORT_S) for name in names]
+    await grouped(sender, *names)
+
+    async def hear(version: int, *those: Peer) -> list[int]:
+        """Bytes that have come to each."""
+        said = [await peer.hear() for peer in those]
+        assert [number for number, _ in said] == [version] * len(those)
+        return [nbytes for _, nbytes in said]
+
+    for version in range(3):
+        sender.publish(version, tensors(version, scale=30).items())
+        await hear(version, *peers)
+    assert sender.stats().bytes_sent == 0
+    sender.publish(3, tensors(3, scale=30).items())
+    os.kill(peers[1].pid, number)
+    rest = [peers[0], peers[2]]
+    await hear(3, *rest)
+    for version in range(4, 7):
+        sender.publish(version, tensors(version, scale=30).items())
+        await hear(version, *rest)
+    await grouped(sender, "one", "three")
+    before = sender.stats()
+    sender.publish(7, tensors(7, scale=30).items())
+    await hear(7, *rest)
+    assert sender.stats().bytes_sent == before.bytes_sent
+    assert sender.stats().bytes_broadcast == before.bytes_broadcast + before.nbytes
+
+
+async def test_a_killed_sender_leaves_members_that_close(stack: ExitStack) -> None:
+    peer = Peer(send)
+    stack.callback(peer.close)
+    address = await peer.hear()
+    before = threading.active_count()
+    engine = WeightReceiver(address, name="engine", medium="gloo", limit_s=SHORT_S)
+    for version in range(3):
+        peer.pipe.send(version)
+        await engine.wait(version, timeout_s=LIMIT_S)
+    peer.kill()
+    check(engine, 2)
+    engine.close()
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("when", ["at once", "in a version"])
+async def test_closing_leaves_no_thread(stack: ExitStack, when: str) -> None:
+    before = set(threading.enumerate())
+    with WeightSender(chunk_mib=CHUNK_MIB) as sender, ExitStack() as members:
+        names = ["one", "two", "three"]
+        engines = [member(members, sender, name) for name in names]
+        if when == "in a version":
+            await grouped(sender, *names)
+            sender.publish(0, tensors(0, scale=30).items())
+            engines[0].close()
+            for engine in engines[1:]:
+                await engine.wait(0, timeout_s=LIMIT_S)
+                check(engine, 0, scale=30)
+    assert set(threading.enumerate()) <= before
+
+
+def test_nccl_without_a_gpu_is_refused(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = make_sender(stack)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"weights\.medium=nccl is for .* CUDA devices"):
+        WeightReceiver(sender.address, name="engine", medium="nccl")
