@@ -72,9 +72,9 @@ class LocalHandle(WorkerHandle):
         return await self._worker.open()
 
     async def reports(self) -> AsyncGenerator[Report, None]:
-        assert self._worker is not None
         if self._died is not None:
             raise self._obituary()
+        assert self._worker is not None
         run = asyncio.create_task(self._guarded(self._worker.run()))
         run.add_done_callback(lambda _: self._outbox.poke())
         try:

@@ -24,5 +24,6 @@ async def test_a_worker_that_is_killed_just_as_it_is_heard_of_has_died(turns: in
         for _ in range(turns):
             await asyncio.sleep(0)
         await handle.kill()
+        await handle.free()
         with pytest.raises(WorkerDied, match="killed"):
             await hearing
