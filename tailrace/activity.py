@@ -6,6 +6,7 @@ is idle. The seconds of the four states add up to the time that has passed.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -80,15 +81,28 @@ class Activity:
 class TimedExecutor(ThreadPoolExecutor):
     """A device: one thread, whose work counts as busy."""
 
-    def __init__(self, activity: Activity) -> None:
+    def __init__(self, activity: Activity, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock`: seconds."""
         super().__init__(max_workers=1)
         self._activity = activity
+        self._clock = clock
+        self._began: float | None = None
+
+    @property
+    def computing_s(self) -> float:
+        """For how long the computation of now goes on; 0 while there is none."""
+        began = self._began
+        return 0.0 if began is None else self._clock() - began
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run `fn` when the thread is free; waiting for that does not count."""
 
         def timed() -> T:
-            with self._activity.busy():
-                return fn(*args, **kwargs)
+            self._began = self._clock()
+            try:
+                with self._activity.busy():
+                    return fn(*args, **kwargs)
+            finally:
+                self._began = None
 
         return super().submit(timed)

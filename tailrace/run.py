@@ -38,7 +38,7 @@ from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
 from tailrace.separated import Separated
-from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.trainer.checkpoint import CheckpointStore, find_damage
 
 _MAX_IN_VAIN = 3
 """Deaths in a row without a new checkpoint between them: the same would happen again."""
@@ -83,7 +83,10 @@ def train(
                 prepare_torch(config.device, config.threads)
             check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
             inputs = load_inputs(config)
-            return asyncio.run(_run(config, inputs, directory, store, start, interrupt or Interrupt()))
+            if start is not None:
+                check_prompts(start.state, inputs.prompts.fingerprint)
+            run = _Run(config, inputs, directory, store, start, interrupt or Interrupt())
+            return asyncio.run(run.to_end())
     except asyncio.CancelledError:
         print("Interrupted; there was nothing new to save.")
         return INTERRUPTED
@@ -104,29 +107,11 @@ def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Pat
     return Resume(checkpoint=path, state=read_run_state(path))
 
 
-async def _run(
-    config: RunConfig,
-    inputs: Inputs,
-    directory: RunDirectory,
-    store: CheckpointStore,
-    start: Resume | None,
-    interrupt: Interrupt,
-) -> int:
-    if start is not None:
-        check_prompts(start.state, inputs.prompts.fingerprint)
-    run = _Run(config, inputs, directory, store, start, interrupt)
-    try:
-        with interrupt.watching(), ExitStack() as stack:
-            return await run.to_end(stack)
-    finally:
-        if run.finished:  # whatever came of closing it
-            report = write_report(directory.path)
-            write_trace(directory.path)
-            print(f"Report: {report}\nModel:  {directory.model}")
-
-
 class _Run:
-    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint that it has saved."""
+    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint that it has saved.
+
+    A checkpoint that is damaged by then is passed over, and said to be.
+    """
 
     def __init__(
         self,
@@ -137,8 +122,6 @@ class _Run:
         start: Resume | None,
         interrupt: Interrupt,
     ) -> None:
-        self.finished = False
-        """Whether its model was exported."""
         self._config = config
         self._inputs = inputs
         self._directory = directory
@@ -148,23 +131,34 @@ class _Run:
         self._budget = DeathBudget(config.cluster.max_deaths)
         self._left_behind = {_mark(path) for path in store.list()}
         """Checkpoints that were there before the run, be they newer than its start."""
-        self._from = self._newest_path()
+        self._from = start
+        """Where the attempt of now began; None at the beginning."""
         self._in_vain = 0
         """Attempts in a row that began at `_from` and died."""
         self._sinks: tuple[Sink, ...] = ()
+        self._finished = False
+        """Whether its model was exported."""
 
-    async def to_end(self, stack: ExitStack) -> int:
-        """Make attempts until one ends; the exit code. `stack`: takes what they share, the sinks."""
-        code = await self._attempt(self._start, stack, first=True)
-        while code is None:
-            code = await self._attempt(self._newest(), stack, first=False)
-        return code
+    async def to_end(self) -> int:
+        """Make attempts until one ends, and the report; the exit code."""
+        try:
+            with self._interrupt.watching(), ExitStack() as stack:
+                end = await self._attempt(stack, first=True)
+                while isinstance(end, WorkerDied):
+                    self._go_on_after(end)
+                    end = await self._attempt(stack, first=False)
+                return end
+        finally:
+            if self._finished:  # whatever came of closing it
+                report = write_report(self._directory.path)
+                write_trace(self._directory.path)
+                print(f"Report: {report}\nModel:  {self._directory.model}")
 
-    async def _attempt(self, start: Resume | None, shared: ExitStack, *, first: bool) -> int | None:
-        """Train to the end; the exit code, or None where the trainer died and another attempt is to be made.
+    async def _attempt(self, shared: ExitStack, *, first: bool) -> int | WorkerDied:
+        """Train to the end; the exit code, or the trainer's death, after which another attempt may be made.
 
-        After the first one, workers have been able to start before: one that dies while it starts is no sign that it
-        never can.
+        `shared`: takes the sinks, which all attempts have. After the first one, workers have been able to start before:
+        one that dies while it starts is no sign that it never can.
         """
         async with AsyncExitStack() as stack:
             placement = self._placement()
@@ -172,34 +166,32 @@ class _Run:
             self._interrupt.handle_signals()  # Ray's would print a stack first
             begun = not first
             try:
-                pipeline = await self._connect(placement, start, stack, shared)
+                pipeline = await self._connect(placement, stack, shared)
                 begun = True
                 if not await _train(pipeline, self._directory, self._interrupt):
                     print(f"Interrupted and saved. Go on with: tailrace train {self._directory.config} --resume")
                     return INTERRUPTED
                 await pipeline.learner.export(self._directory.model)
-                self.finished = True
+                self._finished = True
             except WorkerDied as death:
                 if not begun:
                     raise
                 if self._interrupt.asked:
                     print(f"{death}; since the last checkpoint, nothing could be saved.", file=sys.stderr)
                     return INTERRUPTED
-                self._go_on_after(death)
-                return None
+                return death
         return 0
 
     def _newest(self) -> Resume | None:
-        """Where to go on; None at the beginning."""
-        path = self._own_newest()
-        return self._start if path is None else _find_start(self._directory, self._store, path)
-
-    def _newest_path(self) -> Path | None:
-        return self._own_newest() or (self._start.checkpoint if self._start else None)
-
-    def _own_newest(self) -> Path | None:
-        own = (path for path in reversed(self._store.list()) if _mark(path) not in self._left_behind)
-        return next(own, None)
+        """Where to go on: the newest checkpoint of its own that is intact, else where the run began."""
+        for path in reversed(self._store.list()):
+            if _mark(path) in self._left_behind:
+                continue
+            if problem := find_damage(path):
+                print(f"checkpoint {path} is damaged: {problem}", file=sys.stderr)
+            else:
+                return Resume(checkpoint=path, state=read_run_state(path))
+        return self._start
 
     def _placement(self) -> Placement:
         config = self._config
@@ -207,10 +199,8 @@ class _Run:
             return Colocated(config, self._inputs)
         return Separated(config, self._inputs, self._budget)
 
-    async def _connect(
-        self, placement: Placement, start: Resume | None, stack: AsyncExitStack, shared: ExitStack
-    ) -> Pipeline:
-        config, directory = self._config, self._directory
+    async def _connect(self, placement: Placement, stack: AsyncExitStack, shared: ExitStack) -> Pipeline:
+        config, directory, start = self._config, self._directory, self._from
         table = run_table(config, make_algorithm(config.algorithm))
         queue = await open_queue(config.queue, table, directory.queue, stack)
         if start is not None:
@@ -232,16 +222,17 @@ class _Run:
         if isinstance(self._config.queue, RemoteQueueConfig):
             raise death
         self._budget.spend(death)
-        newest = self._newest_path()
+        newest = self._newest()
         self._in_vain = self._in_vain + 1 if newest == self._from else 1
         self._from = newest
+        path = newest.checkpoint if newest else None
         if self._in_vain == _MAX_IN_VAIN:
-            what, fix = (f" newer than {newest}", f"--resume-from {newest}") if newest else ("", "a new output_dir")
+            what, fix = (f" newer than {path}", f"--resume-from {path}") if path else ("", "a new output_dir")
             raise ClusterError(
                 f"the run has died {_MAX_IN_VAIN} times in a row without saving a checkpoint{what}; the last: {death}; "
                 f"mend that, or lower checkpoint.every ({self._config.checkpoint.every}), and go on with {fix}"
             ) from death
-        print(f"{death}; the run goes on from {newest or 'the beginning'}.", file=sys.stderr)
+        print(f"{death}; the run goes on from {path or 'the beginning'}.", file=sys.stderr)
 
 
 def _mark(checkpoint: Path) -> tuple[int, int]:

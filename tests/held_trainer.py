@@ -1,6 +1,7 @@
 """A trainer worker that stands still, once in a run, at a moment of its last step where it is to be killed."""
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,24 @@ from tailrace.workers.trainer import TrainerHost
 
 
 async def _stand_still(worker: "_Held") -> None:
-    """Tell the driver with an event `held`, and wait to be killed; nothing the second time."""
+    """Tell the driver with an event, and do nothing more; nothing the second time."""
     was_held = Path(worker.config.output_dir) / "held"
     if worker.trained == worker.config.trainer.steps and not was_held.exists():
         was_held.touch()
-        worker.context.emit(Event(task="held", actor="trainer", start=0.0, end=0.0))
-        await asyncio.Event().wait()
+        worker.context.emit(Event(task=worker.held_at, actor="trainer", start=0.0, end=0.0))
+        await worker.hold()
 
 
 class _Held(TrainerHost):
     """Knows how far it is."""
 
     trained = 0
+    held_at = "held"
+    """The event at which it is to be killed."""
+
+    async def hold(self) -> None:
+        """Stand still."""
+        await asyncio.Event().wait()
 
     async def publish(self, version: WeightVersion) -> None:
         """See `Publisher`."""
@@ -40,6 +47,16 @@ class HeldBeforeEvent(_Held):
         """See `Publisher`."""
         await super().settle(version)
         await _stand_still(self)
+
+
+class HeldInComputation(HeldBeforeEvent):
+    """Its device computes for ever from then on, and it is not killed by others."""
+
+    held_at = "computation"
+
+    async def hold(self) -> None:
+        """See `_Held`."""
+        await asyncio.get_running_loop().run_in_executor(self.executor, threading.Event().wait)
 
 
 class HeldBeforeAck(_Held):
@@ -60,6 +77,11 @@ class HeldBeforeAck(_Held):
 def before_event(settings: bytes, context: WorkerContext) -> TrainerHost:
     """For `WorkerSpec.factory`."""
     return HeldBeforeEvent(settings, context)
+
+
+def in_computation(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """For `WorkerSpec.factory`."""
+    return HeldInComputation(settings, context)
 
 
 def before_ack(settings: bytes, context: WorkerContext) -> TrainerHost:

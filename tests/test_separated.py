@@ -213,6 +213,33 @@ def test_a_killed_trainer_costs_the_steps_since_the_last_checkpoint_and_changes_
     assert_same_run(whole, cut)
 
 
+def test_a_checkpoint_that_is_damaged_when_the_trainer_dies_is_passed_over_and_named(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    local: list[LocalCluster],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    newest = cut / "checkpoints" / "step_000002"
+
+    def damage(_: dict[str, int]) -> None:
+        (newest / "run.json").write_text("{")
+        kill_local(local[-1], "trainer")
+
+    for run in (whole, cut):
+        config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, checkpoint={"every": 1, "keep": 5})
+        if run is cut:
+            at_events(monkeypatch, {"sample 2": damage})
+        assert train(config, resume=False) == 0
+    said = capsys.readouterr().err
+    assert f"checkpoint {newest} is damaged: run.json has 1 bytes" in said
+    assert f"the run goes on from {cut / 'checkpoints' / 'step_000001'}" in said
+    assert [event.step for event in steps_of(cut)] == [0, 1, 1, 2, 3]
+    assert_same_run(whole, cut)
+
+
 def kill_local(cluster: LocalCluster, name: str) -> None:
     handle = next(handle for handle in cluster.handles if handle.name == name)
     asyncio.get_running_loop().create_task(handle.kill())
@@ -321,7 +348,10 @@ def test_a_run_that_was_finished_has_its_report_even_if_it_cannot_be_closed(
     assert (run / "model" / "config.json").exists()
 
 
-@pytest.mark.parametrize(("moment", "steps"), [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3])])
+@pytest.mark.parametrize(
+    ("moment", "steps"),
+    [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3]), ("in_computation", [0, 1, 2, 2, 3])],
+)
 def test_a_trainer_that_dies_between_new_weights_and_their_ack_changes_nothing(
     tmp_path: Path,
     tiny_model: TinyModel,
@@ -333,7 +363,8 @@ def test_a_trainer_that_dies_between_new_weights_and_their_ack_changes_nothing(
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(small_run(whole, tiny_model("llama"), prompts), resume=False)
-    cluster = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
+    cluster: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
+    cluster["computation_limit_s"] = 5.0
     config = small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster)
 
     def spec(**values: Any) -> WorkerSpec:
@@ -344,7 +375,10 @@ def test_a_trainer_that_dies_between_new_weights_and_their_ack_changes_nothing(
     at_events(monkeypatch, {"held None": killing("trainer")})
     assert train(config, resume=False) == 0
     assert [event.step for event in steps_of(cut)] == steps
-    assert [event.actor for event in of(cut, "worker_died")] == ["trainer"]
+    [death] = of(cut, "worker_died")
+    assert death.actor == "trainer"
+    if moment == "in_computation":  # and nobody has killed it
+        assert "a computation has taken longer than cluster.computation_limit_s (5 s)" in death.info["how"]
     assert_same_run(whole, cut)
 
 

@@ -79,6 +79,9 @@ class ClusterConfig(Config):
     """Seconds in which a worker must have started, its model loaded."""
     heartbeat_limit_s: PositiveFloat = 30.0
     """Seconds without a sign of life after which a worker is killed and replaced; 3 at the least."""
+    computation_limit_s: PositiveFloat = 1800.0
+    """Seconds after which one computation on a worker's device, such as a step of the engine, training on the
+    rows that were ready or writing a checkpoint, is taken to hang: the worker ends as one that died does."""
     max_deaths: NonNegativeInt = 10
     """Workers that may die within ten minutes; with one more the run ends."""
 

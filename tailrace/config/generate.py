@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from tailrace.config.base import Config
+from tailrace.config.base import OnDevice
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import AnySource, Presentation
 
 
-class _OnEngine(Config):
+class _OnEngine(OnDevice):
     """A model in an engine on a device."""
 
     seed: int = 0

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
-from tailrace.config.base import Config
+from tailrace.config.base import OnDevice, is_slow_in_bfloat16
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
@@ -18,7 +18,7 @@ from tailrace.config.transfer import LocalQueueConfig, QueueConfig
 from tailrace.config.weights import WeightsConfig, WeightsMode
 
 
-class RunConfig(Config):
+class RunConfig(OnDevice):
     """One training run."""
 
     output_dir: str = Field(min_length=1)
@@ -106,6 +106,14 @@ class RunConfig(Config):
     def _has_a_queue(cls, values: Any) -> Any:
         if isinstance(values, dict) and "queue" not in values:
             return {**values, "queue": {"type": cls.default_type("queue", values)}}
+        return values
+
+    @model_validator(mode="before")
+    @classmethod
+    def _trains_as_the_device_can(cls, values: Any) -> Any:
+        trainer = values.get("trainer", {}) if isinstance(values, dict) else None
+        if isinstance(trainer, dict) and is_slow_in_bfloat16(values):
+            return {**values, "trainer": {"precision": "fp32", **trainer}}
         return values
 
     @model_validator(mode="after")

@@ -82,7 +82,7 @@ class CheckpointStore:
         """
         if not path.is_dir():
             raise CheckpointError(f"{path} is not a directory; {self._otherwise()}")
-        if problem := _problem(path):
+        if problem := find_damage(path):
             raise CheckpointError(f"checkpoint {path} is damaged: {problem}; {self._fallback(path)}")
 
     def _otherwise(self) -> str:
@@ -91,7 +91,7 @@ class CheckpointStore:
 
     def _fallback(self, damaged: Path) -> str:
         others = [path for path in self.list() if path.name != damaged.name]
-        intact = next((path for path in reversed(others) if not _problem(path)), None)
+        intact = next((path for path in reversed(others) if not find_damage(path)), None)
         if intact is None:
             return f"{self.directory} holds no intact one, so the run must start again"
         return f"resume from {intact}"
@@ -128,6 +128,19 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
     except BaseException:
         shutil.rmtree(partial)
         raise
+
+
+def find_damage(directory: Path) -> str | None:
+    """What is wrong with the files of a checkpoint; None where nothing is."""
+    try:
+        entries = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=dict[str, _Entry])
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, msgspec.MsgspecError) as error:
+        return f"{MANIFEST} is not readable ({error})"
+    if not entries:
+        return f"{MANIFEST} names no files"
+    return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
 
 
 def _remove_leftovers(parent: Path) -> None:
@@ -219,19 +232,6 @@ def _write_manifest(directory: Path) -> None:
         for path in _files(directory)
     }
     (directory / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(entries)))
-
-
-def _problem(directory: Path) -> str | None:
-    """What is wrong with a checkpoint's files."""
-    try:
-        entries = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=dict[str, _Entry])
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (OSError, msgspec.MsgspecError) as error:
-        return f"{MANIFEST} is not readable ({error})"
-    if not entries:
-        return f"{MANIFEST} names no files"
-    return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
 
 
 def _file_problem(path: Path, entry: _Entry) -> str | None:

@@ -1,10 +1,13 @@
 """What every worker of a run has: its configuration, its connection to the queue, its events, its device.
 
 driver ──settings──▶ RunWorker.open: queue, device, what the kind of worker adds (`start`)
-                     RunWorker.run:  its services, until the queue is closed; once a second where its time went
+                     RunWorker.run:  its services, until the queue is closed; once a second where its time went, and
+                                     whether its device still gets anywhere
 """
 
 import asyncio
+import faulthandler
+import os
 import secrets
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -23,7 +26,7 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.workers.settings import RunSettings
 
 _ACTIVITY_S = 1.0
-"""Between events of where the worker's time went."""
+"""Between events of where the worker's time went, and looks at what it computes."""
 
 
 class WatchedQueue(RemoteQueue):
@@ -88,7 +91,7 @@ class RunWorker(Worker):
         try:
             async with asyncio.TaskGroup() as tasks:
                 endless = [tasks.create_task(service.run()) for service in self.background()]
-                endless.append(tasks.create_task(self._tell_activity()))
+                endless.append(tasks.create_task(self._watch_device()))
                 await asyncio.gather(*(tasks.create_task(service.run()) for service in self.services()))
                 for task in endless:
                     task.cancel()
@@ -100,7 +103,13 @@ class RunWorker(Worker):
         """See `Worker`."""
         await self.stack.aclose()
 
-    async def _tell_activity(self) -> None:
+    async def _watch_device(self) -> None:
+        """Tell where the time went; end this process when a computation hangs, which nothing else can end."""
+        limit_s = self.config.cluster.computation_limit_s
         while True:
             await asyncio.sleep(_ACTIVITY_S)
             self.activity.emit()
+            if self.executor.computing_s > limit_s:
+                faulthandler.dump_traceback()
+                print(f"a computation has taken longer than cluster.computation_limit_s ({limit_s:g} s)", flush=True)
+                os._exit(1)

@@ -10,6 +10,7 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.load import load_as, load_config, parse_config
 from tailrace.config.prompts import JsonlSource
+from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError
 
@@ -214,3 +215,35 @@ def test_a_worker_may_be_silent_for_longer_than_between_two_beats() -> None:
 )
 def test_a_value_of_the_wrong_form_says_the_right_one(override: str, says: str) -> None:
     assert says in message(override)
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "chosen"),
+    [
+        ("avx2 avx512f avx512_bf16", "cpu", ("bf16", "bfloat16")),
+        ("asimd bf16", "cpu", ("bf16", "bfloat16")),
+        ("avx2 avx512f", "cpu", ("fp32", "float32")),
+        ("", "cpu", ("fp32", "float32")),
+        ("avx2", "cuda:0", ("bf16", "bfloat16")),
+    ],
+)
+def test_a_run_computes_in_bfloat16_by_default_where_the_device_can(
+    monkeypatch: pytest.MonkeyPatch, flags: str, device: str, chosen: tuple[str, str]
+) -> None:
+    monkeypatch.setattr("tailrace.cpu.cpu_flags", lambda: frozenset(flags.split()))
+
+    def choice(config: RunConfig) -> tuple[str, str]:
+        assert isinstance(config.engine, NativeEngineConfig)
+        return config.trainer.precision, config.engine.dtype
+
+    config = load_config(QUICKSTART, [f"device={device}"])
+    assert choice(config) == chosen
+    assert parse_config(config.model_dump(), source="test") == config
+    bare = {key: value for key, value in config.model_dump().items() if key not in ("engine", "trainer")}
+    assert choice(parse_config(bare, source="test")) == chosen
+    asked = [f"device={device}", "engine.dtype=bfloat16", "trainer.precision=bf16"]
+    assert choice(load_config(QUICKSTART, asked)) == ("bf16", "bfloat16")
+    asked = [f"device={device}", "engine.dtype=float32", "trainer.precision=fp32"]
+    assert choice(load_config(QUICKSTART, asked)) == ("fp32", "float32")
+    generated = load_as(GenerateConfig, None, [f"device={device}"])
+    assert getattr(generated.engine, "dtype", None) == chosen[1]

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tailrace.conformance.tiny import FAMILIES, write_tiny_model
+from tailrace.cpu import cpu_flags
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.cpu import CpuDecoder, Packed, rope_tables, unsupported
-from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, cpu_flags
+from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable
 from tailrace.engine.profile import PARTS
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sharding import local_architecture, shard_weights

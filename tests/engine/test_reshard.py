@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.cpu import cpu_flags
 from tailrace.engine.adaptive_tp.groups import Groups
 from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes, switch_bytes
 from tailrace.engine.architecture import Architecture
@@ -24,7 +25,7 @@ from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
 from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
-from tailrace.engine.kernels.build import AVX512_BF16, cpu_flags
+from tailrace.engine.kernels.build import AVX512_BF16
 from tailrace.engine.ranks.layout import WHOLE, Shard
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.sharding import head_slots, shard_weights

@@ -126,6 +126,20 @@ def test_a_killed_controller_comes_back_where_it_was(tmp_path: Path) -> None:
         until(lambda: [unit.name for unit in stats(processes).units if unit.alive] == ["unit-0"])
 
 
+@pytest.mark.parametrize("name", ["controller", "unit-0"])
+def test_one_that_stands_still_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(module, "_SILENCE_LIMIT_S", 3.0)
+    with queue(tmp_path) as processes:
+        stopped = processes.pids[name]
+        os.kill(stopped, signal.SIGSTOP)
+        until(lambda: processes.pids[name] != stopped)
+        assert ends(stopped)
+        until(lambda: [unit.name for unit in stats(processes).units if unit.alive] == ["unit-0"])
+    assert "killed, since it had given no sign of life for 3 s" in "\n".join(log_of(tmp_path, name))
+
+
 def test_a_killed_unit_comes_back_under_its_name(tmp_path: Path) -> None:
     def endpoints() -> list[list[str]]:
         return [unit.endpoints for unit in greet(processes.address, name="test", limit_s=LIMIT_S).units]

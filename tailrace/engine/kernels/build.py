@@ -15,12 +15,12 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch  # noqa: F401  (its OpenMP runtime has to be the process's first, which libraries then share)
 
 from tailrace.cache import cache_directory
+from tailrace.cpu import cpu_flags
 from tailrace.errors import EngineError, one_line
 
 SOURCES = Path(__file__).parent
@@ -57,17 +57,6 @@ def load(name: str, *, needs: tuple[str, ...] = ()) -> ctypes.CDLL:
         return ctypes.CDLL(str(library))
     except OSError as error:
         raise KernelUnavailable(f"{library} cannot be loaded: {one_line(error)}") from None
-
-
-@functools.cache
-def cpu_flags() -> frozenset[str]:
-    """What this CPU can do, in the words of /proc/cpuinfo; empty where there is none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    flags: Iterable[str] = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
-    return frozenset(next(iter(flags), "").split())
 
 
 def _compiler(name: str) -> tuple[str, ...]:

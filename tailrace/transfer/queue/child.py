@@ -13,7 +13,7 @@ from subprocess import DEVNULL, STDOUT
 import msgspec
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.serve import LOG_TIME, ControllerSettings, Failed, Listening, UnitSettings
+from tailrace.transfer.queue.serve import LOG_TIME, ControllerSettings, Failed, Message, UnitSettings
 
 _EXIT_LIMIT_S = 1.0
 """A process closes its socket a moment before it exits; the exit code is worth the wait."""
@@ -89,8 +89,8 @@ class Child:
         """Readable when `hear` has something to say."""
         return self._channel.fileno()
 
-    def hear(self) -> Listening | Failed | None:
-        """What it says; None once it has hung up.
+    def hear(self) -> list[Message]:
+        """What it says; nothing once it has hung up.
 
         Raises:
             QueueError: it says half a line, or what is no message.
@@ -98,17 +98,18 @@ class Child:
         try:
             while b"\n" not in self._heard:
                 if not (heard := self._channel.recv(4096)):
-                    return None
+                    return []
                 self._heard += heard
-            line, _, self._heard = self._heard.partition(b"\n")
-            message = msgspec.json.decode(line, type=Listening | Failed)
+            *lines, self._heard = self._heard.split(b"\n")
+            messages = [msgspec.json.decode(line, type=Message) for line in lines]
         except ConnectionError:
-            return None
+            return []
         except (TimeoutError, msgspec.DecodeError) as error:
             raise QueueError(f"{self.name} of the queue, see {self.log}, cannot be understood: {error}") from None
-        if isinstance(message, Failed):
-            self._reason = message.reason
-        return message
+        for message in messages:
+            if isinstance(message, Failed):
+                self._reason = message.reason
+        return messages
 
     def obituary(self) -> str:
         """How one that has hung up died."""
@@ -137,6 +138,11 @@ class Child:
         if self._process.returncode != 0:
             with self.log.open("a") as log:
                 log.write(f"{time.strftime(LOG_TIME)} {self.name} ended ({self._how}){self._because}\n")
+
+    def kill(self, reason: str) -> None:
+        """End it at once; its end is heard like any other. Twice is harmless."""
+        self._reason = reason
+        self._process.kill()
 
     def hang_up(self) -> None:
         """Tell it to end. Telling it twice is harmless."""

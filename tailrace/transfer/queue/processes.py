@@ -5,10 +5,10 @@
               *.log           ◀── what each of them prints
 
 A controller that is started again has the endpoints and the journal of the one before, a unit its name: clients and
-units find them again. One that died before it could serve is started again after a pause. When too many have died, or
-the journal is gone, all are ended.
+units find them again. One that died before it could serve is started again after a pause; one that has not said for
+long that its loop turns is killed. When too many have died, or the journal is gone, all are ended.
 
-Who waits on whom: a thread of its own starts all of them and then waits until one hangs up, or for `stop`. Whoever
+Who waits on whom: a thread of its own starts all of them and then hears them until `stop`. Whoever
 enters waits until the controller has heard from all units, and nobody for longer than a limit. Processes whose parent
 dies end by themselves.
 """
@@ -41,6 +41,7 @@ from tailrace.transfer.queue.socket_directory import directory_of, socket_direct
 from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.queue.storage.factory import clear_storage
 from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.wire.clock import RunningClock
 from tailrace.transfer.queue.wire.sockets import host_id
 
 MAX_DEATHS, DEATHS_WITHIN_S = 5, 60.0
@@ -49,6 +50,10 @@ _RESTART_PAUSE_S = 2.0
 """Before a process is started again that could not serve: its port may be free by then."""
 START_LIMIT_S = 60.0
 """For all to be there, on a busy machine."""
+_SILENCE_LIMIT_S = 20.0
+"""Without a sign of life from one that serves. Clients give it up after 30 s: it has been started again by then."""
+_HEAR_S = 0.5
+"""Between looks at who is silent."""
 _LOOK_S = 0.05
 """Between looks at which units have joined, while the queue starts: only the controller knows, and tells when asked."""
 _LOOK_LIMIT_S = 5.0
@@ -84,6 +89,9 @@ class QueueProcesses:
         self._deaths: deque[float] = deque()
         self._due: dict[str, float] = {}
         """When those are started again that wait for it."""
+        self._clock = RunningClock()
+        self._heard: dict[str, float] = {}
+        """When each one was, or was started, on that clock."""
         self._starts = 0
         self._address: QueueAddress | None = None
         self._ready = threading.Event()
@@ -232,30 +240,46 @@ class QueueProcesses:
             if not isinstance(ready, int):
                 return False
             self._hear(children[ready])
+        self._kill_silent()
         if not self._ready.is_set():
             self._check_ready(deadline)
         return True
 
-    def _patience(self) -> float | None:
+    def _patience(self) -> float:
         """Seconds until there is something to do that nobody says."""
         if not self._ready.is_set():
             return _LOOK_S
-        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+        return max(0.0, min([time.monotonic() + _HEAR_S, *self._due.values()]) - time.monotonic())
 
     def _hear(self, child: Child) -> None:
-        match child.hear():
-            case Listening(endpoints):
-                self._listening.add(child.name)
-                self._has_served |= child.name == CONTROLLER
-                if child.name == CONTROLLER and len(self._children) == 1:
-                    self._address = QueueAddress(endpoints=endpoints, host=host_id(), token=self.address.token)
-                    self._address.write(self.connection)
-                    for number in range(self._config.units):
-                        self._start(f"unit-{number}")
-            case Failed(reason) if not self._ready.is_set():
-                raise QueueError(reason)
-            case None:
-                self._replace(child)
+        messages = child.hear()
+        self._heard[child.name] = self._clock()
+        for message in messages:
+            match message:
+                case Listening(endpoints):
+                    self._listen_to(child, endpoints)
+                case Failed(reason) if not self._ready.is_set():
+                    raise QueueError(reason)
+        if not messages:
+            self._replace(child)
+
+    def _listen_to(self, child: Child, endpoints: list[str]) -> None:
+        """It serves from now on; the first time a controller does, start the units."""
+        self._listening.add(child.name)
+        self._has_served |= child.name == CONTROLLER
+        if child.name == CONTROLLER and len(self._children) == 1:
+            self._address = QueueAddress(endpoints=endpoints, host=host_id(), token=self.address.token)
+            self._address.write(self.connection)
+            for number in range(self._config.units):
+                self._start(f"unit-{number}")
+
+    def _kill_silent(self) -> None:
+        """Who was stopped or hangs hears of nothing else, and is replaced when it has ended."""
+        now = self._clock()
+        for name in self._children.keys() - self._due.keys():
+            limit_s = _SILENCE_LIMIT_S if name in self._listening else START_LIMIT_S
+            if now - self._heard[name] > limit_s:
+                self._children[name].kill(f"killed, since it had given no sign of life for {limit_s:g} s")
 
     def _replace(self, child: Child) -> None:
         """Start a process anew that has died, one that never came to listen after a pause.
@@ -287,6 +311,7 @@ class QueueProcesses:
         self._listening.discard(name)
         settings = self._controller_settings() if name == CONTROLLER else self._unit_settings(name)
         self._children[name] = Child(name, settings, self._directory / f"{name}.log")
+        self._heard[name] = self._clock()
 
     def _controller_settings(self) -> ControllerSettings:
         return ControllerSettings(

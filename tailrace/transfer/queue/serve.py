@@ -1,6 +1,7 @@
 """One process of a queue: `python -m tailrace.transfer.queue.serve PARENT DESCRIPTOR`, started by `QueueProcesses`.
 
     parent ──settings──▶ process ──Listening──▶ parent
+                                 ──Turning────▶           each second from then on
                                  ──Failed─────▶           instead, or later: why it ends
 
 They speak over the socket DESCRIPTOR, a JSON line each, so the token stands on no command line. The socket also tells
@@ -78,10 +79,17 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
     endpoints: list[str]
 
 
+class Turning(msgspec.Struct, frozen=True, tag="turning"):
+    """Its loop does: a process that was stopped, or hangs, says nothing."""
+
+
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
     """It cannot, or not any more."""
 
     reason: str
+
+
+Message = Listening | Turning | Failed
 
 
 def main() -> None:
@@ -94,7 +102,7 @@ def main() -> None:
             settings = msgspec.json.decode(lines.readline(), type=ControllerSettings | UnitSettings)
         try:
             server, service = _make(settings, stack)
-            threading.Thread(target=_stop_with, args=(parent, descriptor, server), daemon=True).start()
+            threading.Thread(target=_watch, args=(parent, channel, server), daemon=True).start()
             with stopped_by_signals(server):
                 channel.sendall(msgspec.json.encode(Listening(server.endpoints)) + b"\n")
                 server.run(service)
@@ -140,11 +148,18 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
             return server, unit
 
 
-def _stop_with(parent: int, descriptor: int, server: Server) -> None:
+def _watch(parent: int, channel: socket.socket, server: Server) -> None:
+    """Have the server's loop tell the parent that it turns, and stop it with the parent's end."""
+    turning = msgspec.json.encode(Turning()) + b"\n"
+
+    def tell() -> None:
+        with suppress(BlockingIOError, ConnectionError):  # a parent that was stopped has enough to read; or it is gone
+            channel.send(turning, socket.MSG_DONTWAIT)
+
     poll = select.poll()
-    poll.register(descriptor, 0)  # reports a hang-up and nothing else
+    poll.register(channel, 0)  # reports a hang-up and nothing else
     while os.getppid() == parent and not poll.poll(_WATCH_MS):
-        pass
+        server.call(tell)
     server.stop("its parent has hung up, or is gone")
     time.sleep(_STOP_LIMIT_S)
     os._exit(1)  # the message in hand does not end; the parent is gone, and nobody else would stop this process

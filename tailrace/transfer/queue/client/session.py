@@ -1,5 +1,7 @@
 """What the operations of one client share: the table, where units are, their memory, and the time."""
 
+import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,6 +16,10 @@ from tailrace.types import ColumnKind
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _AT_ONCE_S = 0.01
 """Who is admitted within so many seconds has not had to wait."""
+_TELL_S = 10.0
+"""After which somebody should know what keeps failing: a storage that is too small waits for what never comes."""
+
+_log = logging.getLogger(__name__)
 
 
 class Session:
@@ -95,6 +101,7 @@ class Tries:
 
     def __init__(self, clock: Callable[[], float], timeout: float) -> None:
         self._clock = clock
+        self._tell_at = clock() + _TELL_S
         self._deadline = clock() + timeout
         self._pause_s = _FIRST_PAUSE_S
 
@@ -108,5 +115,8 @@ class Tries:
         left_s = self.left_s
         if not left_s:
             raise error
+        if self._clock() >= self._tell_at:
+            self._tell_at = math.inf
+            _log.warning("%s; tried again for another %.0f s", error, left_s)
         yield Step([], pause_s=min(self._pause_s, left_s))
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
