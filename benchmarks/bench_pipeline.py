@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from bench_trl import ALLOCATOR, SAMPLES_PER_STEP, start_trl
+from bench_trl import ALLOCATOR, QUICKSTART, SAMPLES_PER_STEP, start_trl
 from gate import Contestant
 from pipeline_figures import Turn
 from replay import Lengths, recorded, scaled
 
 from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
+from tailrace.cpu import multiplies_bfloat16
 from tailrace.models.resolve import resolve_model
 
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench-pipeline"
-QUICKSTART = HERE.parent / "recipes" / "quickstart.yaml"
 
 GROUPS, GROUP_SIZE = 8, 8
 TOKENS = 1600
@@ -51,6 +51,8 @@ LOOKS = 3
 TRL_STEPS = 3
 """Of a turn; TRL's first has one more, of warm-up."""
 TURN_LIMIT_S = 600.0
+DTYPE = "bfloat16" if multiplies_bfloat16() else "float32"
+"""Of the engine, and of weights on their way to it; the trainer's is what a run has by default."""
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "for", "was", "on", "are", "as", "with", "his", "they")
 """Each is one token after a space."""
 
@@ -59,7 +61,7 @@ def separated(staleness: int, *, streaming: bool, weights: str) -> dict[str, Any
     """Settings of a mode with pools of their own."""
     return {
         "pipeline": {"placement": "separated", "max_staleness": staleness, "streaming": streaming},
-        "weights": {"mode": weights},
+        "weights": {"mode": weights, "dtype": DTYPE},
     }
 
 
@@ -96,7 +98,7 @@ class Workload(NamedTuple):
         """The configuration with so many slots in the engine, and prompts of so many tokens."""
         source = {"type": "jsonl", "path": str(write_prompts(prompt_tokens))}
         prompts = {"source": source, "held_out": 0, "chat_template": False}
-        options = {"lengths": str(self.file), "max_batch_size": slots}
+        options = {"lengths": str(self.file), "max_batch_size": slots, "dtype": DTYPE}
         return {
             **self.config,
             "prompts": prompts,

@@ -1,7 +1,8 @@
 """`make bench-trl`: a GRPO step of Tailrace beside one of TRL's GRPOTrainer, in turns, on the same machine.
 
-Same model, prompts, group size, token limit and precision. TRL gets an environment of its own under build/. The last
-line is JSON: samples per second of both, from the median step, and their ratio.
+Same model, prompts, group size, token limit and precision: what a run has by default on this machine. TRL gets an
+environment of its own under build/. The last line is JSON: samples per second of both, from the median step, and their
+ratio.
 """
 
 import json
@@ -14,10 +15,12 @@ import typer
 from gate import Contestant
 from peers import peer_python
 
+from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
 from tailrace.models.resolve import resolve_model
 
 HERE = Path(__file__).parent
+QUICKSTART = HERE.parent / "recipes" / "quickstart.yaml"
 BUILD = HERE.parent / "build" / "bench-trl"
 SAMPLES_PER_STEP = 32
 PACKAGES = ("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate", "datasets", "reasoning-gym==0.1.25")
@@ -54,7 +57,8 @@ def main(
 
 def start_trl(model_dir: str, steps: int, logs: Path) -> Contestant:
     """TRL's side, for so many steps; its log goes into the folder `logs`."""
-    command = [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), model_dir, str(steps)]
+    precision = load_config(QUICKSTART).trainer.precision
+    command = [str(peer_python(BUILD, PACKAGES)), str(HERE / "trl_theirs.py"), model_dir, str(steps), precision]
     return Contestant(command, logs / "trl.log", ALLOCATOR)
 
 

@@ -1,7 +1,8 @@
-"""TRL's side of `make bench-trl`: MODEL_DIR STEPS. Runs in TRL's environment and imports nothing of Tailrace.
+"""TRL's side of `make bench-trl`: MODEL_DIR STEPS PRECISION. Runs in TRL's environment and imports nothing of Tailrace.
 
 chain_sum (two terms, 1-2 digits, seed 1), 32 completions a step in groups of 8, at most 48 new tokens, temperature 1,
-no KL, bf16 autocast over fp32 weights; reward 1 where the last integer of the response is the answer.
+no KL, fp32 weights, under bf16 autocast if PRECISION is bf16; reward 1 where the last integer of the response is the
+answer.
 """
 
 import re
@@ -51,13 +52,13 @@ class Gate(TrainerCallback):
             )
 
 
-def main(model: str, steps: int) -> None:
+def main(model: str, steps: int, precision: str) -> None:
     """Train `steps` steps, each when asked to."""
     with tempfile.TemporaryDirectory() as output:
         config = GRPOConfig(
             output_dir=output,
             use_cpu=True,
-            bf16=True,
+            bf16=precision == "bf16",
             per_device_train_batch_size=32,
             num_generations=8,
             max_completion_length=48,
@@ -80,4 +81,4 @@ def main(model: str, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
