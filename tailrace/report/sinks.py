@@ -62,7 +62,7 @@ def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any])
 
 
 class TensorBoardSink:
-    """Scalars of every step and evaluation, and a histogram of each step's response lengths.
+    """Scalars of every step and evaluation by the steps done, and a histogram of each step's response lengths.
 
     A resumed run adds a file. Where it repeats steps, TensorBoard shows the newest values.
     """
@@ -75,13 +75,13 @@ class TensorBoardSink:
         """Write a `step` or `evaluation` event; remember the length of a `sample`."""
         self._lengths.add(event)
         scalars = tagged_scalars(event)
-        if event.step is None or not scalars:
+        if (position := steps_done(event)) is None or not scalars:
             return
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        lengths = self._lengths.pop(event.step) if event.task == "step" else []
+        lengths = self._lengths.pop(position - 1) if event.task == "step" else []
         if lengths:
             values.append(Summary.Value(tag=LENGTHS_TAG, histo=_histogram(lengths)))
-        self._writer.add_event(TensorBoardEvent(wall_time=time.time(), step=event.step, summary=Summary(value=values)))
+        self._writer.add_event(TensorBoardEvent(wall_time=time.time(), step=position, summary=Summary(value=values)))
         self._writer.flush()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """The same metrics for Weights & Biases, with the run's step as their axis."""
+    """The same metrics for Weights & Biases, with the steps done as their axis."""
 
     def __init__(self, project: str, run_dir: Path, config: Mapping[str, Any]) -> None:
         """Begin a run in `project`.
@@ -111,8 +111,8 @@ class WandbSink:
     def __call__(self, event: Event) -> None:
         """Log a `step` or `evaluation` event."""
         scalars = tagged_scalars(event)
-        if event.step is not None and scalars:
-            self._run.log({"step": event.step, **scalars})
+        if (position := steps_done(event)) is not None and scalars:
+            self._run.log({"step": position, **scalars})
 
     def close(self) -> None:
         """Finish the run."""
@@ -135,13 +135,20 @@ class StepLengths:
         self._of_step: dict[int, list[int]] = {}
 
     def add(self, event: Event) -> None:
-        """Take a `sample` event; pass over any other."""
-        if event.task == "sample" and event.step is not None and event.tokens is not None:
+        """Take a `sample` event; forget all with another attempt at the run, which makes them again."""
+        if event.task == "run":
+            self._of_step.clear()
+        elif event.task == "sample" and event.step is not None and event.tokens is not None:
             self._of_step.setdefault(event.step, []).append(event.tokens)
 
     def pop(self, step: int) -> list[int]:
         """The lengths of `step`, which is finished."""
         return self._of_step.pop(step, [])
+
+
+def steps_done(event: Event) -> int | None:
+    """Where it stands on the axis: steps count from 1, as in the display; an evaluation is of the steps before it."""
+    return event.step + 1 if event.task == "step" and event.step is not None else event.step
 
 
 def tagged_scalars(event: Event) -> dict[str, float]:

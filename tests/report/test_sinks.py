@@ -33,7 +33,7 @@ def test_tensorboard_has_every_metric_of_every_step(tmp_path: Path) -> None:
     steps = [event for event in events if event.task == "step"]
     for name in steps[0].metrics:
         scalars = read.Scalars(name if "/" in name else f"train/{name}")
-        assert [scalar.step for scalar in scalars] == [0, 1, 2, 3, 4]
+        assert [scalar.step for scalar in scalars] == [1, 2, 3, 4, 5]
         assert [scalar.value for scalar in scalars] == pytest.approx([step.metrics[name] for step in steps], rel=1e-6)
 
 
@@ -50,6 +50,13 @@ def test_tensorboard_has_a_histogram_of_each_steps_lengths(tmp_path: Path) -> No
     assert (histogram.min, histogram.max, sum(histogram.bucket)) == (min(lengths), max(lengths), 8)
 
 
+def test_a_step_that_is_made_again_has_the_lengths_of_that_attempt_alone(tmp_path: Path) -> None:
+    events = list(SyntheticRun(total_steps=2, samples=8).attempt(0, 2))
+    cut_short = [event for event in events if event.task in ("run", "sample")]
+    [first, second] = written(tmp_path, [*cut_short, *events]).Histograms(LENGTHS_TAG)
+    assert (first.histogram_value.num, second.histogram_value.num) == (8, 8)
+
+
 def test_unexpected_events_and_figures_are_passed_over(tmp_path: Path) -> None:
     events = [
         Event(task="surprise", actor="nobody", start=0, end=1, metrics={"x": 1.0}),
@@ -58,7 +65,7 @@ def test_unexpected_events_and_figures_are_passed_over(tmp_path: Path) -> None:
     ]
     read = written(tmp_path, events)
     assert read.Tags()["scalars"] == ["train/reward"]
-    assert [scalar.step for scalar in read.Scalars("train/reward")] == [3]
+    assert [scalar.step for scalar in read.Scalars("train/reward")] == [4]
 
 
 class FakeWandb(ModuleType):
@@ -95,8 +102,8 @@ def test_wandb_gets_the_configuration_and_every_step(tmp_path: Path, monkeypatch
     assert fake.init_arguments == {"project": "sums", "name": tmp_path.name, "config": CONFIG, "dir": str(tmp_path)}
     assert [(figures["step"], "train/reward" in figures) for figures in fake.logged] == [
         (0, False),
-        (0, True),
         (1, True),
+        (2, True),
         (2, False),
     ]
     assert fake.axes == [("*", "step")]
