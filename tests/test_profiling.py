@@ -114,7 +114,10 @@ def test_the_table_has_a_column_for_each_batch_size_and_a_row_for_each_part() ->
             {"engine": {"type": "native", "prefill_tokens": 6}},
             "3 prompts of 10 tokens are prefilled in 5 steps, so with new_tokens 5 they never decode together",
         ),
-        ({"engine": {"type": "native", "kv_cache_gib": 0.00002}}, "sequences of 15 tokens take 6; raise it"),
+        (
+            {"engine": {"type": "native", "dtype": "bfloat16", "kv_cache_gib": 0.00002}},
+            "sequences of 15 tokens take 6; raise it",
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(tiny_model: TinyModel, changes: dict[str, Any], expected: str) -> None:

@@ -194,7 +194,7 @@ def failing(directory: Path, queue: dict[str, Any], error: Exception, monkeypatc
     async def fail(*_: object) -> int:
         raise error
 
-    monkeypatch.setattr(run_module, "_run", fail)
+    monkeypatch.setattr("tailrace.run._Run.to_end", fail)
     monkeypatch.setattr(run_module, "load_inputs", lambda _: None)
     monkeypatch.setattr(run_module, "check_queue", lambda *_: None)
     with pytest.raises(TailraceError) as caught:
