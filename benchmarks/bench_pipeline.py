@@ -40,7 +40,7 @@ LONGEST = 160
 MICRO_BATCH_TOKENS = 512
 WARM_UP, STEPS = 2, 5
 """Of a turn: steps that do not count, and all."""
-SLOTS = (3, 2, 1)
+SLOTS = (8, 6, 5, 4, 3, 2, 1)
 """Of the engine, to choose from."""
 PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
 NEAR, CLEAR = 0.08, 0.2
@@ -50,7 +50,7 @@ LOOKS = 3
 """At a setting that is neither; their median is taken."""
 TRL_STEPS = 3
 """Of a turn; TRL's first has one more, of warm-up."""
-TURN_LIMIT_S = 600.0
+TURN_LIMIT_S = 1200.0
 DTYPE = "bfloat16" if multiplies_bfloat16() else "float32"
 """Of the engine, and of weights on their way to it; the trainer's is what a run has by default."""
 WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "for", "was", "on", "are", "as", "with", "his", "they")
