@@ -453,6 +453,6 @@ def _open_log(config: RunConfig, directory: RunDirectory, stack: AsyncExitStack)
     file = EventFile(directory.events)
     stack.callback(file.close)
     log = EventLog(sinks=(file,))
-    info = {"config": config.model_dump(mode="json"), "tailrace": tailrace.__version__}
+    info = {"config": config.resolved.model_dump(mode="json"), "tailrace": tailrace.__version__}
     log.emit(Event(task="run", actor="driver", start=log.now(), end=log.now(), info=info))
     return log

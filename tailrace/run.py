@@ -182,8 +182,12 @@ class _Run:
                 return death
         return 0
 
-    def _newest(self) -> Resume | None:
-        """Where to go on: the newest checkpoint of its own that is intact, else where the run began."""
+    def _newest(self, death: WorkerDied) -> Resume | None:
+        """Where to go on: the newest checkpoint of its own that is intact, else where the run began.
+
+        Raises:
+            CheckpointError: that was a checkpoint, and it is gone or damaged by now.
+        """
         for path in reversed(self._store.list()):
             if _mark(path) in self._left_behind:
                 continue
@@ -191,6 +195,11 @@ class _Run:
                 print(f"checkpoint {path} is damaged: {problem}", file=sys.stderr)
             else:
                 return Resume(checkpoint=path, state=read_run_state(path))
+        if self._start is not None and (problem := find_damage(self._start.checkpoint)):
+            raise CheckpointError(
+                f"{death}; the checkpoint that the run began with, {self._start.checkpoint}, is not intact any more "
+                f"({problem}), so it cannot go on; start from another with --resume-from"
+            ) from death
         return self._start
 
     def _placement(self) -> Placement:
@@ -217,12 +226,13 @@ class _Run:
 
         Raises:
             WorkerDied: it may not, since the queue that has served this one is not the run's to begin anew.
+            CheckpointError: see `_newest`.
             ClusterError: too many workers have died, or too many attempts in vain.
         """
         if isinstance(self._config.queue, RemoteQueueConfig):
             raise death
         self._budget.spend(death)
-        newest = self._newest()
+        newest = self._newest(death)
         self._in_vain = self._in_vain + 1 if newest == self._from else 1
         self._from = newest
         path = newest.checkpoint if newest else None

@@ -1,6 +1,6 @@
 """The directory of a run.
 
-config.yaml     the resolved configuration        checkpoints/   what --resume goes on from
+config.yaml     the recipe with every default     checkpoints/   what --resume goes on from
 events.jsonl    every span of work                model/         the trained model, for transformers
 tensorboard/    scalars                           report.html, trace.json
 queue/          address and logs of the transfer queue, where it has processes of its own

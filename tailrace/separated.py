@@ -24,9 +24,9 @@ import msgspec
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Inputs, Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.checkpointing import RunState
-from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec
+from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
-from tailrace.cluster.pool import DeathBudget, Pool, each
+from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import WorkerDied, first_error

@@ -49,14 +49,19 @@ class HeldBeforeEvent(_Held):
         await _stand_still(self)
 
 
-class HeldInComputation(HeldBeforeEvent):
-    """Its device computes for ever from then on, and it is not killed by others."""
+class HeldInExport(_Held):
+    """Its device computes for ever when the model is to be written, and nobody kills it."""
 
-    held_at = "computation"
+    held_at = "export begins"
 
     async def hold(self) -> None:
         """See `_Held`."""
         await asyncio.get_running_loop().run_in_executor(self.executor, threading.Event().wait)
+
+    async def export(self, directory: str) -> None:
+        """See `Learner`."""
+        await _stand_still(self)
+        await super().export(directory)
 
 
 class HeldBeforeAck(_Held):
@@ -79,9 +84,9 @@ def before_event(settings: bytes, context: WorkerContext) -> TrainerHost:
     return HeldBeforeEvent(settings, context)
 
 
-def in_computation(settings: bytes, context: WorkerContext) -> TrainerHost:
+def in_export(settings: bytes, context: WorkerContext) -> TrainerHost:
     """For `WorkerSpec.factory`."""
-    return HeldInComputation(settings, context)
+    return HeldInExport(settings, context)
 
 
 def before_ack(settings: bytes, context: WorkerContext) -> TrainerHost:

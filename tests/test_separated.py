@@ -6,6 +6,7 @@ Most run their workers in this event loop; what only processes can show is in th
 import asyncio
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from safetensors.torch import load_file
 from tailrace.cluster.base import Report, WorkerSpec
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
-from tailrace.errors import ClusterError, ConfigError, ModelError, WorkerDied
+from tailrace.errors import CheckpointError, ClusterError, ConfigError, ModelError, WorkerDied
 from tailrace.events import Event, EventLog, read_events
 from tailrace.interrupt import SIGNALS
 from tailrace.report.prometheus import PrometheusSink
@@ -277,6 +278,25 @@ def test_a_run_from_a_checkpoint_of_elsewhere_goes_on_from_its_own_when_it_has_s
     assert froms == [None, str(elsewhere), str(elsewhere), str(own)]
 
 
+def test_a_run_whose_trainer_dies_when_the_checkpoint_it_began_with_is_gone_says_so(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, checkpoint={"every": 1, "keep": 5})
+    assert train(config, resume=False) == 0
+    elsewhere = tmp_path / "elsewhere"
+    (run / "checkpoints" / "step_000001").rename(elsewhere)
+
+    def remove(_: dict[str, int]) -> None:
+        shutil.rmtree(elsewhere)
+        kill_local(local[-1], "trainer")
+
+    at_events(monkeypatch, {"sample 1": remove})
+    message = f"worker trainer .* died: .*{re.escape(str(elsewhere))}, is not intact any more .manifest.json is missing"
+    with pytest.raises(CheckpointError, match=message):
+        train(config, resume=True, checkpoint=elsewhere)
+
+
 def test_a_trainer_that_dies_at_the_same_step_every_time_ends_the_run(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,9 +370,9 @@ def test_a_run_that_was_finished_has_its_report_even_if_it_cannot_be_closed(
 
 @pytest.mark.parametrize(
     ("moment", "steps"),
-    [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3]), ("in_computation", [0, 1, 2, 2, 3])],
+    [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3]), ("in_export", [0, 1, 2, 3])],
 )
-def test_a_trainer_that_dies_between_new_weights_and_their_ack_changes_nothing(
+def test_a_trainer_that_dies_or_hangs_at_a_bad_moment_changes_nothing(
     tmp_path: Path,
     tiny_model: TinyModel,
     prompts: Path,
@@ -377,7 +397,7 @@ def test_a_trainer_that_dies_between_new_weights_and_their_ack_changes_nothing(
     assert [event.step for event in steps_of(cut)] == steps
     [death] = of(cut, "worker_died")
     assert death.actor == "trainer"
-    if moment == "in_computation":  # and nobody has killed it
+    if moment == "in_export":  # and nobody has killed it
         assert "a computation has taken longer than cluster.computation_limit_s (5 s)" in death.info["how"]
     assert_same_run(whole, cut)
 

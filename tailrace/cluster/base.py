@@ -103,9 +103,9 @@ class WorkerHandle(ABC):
     pid: int
     """Of the worker's process, on `facts["host"]`."""
     facts: dict[str, Any]
-    """What its `open` returned and: `pid`, `host`, `address` (IP), `node` (the id of Ray's node), `keeper` (the
-    pid of its actor), `datacentre` (Ray's
-    node label of that name, or empty), `cores` (that it may run on, as read back from the system)."""
+    """What its `open` returned and: `pid`, `host`, `address` (IP), `node` (the id of Ray's node), `keeper` (the pid of
+    its actor), `datacentre` (Ray's node label of that name, or empty), `cores` (that it may run on, as read back from
+    the system)."""
 
     @abstractmethod
     def reports(self) -> AsyncGenerator[Report, None]:
@@ -175,12 +175,20 @@ class Cluster(ABC):
         """Kill every worker that is left. Twice is harmless."""
 
 
-async def close_unopened(worker: str, error: Exception, close: Coroutine[Any, Any, Report]) -> None:
+async def close_unopened(worker: str, error: BaseException, close: Coroutine[Any, Any, Report]) -> None:
     """Do `close` after the `error` of an `open`, which is what is told."""
     try:
         await close
     except TailraceError as failure:
         error.add_note(f"Then worker {worker} could not close: {failure}")
+
+
+async def each(*work: Coroutine[Any, Any, None]) -> None:
+    """Do it side by side, all of it to its end. The first error is raised then."""
+    ends = await asyncio.gather(*work, return_exceptions=True)
+    for end in ends:
+        if end is not None:
+            raise end
 
 
 def foreign(worker: str, error: Exception) -> WorkerError:

@@ -5,6 +5,7 @@ import os
 import socket
 from asyncio import Task
 from collections.abc import AsyncGenerator, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from tailrace.cluster.base import (
@@ -20,6 +21,7 @@ from tailrace.cluster.base import (
     WorkerSpec,
     call_method,
     close_unopened,
+    each,
     foreign,
     make_worker,
 )
@@ -50,11 +52,8 @@ class LocalHandle(WorkerHandle):
         except TimeoutError:
             await self._end(f"killed, since it had not opened within {limit_s:g} s")
             raise self._obituary() from None
-        except TailraceError as error:
+        except BaseException as error:
             await close_unopened(self.name, error, self.close())
-            raise
-        except BaseException:
-            await self.close()
             raise
         self.facts = facts | {
             "pid": self.pid,
@@ -169,6 +168,10 @@ class LocalCluster(Cluster):
         return handle
 
     async def close(self) -> None:
-        for handle in self.handles:
-            await handle.kill()
-            await handle.free()
+        await each(*(self._end(handle) for handle in self.handles))
+
+    async def _end(self, handle: LocalHandle) -> None:
+        await handle.kill()
+        with suppress(TimeoutError):  # a process would be gone now
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await handle.free()

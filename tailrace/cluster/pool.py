@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from tailrace.cluster.base import Cluster, Report, WorkerHandle, WorkerSpec
+from tailrace.cluster.base import Cluster, Report, WorkerHandle, WorkerSpec, each
 from tailrace.config.cluster import ClusterConfig
 from tailrace.errors import ClusterError, TailraceError, WorkerDied
 from tailrace.events import Event, EventLog
@@ -208,14 +208,6 @@ class Pool:
     def _tell_change(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-async def each(*work: Coroutine[Any, Any, None]) -> None:
-    """Do it side by side, all of it to its end. The first error is raised then."""
-    ends = await asyncio.gather(*work, return_exceptions=True)
-    for end in ends:
-        if end is not None:
-            raise end
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:

@@ -323,7 +323,8 @@ class RayConnection:
         """That were added to the environment."""
 
     def open(self) -> None:
-        """
+        """Join the cluster, or start one.
+
         Raises:
             ConfigError: the cluster cannot be joined.
             ClusterError: no Ray can be started here.
@@ -378,7 +379,11 @@ class RayConnection:
         ray.shutdown()
         if self._undertaker is not None:
             undertaker, self._undertaker = self._undertaker, None
-            undertaker.communicate(b"1", timeout=_KILL_LIMIT_S)
+            try:
+                undertaker.communicate(b"1", timeout=_KILL_LIMIT_S)
+            except subprocess.TimeoutExpired:  # it was stopped, say; Ray's own processes end without it, too
+                undertaker.kill()
+                undertaker.wait()
         if self._directory:
             shutil.rmtree(self._directory, ignore_errors=True)
         while self._variables:

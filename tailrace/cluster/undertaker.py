@@ -84,7 +84,7 @@ def _is_of(process: psutil.Process, mark: str, directory: str) -> bool:
             return False
         if process.environ().get(MARK) == mark:
             return True
-        return any(file.path.startswith(f"{directory}/") for file in process.open_files())
+        return any(file.path.startswith(f"{directory}/") and file.mode != "r" for file in process.open_files())
     except psutil.Error:  # it has ended, or is another user's
         return False
 

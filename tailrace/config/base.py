@@ -31,12 +31,29 @@ class OnDevice(Config):
     @model_validator(mode="before")
     @classmethod
     def _generates_as_the_device_can(cls, values: Any) -> Any:
-        engine = values.get("engine", {}) if isinstance(values, dict) else None
-        if isinstance(engine, dict) and is_slow_in_bfloat16(values) and engine.get("type", "native") in _IN_BFLOAT16:
-            return {**values, "engine": {"type": "native", "dtype": "float32", **engine}}
+        if is_slow_in_bfloat16(values) and _key(values.get("engine"), "type", "native") in _IN_BFLOAT16:
+            return {**values, "engine": with_default(values.get("engine", {"type": "native"}), "dtype", "float32")}
         return values
 
 
-def is_slow_in_bfloat16(values: Mapping[str, Any]) -> bool:
-    """Whether what a configuration is made of names a device on which bfloat16 is no good default."""
-    return values.get("device", "cpu") == "cpu" and not multiplies_bfloat16()
+def is_slow_in_bfloat16(values: Any) -> bool:
+    """Whether what a configuration is made of says that it computes on this machine, on a CPU that is slow in that.
+
+    What the machines of a cluster are like is not known.
+    """
+    if not isinstance(values, dict) or str(values.get("device", "cpu")).partition(":")[0] != "cpu":
+        return False
+    return _key(values.get("cluster"), "address", None) is None and not multiplies_bfloat16()
+
+
+def with_default(section: Any, key: str, value: Any) -> Any:
+    """A section, as a mapping or made already, with another default of one key."""
+    if isinstance(section, dict):
+        return {key: value, **section}
+    if isinstance(section, Config) and key not in section.model_fields_set:
+        return section.model_copy(update={key: value})
+    return section
+
+
+def _key(section: Any, key: str, default: Any) -> Any:
+    return section.get(key, default) if isinstance(section, dict) else getattr(section, key, default)

@@ -83,7 +83,8 @@ class NativeEngineConfig(Config):
 
     type: Literal["native"] = "native"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of weights, activations and the KV cache. The default is float32 on a CPU without instructions for bfloat16."""
+    """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
+    instructions for bfloat16."""
     dp: PositiveInt = 1
     """Copies of the model, which share the requests."""
     tp: PositiveInt = 1
@@ -160,7 +161,8 @@ class VllmEngineConfig(Config):
 
     type: Literal["vllm"] = "vllm"
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of weights, activations and the KV cache. The default is float32 on a CPU without instructions for bfloat16."""
+    """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
+    instructions for bfloat16."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache, in GiB."""
     max_batch_size: PositiveInt = 128

@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
-from tailrace.config.base import OnDevice, is_slow_in_bfloat16
+from tailrace.config.base import OnDevice, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
@@ -111,9 +111,8 @@ class RunConfig(OnDevice):
     @model_validator(mode="before")
     @classmethod
     def _trains_as_the_device_can(cls, values: Any) -> Any:
-        trainer = values.get("trainer", {}) if isinstance(values, dict) else None
-        if isinstance(trainer, dict) and is_slow_in_bfloat16(values):
-            return {**values, "trainer": {"precision": "fp32", **trainer}}
+        if is_slow_in_bfloat16(values):
+            return {**values, "trainer": with_default(values.get("trainer", {}), "precision", "fp32")}
         return values
 
     @model_validator(mode="after")

@@ -41,7 +41,8 @@ class TrainerConfig(Config):
     micro_batch_tokens: PositiveInt = 4096
     """Token budget of one forward and backward pass; a shared prompt counts once."""
     precision: Literal["bf16", "fp32"] = "bf16"
-    """bf16 is autocast over fp32 master weights. The default is fp32 on a CPU without instructions for bf16."""
+    """bf16 is autocast over fp32 master weights. The default is fp32 on this machine's CPU, if that has no instructions
+    for bf16."""
     lr: PositiveFloat = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -79,12 +79,16 @@ def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: M
         checkpoint_bytes=12.0 * model.parameters if own_trainer else math.nan,
         rollout_s=_rollout_s(config, model, prefilled, speed) if config.engine.type != "adapter" else math.nan,
         actor_s=_actor_s(config, model, prefilled, speed) if own_trainer else math.nan,
-        overlap=_is_separated(config) and config.pipeline.max_staleness > 0,
+        overlap=_overlaps(config),
     )
 
 
 def _is_separated(config: RunConfig) -> bool:
     return config.pipeline.placement == "separated"
+
+
+def _overlaps(config: RunConfig) -> bool:
+    return _is_separated(config) and config.pipeline.max_staleness > 0
 
 
 def _rollout_workers(config: RunConfig) -> int:
@@ -97,12 +101,14 @@ def _on_this_machine(config: RunConfig) -> bool:
 
 
 def _flops(config: RunConfig, pool: PoolConfig, speed: MachineSpeed) -> float:
-    """Of one worker of `pool`, by its part of the threads."""
+    """Of one worker of `pool`, by its part of the threads: they are shared by all who compute at the same time."""
     if not _is_separated(config) or config.device != "cpu":
         return speed.flops
     threads = float(min(pool.threads_each, speed.threads))
     if _on_this_machine(config):
-        threads = min(threads, speed.threads / pool.workers)
+        pools = (config.cluster.rollout, config.cluster.trainer) if _overlaps(config) else (pool,)
+        wanted = sum(each.workers * min(each.threads_each, speed.threads) for each in pools)
+        threads *= min(1.0, speed.threads / wanted)
     return speed.flops * threads / speed.threads
 
 
@@ -169,12 +175,15 @@ def _rollout_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
 
 
 def _workers_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
-    """What separate workers take beyond what they compute with, and the weights on their way between them."""
+    """What separate workers take beyond what they compute with, and the weights on their way between them: a version
+    that is used and the next one."""
     cluster, kl = config.cluster, config.algorithm.kl.coefficient > 0
+    apart = cluster.address is not None or config.weights.medium not in ("auto", "shared_memory")
+    holders = 1 + (cluster.rollout.workers if apart else 0)  # receivers on the trainer's host use its memory
     processes = cluster.rollout.workers + cluster.trainer.workers + cluster.reward.workers
     memory = {
         "processes": float((processes + (cluster.reference.workers if kl else 0)) * PROCESS_BYTES),
-        "published weights": float(BYTES[config.wire_dtype] * model.parameters),
+        "published weights": float(2 * holders * BYTES[config.wire_dtype] * model.parameters),
     }
     if kl:
         memory["reference weights"] = float(cluster.reference.workers * _trainer_bytes(config) * model.parameters)

@@ -1,8 +1,8 @@
 """What every worker of a run has: its configuration, its connection to the queue, its events, its device.
 
 driver ──settings──▶ RunWorker.open: queue, device, what the kind of worker adds (`start`)
-                     RunWorker.run:  its services, until the queue is closed; once a second where its time went, and
-                                     whether its device still gets anywhere
+                     RunWorker.run:  its services, until the queue is closed; once a second where its time went
+                     until it is closed: whether its device still gets anywhere
 """
 
 import asyncio
@@ -26,7 +26,9 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.workers.settings import RunSettings
 
 _ACTIVITY_S = 1.0
-"""Between events of where the worker's time went, and looks at what it computes."""
+"""Between events of where the worker's time went."""
+_WATCH_S = 1.0
+"""Between looks at how long it has been computing."""
 
 
 class WatchedQueue(RemoteQueue):
@@ -72,7 +74,9 @@ class RunWorker(Worker):
         name = f"{self.context.name}-{secrets.token_hex(4)}"
         queue = WatchedQueue(self.settings, self.activity, name=name)
         self.queue = await self.stack.enter_async_context(queue)
-        return {"queue_client": name, **await self.start()}
+        facts = {"queue_client": name, **await self.start()}
+        self.stack.callback(asyncio.create_task(self._watch_device()).cancel)
+        return facts
 
     @abstractmethod
     async def start(self) -> dict[str, Any]:
@@ -91,7 +95,7 @@ class RunWorker(Worker):
         try:
             async with asyncio.TaskGroup() as tasks:
                 endless = [tasks.create_task(service.run()) for service in self.background()]
-                endless.append(tasks.create_task(self._watch_device()))
+                endless.append(tasks.create_task(self._tell_activity()))
                 await asyncio.gather(*(tasks.create_task(service.run()) for service in self.services()))
                 for task in endless:
                     task.cancel()
@@ -103,12 +107,16 @@ class RunWorker(Worker):
         """See `Worker`."""
         await self.stack.aclose()
 
-    async def _watch_device(self) -> None:
-        """Tell where the time went; end this process when a computation hangs, which nothing else can end."""
-        limit_s = self.config.cluster.computation_limit_s
+    async def _tell_activity(self) -> None:
         while True:
             await asyncio.sleep(_ACTIVITY_S)
             self.activity.emit()
+
+    async def _watch_device(self) -> None:
+        """End this process when a computation hangs, which nothing else can end."""
+        limit_s = self.config.cluster.computation_limit_s
+        while True:
+            await asyncio.sleep(_WATCH_S)
             if self.executor.computing_s > limit_s:
                 faulthandler.dump_traceback()
                 print(f"a computation has taken longer than cluster.computation_limit_s ({limit_s:g} s)", flush=True)

@@ -97,6 +97,28 @@ def test_separate_pools_take_their_part_of_the_threads_and_work_side_by_side_wit
     assert (ahead.rollout_s, ahead.actor_s) == (apart.rollout_s, apart.actor_s)
 
 
+def test_pools_that_want_all_threads_of_one_machine_at_a_time_have_half_each() -> None:
+    def pools(max_staleness: int) -> RunConfig:
+        cluster = {"rollout": {"threads": 2}, "trainer": {"threads": 2}}
+        pipeline = {"placement": "separated", "max_staleness": max_staleness}
+        return config(pipeline=pipeline, cluster=cluster, queue={"type": "service"})
+
+    ahead, in_turns = (estimate(pools(staleness), SIZE, 10, SPEED) for staleness in (1, 0))
+    half = estimate(separated(max_staleness=1), SIZE, 10, SPEED)
+    assert (ahead.rollout_s, ahead.actor_s) == (half.rollout_s, half.actor_s)
+    assert in_turns.actor_s < half.actor_s
+
+
+def test_two_versions_of_the_weights_are_held_wherever_engines_cannot_use_the_trainers() -> None:
+    def published(address: str | None, **weights: str) -> float:
+        pipeline, cluster = {"placement": "separated"}, {"rollout": {"workers": 3}, "address": address}
+        made = config(pipeline=pipeline, cluster=cluster, queue={"type": "service"}, weights=weights)
+        return estimate(made, SIZE, 10, SPEED).memory["published weights"]
+
+    assert published(None) == 2 * 4 * SIZE.parameters
+    assert published(None, medium="tcp") == published("10.0.0.1:6379") == 4 * published(None)
+
+
 def test_rollout_workers_of_a_cluster_share_the_work_and_each_has_an_engine() -> None:
     one, four = (estimate(separated("10.0.0.1:6379", workers=workers), SIZE, 10, SPEED) for workers in (1, 4))
     assert four.rollout_s < one.rollout_s

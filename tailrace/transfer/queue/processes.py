@@ -44,8 +44,9 @@ from tailrace.transfer.queue.table import check_table
 from tailrace.transfer.queue.wire.clock import RunningClock
 from tailrace.transfer.queue.wire.sockets import host_id
 
-MAX_DEATHS, DEATHS_WITHIN_S = 5, 60.0
-"""Processes that may die within this time, all together; one more and the queue is given up."""
+MAX_DEATHS, DEATHS_WITHIN_S = 5, 600.0
+"""Processes that may die within this time, all together; one more and the queue is given up. One that hangs again and
+again dies after START_LIMIT_S each time."""
 _RESTART_PAUSE_S = 2.0
 """Before a process is started again that could not serve: its port may be free by then."""
 START_LIMIT_S = 60.0
@@ -199,6 +200,7 @@ class QueueProcesses:
                 self._address = self._plan(before)
                 stack.callback(self._clear)
                 stack.callback(self._end)
+                stack.push(self._leave)  # whoever waits for the queue hears of it before the processes end
                 self._start(CONTROLLER)
                 deadline = time.monotonic() + START_LIMIT_S
                 while self._turn(deadline):
@@ -219,7 +221,7 @@ class QueueProcesses:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """The thread ends; with an error that nobody foresaw, which its traceback explains."""
-        if error is not None:
+        if error is not None and self._failure is None:
             self._give_up(QueueError(f"the thread of the queue's processes has failed: {one_line(error)}"))
         self._ready.set()
 

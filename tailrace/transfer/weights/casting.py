@@ -132,25 +132,34 @@ class Caster:
     def _start_forming(self) -> None:
         self._is_due, self._is_busy = False, True
         before, self._group, self._promised = self._group, None, None
-        listener = listen(self._host)
-        port, name, size = listener.getsockname()[1], secrets.token_hex(8), len(self._wanted) + 1
-        self._seats = {
+        self._given_up = given_up = Event()
+        self._seats, listener, refused = {}, None, None
+        try:
+            if self._wanted:
+                listener = listen(self._host)
+                self._seats = self._new_seats(port=listener.getsockname()[1])
+        except WeightsError as error:
+            refused = error
+        self._changed()
+        seat = next(iter(self._seats.values()), None)
+        self._jobs.start(lambda: self._form(before, seat, listener or refused, given_up), self._on_formed)
+
+    def _new_seats(self, *, port: int) -> dict[str, Seat]:
+        name, size = secrets.token_hex(8), len(self._wanted) + 1
+        return {
             client: Seat(name, backend, self._host, port, rank, size)
             for rank, (client, backend) in enumerate(self._wanted.items(), start=1)
         }
-        self._changed()
-        seat, given_up = next(iter(self._seats.values()), None), Event()
-        self._given_up = given_up
-        self._jobs.start(lambda: self._form(before, seat, listener, given_up), self._on_formed)
 
     def _form(
-        self, before: ProcessGroup | None, seat: Seat | None, listener: socket, given_up: Event
+        self, before: ProcessGroup | None, seat: Seat | None, listener: socket | WeightsError | None, given_up: Event
     ) -> ProcessGroup | None:
-        """In the jobs' thread."""
+        """In the jobs' thread. `listener`: or why there is none, where somebody wants a group."""
         if before is not None:
             before.close()
-        if seat is None:
-            listener.close()
+        if isinstance(listener, WeightsError):
+            raise listener
+        if seat is None or listener is None:
             return None
         store = host_store(listener, seat.name, limit_s=self._limit_s)
         address = address_towards(self._host)
@@ -164,7 +173,9 @@ class Caster:
     def _on_formed(self, outcome: ProcessGroup | WeightsError | None) -> None:
         self._is_busy = False
         if isinstance(outcome, WeightsError):
-            self._seats, self.error = {}, outcome
+            self._seats = {}
+            if not self._given_up.is_set():  # else that is why, and no failure
+                self.error = outcome
         else:
             self._group, self.error = outcome, None
         self._changed()

@@ -242,11 +242,11 @@ class WeightSender:
                 if holding.ready >= holding.wake_at:
                     holding.wake_at = math.inf  # `look` finds the next one: once for each is enough
                     self._server.call(roster.shelf.look)
+            seal = holding.seal()
+            self._thread.do(lambda: roster.complete(seal))
         except BaseException:
             self._thread.do(roster.withdraw)
             raise
-        seal = holding.seal()
-        self._thread.do(lambda: roster.complete(seal))
         self._holding = holding
 
     def _cut(self, manifest: Manifest) -> list[list[Piece]]:

@@ -45,6 +45,8 @@ class ServerThread:
         future: Future[T] = Future()
 
         def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # nobody waits for it any more, and who did not get it may have undone what came before
             try:
                 future.set_result(action())
             except WeightsError as error:
@@ -57,6 +59,7 @@ class ServerThread:
                 raise end
             return future.result(_LIMIT_S)
         except TimeoutError:
+            future.cancel()
             raise WeightsError(
                 f"{self._what} has not done within {_LIMIT_S:g} s what it was asked for; is the machine overloaded?"
             ) from None

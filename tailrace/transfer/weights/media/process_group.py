@@ -29,9 +29,12 @@ def listen(host: str) -> socket.socket:
     """For `host_store`, at a free port of this machine's address `host`.
 
     Raises:
-        OSError: this machine has no such address.
+        WeightsError: this machine has no such address, or no room for another socket.
     """
-    return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise WeightsError(f"no process group can be formed at {host}: {one_line(error)}") from None
 
 
 def host_store(listener: socket.socket, name: str, *, limit_s: float) -> Store:
@@ -215,5 +218,6 @@ def _weights_errors(what: str) -> Iterator[None]:
         raise
     except RuntimeError as error:
         raise WeightsError(
-            f"{what} of a process group for weights failed, for a member is lost or late: {one_line(error)}"
+            f"{what} of a process group for weights failed (a member is lost or late, if this names nothing else): "
+            f"{one_line(error)}"
         ) from None
