@@ -18,7 +18,7 @@ from tailrace.errors import PeerLost, TailraceError, WeightsError, WireError
 from tailrace.transfer.queue.wire.connection import Connection
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.weights.address import way_to
-from tailrace.transfer.weights.catching import Caught
+from tailrace.transfer.weights.broadcast_receiver import BroadcastChunk
 from tailrace.transfer.weights.media.base import Medium
 from tailrace.transfer.weights.media.factory import MediumName, make_medium
 from tailrace.transfer.weights.messages import Describe, Described, Gone, Heard, Offer, Plan, Question, ask, error_in
@@ -133,18 +133,18 @@ class Download:
             return self._owner.medium
         return "tcp" if self._is_ours else "shared_memory"
 
-    def catch(self, caught: Caught) -> None:
+    def take_broadcast(self, received: BroadcastChunk) -> None:
         """Keep a chunk that was broadcast, if it is lacking and right."""
         assert self.holding is not None, "there is room for it"
-        if not self._is_ours or self.holding.sum(caught.chunk) is not None:
+        if not self._is_ours or self.holding.sum(received.chunk) is not None:
             return
-        if not caught.is_right:
-            self.corrupt(caught.chunk)
+        if not received.is_right:
+            self.corrupt(received.chunk)
             return
-        self.holding.memory[self.holding.manifest.span(caught.chunk)] = caught.data
-        self.broadcast_bytes += len(caught.data)
-        self._owner.broadcast_bytes += len(caught.data)
-        self.arrived(caught.chunk, caught.sum, nbytes=len(caught.data))
+        self.holding.memory[self.holding.manifest.span(received.chunk)] = received.data
+        self.broadcast_bytes += len(received.data)
+        self._owner.broadcast_bytes += len(received.data)
+        self.arrived(received.chunk, received.sum, nbytes=len(received.data))
 
     def go_on(self) -> None:
         """Fetch what is lacking, unless it is still expected to be broadcast."""

@@ -1,7 +1,7 @@
 """What a receiver's thread does: it follows the sender's plan, fetches versions and gives them to others.
 
     sender ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ Shelf ──▶ children      while it comes
-               └──▶ Catcher ──broadcast chunks──┘└──whole, seal right──▶ `received`, Report
+               └──▶ BroadcastReceiver ──broadcast chunks──┘└──whole, seal right──▶ `received`, Report
 
 Who waits on whom: a download on its parent, see there. Follow waits at the sender until the plan changes, so it is also
 the sign of life in both directions. A version that has begun to come is finished, and then the newest is fetched:
@@ -23,7 +23,7 @@ from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service
 from tailrace.transfer.weights.address import WeightsAddress, way_to
 from tailrace.transfer.weights.bell import Bell
-from tailrace.transfer.weights.catching import Catcher
+from tailrace.transfer.weights.broadcast_receiver import BroadcastReceiver
 from tailrace.transfer.weights.download import Download, End, Owner
 from tailrace.transfer.weights.media.factory import MediumName, backend_of
 from tailrace.transfer.weights.messages import (
@@ -76,7 +76,7 @@ class Follower(Service, Owner):
         self.pool = pool
         self.attachments = Attachments()
         self._shelf = Shelf(server)
-        self.catcher = Catcher(server, limit_s=limit_s, changed=self._catch)
+        self.broadcasts = BroadcastReceiver(server, limit_s=limit_s, changed=self._take_broadcasts)
         self._link: Connection | None = None
         self._plan: Plan | None = None
         self._download: Download | None = None
@@ -152,7 +152,7 @@ class Follower(Service, Owner):
         """Say goodbye, and end `Server.run`."""
         if self._link is not None:
             ask(self._link, self._endpoint, Leave(), lambda heard: None, wait=False)
-        self.catcher.close()
+        self.broadcasts.close()
         self.server.stop()
 
     def take_turn(self, turn: str) -> None:
@@ -208,7 +208,7 @@ class Follower(Service, Owner):
                 self.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
                 self.error = None
                 self._plan = plan
-                self.catcher.hear(plan)
+                self.broadcasts.hear(plan)
                 self._advance()
                 self._follow(plan.epoch)
                 self.bell.ring()
@@ -225,7 +225,7 @@ class Follower(Service, Owner):
         link, self._link, self._plan = self._link, None, None
         assert link is not None
         self.server.unlink(link)
-        self.catcher.leave()
+        self.broadcasts.leave()
         self._again_at = self.server.now + self.retry_s
         remove_orphans(self.pool.directory.parent)  # it may have been killed
         self.bell.ring()
@@ -248,7 +248,7 @@ class Follower(Service, Owner):
             self._download.offer = offers[self._download.offer.serial]
             self._follow_parent(self._download)
             self._conclude(self._download)
-        self._catch()
+        self._take_broadcasts()
 
     def _begin_newest(self) -> None:
         assert self._plan is not None
@@ -262,21 +262,21 @@ class Follower(Service, Owner):
             self.parent = self._plan.parent
             download.follow(self._plan)
 
-    def _catch(self) -> None:
+    def _take_broadcasts(self) -> None:
         """Take what was broadcast; it lies where it is until it is known where it goes, and if it is wanted."""
-        while (caught := self.catcher.first) is not None:
+        while (received := self.broadcasts.first) is not None:
             download = self._download
-            if download is not None and download.offer.serial == caught.serial:
+            if download is not None and download.offer.serial == received.serial:
                 if download.holding is None:
                     break
-                download.catch(caught)
-            self.catcher.drop_first()
+                download.take_broadcast(received)
+            self.broadcasts.drop_first()
         if self._download is not None:
             self._download.go_on()
 
     def expects(self, serial: int) -> bool:
         """See `Owner.expects`."""
-        return self.catcher.expects(serial)
+        return self.broadcasts.expects(serial)
 
     def _serial(self) -> int:
         return NOTHING if self.received is None else self.received.manifest.serial
@@ -301,8 +301,8 @@ class Follower(Service, Owner):
             return
         self.nbytes += nbytes
         self._shelf.put(download.holding)
-        if self.catcher.first is not None and not nbytes:
-            self.server.call(self._catch)  # there is room now
+        if self.broadcasts.first is not None and not nbytes:
+            self.server.call(self._take_broadcasts)  # there is room now
         self._conclude(download)
 
     def _conclude(self, download: Download) -> None:

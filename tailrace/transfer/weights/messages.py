@@ -107,7 +107,7 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """Of the manifest's sum and those of all chunks; None while it is being written."""
 
 
-class Seat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Membership(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A member's place in a process group, whose rank 0 is the sender."""
 
     name: Name
@@ -120,7 +120,7 @@ class Seat(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     size: Count
 
 
-class Cast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A version that is being broadcast to a group, chunk by chunk."""
 
     serial: Count
@@ -140,12 +140,12 @@ class Plan(Word, frozen=True):
     """Its name; empty for the sender."""
     endpoints: Endpoints
     host: str
-    seat: Seat | None
+    membership: Membership | None
     """In the group that there is, or that is being formed."""
     promised: Count
-    """The serial of a version that those with a seat get by a broadcast, if nothing goes wrong, or NOTHING."""
-    cast: Cast | None
-    """What is being broadcast now, for those with a seat."""
+    """The serial of a version that those with a membership get by a broadcast, if nothing goes wrong, or NOTHING."""
+    broadcast: Broadcast | None
+    """What is being broadcast now, for those with a membership."""
 
 
 class Closed(Word, frozen=True):

@@ -1,7 +1,7 @@
 """What a sender's thread does: it knows who is there, plans who gets weights from whom, and gives them.
 
     receiver ──Follow──▶ roster: joined, or seen again ──▶ plan ──▶ Plan to everybody whose plan is another one now
-    silent, Leave, Complain ──▶ plan again          those that a broadcast can reach ──▶ Caster
+    silent, Leave, Complain ──▶ plan again          those that a broadcast can reach ──▶ Broadcaster
 
 Who waits on whom: `WeightSender.installed` on the receivers that are there, and those on their turns; nobody else here
 on anybody.
@@ -16,7 +16,7 @@ from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
 from tailrace.transfer.weights.address import WeightsAddress, host_of, is_far_reaching
 from tailrace.transfer.weights.bell import Bell
-from tailrace.transfer.weights.casting import Caster
+from tailrace.transfer.weights.broadcaster import Broadcaster
 from tailrace.transfer.weights.messages import (
     NOTHING,
     Backend,
@@ -82,7 +82,7 @@ class Roster(Service):
         self.bell = Bell()
         self.members: dict[str, Member] = {}
         """By the names that the wire gives them, in the order in which they came."""
-        self.caster = Caster(server, host=host_of(address), limit_s=limit_s, changed=self._regrouped)
+        self.broadcaster = Broadcaster(server, host=host_of(address), limit_s=limit_s, changed=self._regrouped)
         self._turns = TurnLine(lambda ticket: server.reply(ticket, encode_reply(Noted())))
         self._root = Site(name=ROOT, host=address.host, datacentre=datacentre)
         self._fan_out = fan_out
@@ -178,7 +178,7 @@ class Roster(Service):
         manifest = holding.manifest
         self._offers.append(Offer(manifest.serial, manifest.version, sum_of(holding.encoded), None))
         self.shelf.put(holding)
-        self.caster.promise(holding)
+        self.broadcaster.promise(holding)
         self._announce()
 
     def complete(self, seal: bytes) -> None:
@@ -186,13 +186,13 @@ class Roster(Service):
         last = self._offers[-1]
         self._offers[-1] = Offer(last.serial, last.version, last.manifest, seal)
         self.shelf.look()
-        self.caster.complete()
+        self.broadcaster.complete()
         self._announce()
 
     def withdraw(self) -> None:
         """It could not be written."""
         self.shelf.drop([self._offers.pop().serial])
-        self.caster.withdraw()
+        self.broadcaster.withdraw()
         self._announce()
 
     def trim(self) -> None:
@@ -206,11 +206,11 @@ class Roster(Service):
     @property
     def busy(self) -> list[Segment]:
         """Memory that versions are given from."""
-        return [*self.shelf.segments, *self.caster.segments]
+        return [*self.shelf.segments, *self.broadcaster.segments]
 
     def finish(self) -> None:
         """Tell everybody that it is over, and end `Server.run`."""
-        self.caster.close()
+        self.broadcaster.close()
         for member in self.members.values():
             if member.ticket is not None:
                 self.server.reply(member.ticket, encode_reply(Closed()))
@@ -226,7 +226,7 @@ class Roster(Service):
         sites = [member.site for member in self.members.values()]
         self._parents = broadcast_tree(self._root, sites, fan_out=self._fan_out)
         grouped = {name: member.backend for name, member in self.members.items() if member.backend}
-        self.caster.want(grouped)
+        self.broadcaster.want(grouped)
         self._announce()
 
     def _regrouped(self) -> None:
@@ -247,9 +247,9 @@ class Roster(Service):
             endpoints, host = self.address.endpoints, self.address.host
         else:
             endpoints, host = self.members[parent].endpoints, self.members[parent].site.host
-        caster, seat = self.caster, self.caster.seat(member.site.name)
-        promised, cast = (NOTHING, None) if seat is None else (caster.promised, caster.cast)
-        plan = Plan(self._epoch, self._offers, parent, endpoints, host, seat, promised, cast)
+        broadcaster, membership = self.broadcaster, self.broadcaster.membership(member.site.name)
+        promised, broadcast = (NOTHING, None) if membership is None else (broadcaster.promised, broadcaster.broadcast)
+        plan = Plan(self._epoch, self._offers, parent, endpoints, host, membership, promised, broadcast)
         if self._offers:
             member.told = self._offers[-1].serial
         member.epoch = self._epoch

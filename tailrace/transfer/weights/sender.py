@@ -2,7 +2,7 @@
 
     trainer ──publish──▶ chunk by chunk: copied and cast, summed while in the cache ──▶ shared memory
                            [own thread: Roster] ──Plan, sums, chunks──▶ receivers, while it is written
-                              [another: Caster] ──broadcast──▶ those in a process group, when it is written
+                              [another: Broadcaster] ──broadcast──▶ those in a process group, when it is written
 
 Who waits on whom: `publish` on nobody: memory that somebody still reads is left alone, and other memory is used.
 `installed` on the receivers that are there, and on a limit.
@@ -219,16 +219,16 @@ class WeightSender:
             nbytes=0 if manifest is None else manifest.nbytes,
             receivers=receivers,
             bytes_sent=roster.shelf.bytes_sent,
-            bytes_broadcast=roster.caster.bytes_broadcast,
-            group=[names[client] for client in roster.caster.members if client in names],
-            group_error=None if roster.caster.error is None else str(roster.caster.error),
+            bytes_broadcast=roster.broadcaster.bytes_broadcast,
+            group=[names[client] for client in roster.broadcaster.members if client in names],
+            group_error=None if roster.broadcaster.error is None else str(roster.broadcaster.error),
         )
 
     def close(self) -> None:
         """Tell the receivers, and stop; what was not fetched cannot be had any more. Harmless twice."""
         self._server.call(self._roster.finish)
         self._thread.join(_CLOSE_LIMIT_S)
-        self._roster.caster.join()
+        self._roster.broadcaster.join()
         self._open.close()
 
     def _write(self, manifest: Manifest, sources: list[torch.Tensor]) -> None:

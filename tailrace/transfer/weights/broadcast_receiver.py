@@ -1,6 +1,7 @@
-"""What a receiver gets of its sender's broadcasts, see `casting`.
+"""What a receiver gets of its sender's broadcasts, see `broadcaster`.
 
-    Plan.seat ──another group──▶ enter it        Plan.cast ──▶ chunk by chunk, each with its sum ──▶ inbox ──▶ download
+    Plan.membership ──another group──▶ enter it
+    Plan.broadcast ──▶ chunk by chunk, each with its sum ──▶ inbox ──▶ download
 
 In a thread of its own, which takes part in every broadcast, whether its version is wanted here or not: the others wait
 for it. It touches no memory of versions: what it has received lies in a few buffers until the receiver's thread has
@@ -22,14 +23,14 @@ from tailrace.errors import WeightsError
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.weights.jobs import Jobs
 from tailrace.transfer.weights.media.process_group import ProcessGroup, address_towards, reach_store
-from tailrace.transfer.weights.messages import NOTHING, Cast, Plan, Seat
+from tailrace.transfer.weights.messages import NOTHING, Broadcast, Membership, Plan
 from tailrace.transfer.weights.versions import packed_sums, sum_of
 
 _BUFFERS = 4
 """Of a chunk each."""
 
 
-class Caught(NamedTuple):
+class BroadcastChunk(NamedTuple):
     """A chunk that was broadcast."""
 
     serial: int
@@ -42,17 +43,17 @@ class Caught(NamedTuple):
     """Whether it is that."""
 
 
-class Catcher:
+class BroadcastReceiver:
     """Used in the thread of `server`, but for `join`."""
 
     def __init__(self, server: Server, *, limit_s: float, changed: Callable[[], None]) -> None:
         """In no group. `changed`: called when `first` is another one, or something is not expected any more."""
         self._server, self._limit_s, self._changed = server, limit_s, changed
         self._jobs = Jobs(server, "broadcast of weights")
-        self._seat: Seat | None = None
+        self._membership: Membership | None = None
         """The last that was given."""
         self._given_up = Event()
-        """For the seat that is being taken."""
+        """For the group that is being entered."""
         self._is_in = False
         """Whether that is had, or being taken: a group that broke is never entered again."""
         self._group: ProcessGroup | None = None
@@ -61,13 +62,13 @@ class Catcher:
         self._begun = self._ended = NOTHING
         """The serials of the last broadcasts that this has taken part in."""
         self._is_closed = False
-        self._inbox: deque[Caught] = deque()
+        self._inbox: deque[BroadcastChunk] = deque()
         self._free: queue.Queue[torch.Tensor | None] = queue.Queue()
         for _ in range(_BUFFERS):
             self._free.put(None)
 
     @property
-    def first(self) -> Caught | None:
+    def first(self) -> BroadcastChunk | None:
         """The first chunk that lies here; `drop_first` when it was looked at."""
         return self._inbox[0] if self._inbox else None
 
@@ -78,20 +79,20 @@ class Catcher:
     def expects(self, serial: int) -> bool:
         """Whether chunks of this version will come, or lie here."""
         is_coming = serial in self._announced or serial == self._begun
-        is_here = any(caught.serial == serial for caught in self._inbox)
+        is_here = any(received.serial == serial for received in self._inbox)
         return is_here or (self._is_in and is_coming and serial > self._ended)
 
     def hear(self, plan: Plan) -> None:
-        """Take the seat that is given, and part in what is broadcast."""
-        if plan.seat != self._seat:
-            self._enter(plan.seat)
-        self._announced = {plan.promised} | (set() if plan.cast is None else {plan.cast.serial})
-        if self._is_in and plan.cast is not None and plan.cast.serial > self._begun:
-            self._begin(plan.cast)
+        """Enter the group that is given, and take part in what is broadcast."""
+        if plan.membership != self._membership:
+            self._enter(plan.membership)
+        self._announced = {plan.promised} | (set() if plan.broadcast is None else {plan.broadcast.serial})
+        if self._is_in and plan.broadcast is not None and plan.broadcast.serial > self._begun:
+            self._begin(plan.broadcast)
 
     def leave(self) -> None:
         """The sender is lost."""
-        if self._seat is not None:
+        if self._membership is not None:
             self._enter(None)
 
     def close(self) -> None:
@@ -105,59 +106,59 @@ class Catcher:
         """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
         self._jobs.join()
 
-    def _enter(self, seat: Seat | None) -> None:
+    def _enter(self, membership: Membership | None) -> None:
         self._given_up.set()
         self._given_up = given_up = Event()
-        self._seat, self._is_in = seat, seat is not None
+        self._membership, self._is_in = membership, membership is not None
 
         def then(outcome: WeightsError | None) -> None:
-            self._look_at(seat, outcome)
+            self._look_at(membership, outcome)
 
-        self._jobs.start(lambda: self._take(seat, given_up), then)
+        self._jobs.start(lambda: self._join_group(membership, given_up), then)
 
-    def _begin(self, cast: Cast) -> None:
-        self._begun = cast.serial
-        seat = self._seat
+    def _begin(self, broadcast: Broadcast) -> None:
+        self._begun = broadcast.serial
+        membership = self._membership
 
         def then(outcome: WeightsError | None) -> None:
-            self._ended = cast.serial
-            self._look_at(seat, outcome)
+            self._ended = broadcast.serial
+            self._look_at(membership, outcome)
             self._changed()
 
-        self._jobs.start(lambda: self._catch(cast), then)
+        self._jobs.start(lambda: self._receive(broadcast), then)
 
-    def _look_at(self, seat: Seat | None, outcome: WeightsError | None) -> None:
-        """How something has ended in the group with this seat."""
-        if outcome is not None and seat is self._seat:
+    def _look_at(self, membership: Membership | None, outcome: WeightsError | None) -> None:
+        """How something has ended in the group of this membership."""
+        if outcome is not None and membership is self._membership:
             self._is_in = False
             self._changed()
 
     # In the jobs' thread
 
-    def _take(self, seat: Seat | None, given_up: Event) -> None:
+    def _join_group(self, membership: Membership | None, given_up: Event) -> None:
         self._hang_up()
-        if seat is not None and not given_up.is_set():
-            store = reach_store(seat.host, seat.port, seat.name, limit_s=self._limit_s)
-            address = address_towards(seat.host)
+        if membership is not None and not given_up.is_set():
+            store = reach_store(membership.host, membership.port, membership.name, limit_s=self._limit_s)
+            address = address_towards(membership.host)
             self._group = ProcessGroup(
-                seat.backend,
+                membership.backend,
                 store,
-                seat.rank,
-                seat.size,
+                membership.rank,
+                membership.size,
                 address=address,
                 limit_s=self._limit_s,
                 given_up=given_up,
             )
 
-    def _catch(self, cast: Cast) -> None:
+    def _receive(self, broadcast: Broadcast) -> None:
         try:
             if self._group is None:
                 raise WeightsError("there is no group to get weights from")
-            for chunk, value in enumerate(packed_sums(cast.sums)):
-                size = min(cast.chunk_bytes, cast.nbytes - chunk * cast.chunk_bytes)
-                buffer = self._buffer(cast.chunk_bytes)
+            for chunk, value in enumerate(packed_sums(broadcast.sums)):
+                size = min(broadcast.chunk_bytes, broadcast.nbytes - chunk * broadcast.chunk_bytes)
+                buffer = self._buffer(broadcast.chunk_bytes)
                 self._group.broadcast(buffer[:size])
-                self._put(cast.serial, chunk, buffer, size, value)
+                self._put(broadcast.serial, chunk, buffer, size, value)
             self._group.meet()
         except WeightsError:
             self._hang_up()
@@ -174,10 +175,10 @@ class Catcher:
 
     def _put(self, serial: int, chunk: int, buffer: torch.Tensor, size: int, value: bytes) -> None:
         data = buffer.numpy().data[:size]
-        caught = Caught(serial, chunk, buffer, data, value, is_right=sum_of(data) == value)
+        received = BroadcastChunk(serial, chunk, buffer, data, value, is_right=sum_of(data) == value)
 
         def arrive() -> None:
-            self._inbox.append(caught)
+            self._inbox.append(received)
             self._changed()
 
         self._server.call(arrive)

@@ -1,6 +1,6 @@
 """What a sender broadcasts: who is in the process group, and which versions go by it.
 
-    membership changed, group broke ──▶ forming ──all have come──▶ formed ──version written──▶ casting ──▶ formed
+    membership changed, group broke ──▶ forming ──all have come──▶ formed ──version written──▶ broadcasting ──▶ formed
                                            └──one is lost, late──▶ no group, until a member or a version comes
 
 One thing at a time, in a thread of its own: a group that is being formed, or in which something is broadcast, stays in
@@ -19,12 +19,12 @@ from tailrace.errors import WeightsError
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.weights.jobs import Jobs
 from tailrace.transfer.weights.media.process_group import ProcessGroup, address_towards, host_store, listen
-from tailrace.transfer.weights.messages import NOTHING, Backend, Cast, Seat
+from tailrace.transfer.weights.messages import NOTHING, Backend, Broadcast, Membership
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding
 
 
-class Caster:
+class Broadcaster:
     """Used in the thread of `server`, but for `join`, and for `members`, `error` and the count, which others read."""
 
     def __init__(self, server: Server, *, host: str, limit_s: float, changed: Callable[[], None]) -> None:
@@ -32,7 +32,7 @@ class Caster:
         self._host, self._limit_s, self._changed = host, limit_s, changed
         self._jobs = Jobs(server, "broadcast of weights")
         self._wanted: dict[str, Backend] = {}
-        self._seats: dict[str, Seat] = {}
+        self._memberships: dict[str, Membership] = {}
         """Of the group that there is, or that is being formed."""
         self._group: ProcessGroup | None = None
         """Once it is formed, and until it breaks."""
@@ -42,7 +42,7 @@ class Caster:
         """For the group that is being formed."""
         self._promised: Holding | None = None
         """Until it is being broadcast."""
-        self._casting: Holding | None = None
+        self._broadcasting: Holding | None = None
         self.bytes_broadcast = 0
         """Of payloads, once for all members."""
         self.error: WeightsError | None = None
@@ -53,11 +53,11 @@ class Caster:
     @property
     def members(self) -> list[str]:
         """Those of a group that is formed."""
-        return list(self._seats) if self._group is not None else []
+        return list(self._memberships) if self._group is not None else []
 
-    def seat(self, client: str) -> Seat | None:
-        """See `Plan.seat`."""
-        return self._seats.get(client)
+    def membership(self, client: str) -> Membership | None:
+        """See `Plan.membership`."""
+        return self._memberships.get(client)
 
     @property
     def promised(self) -> int:
@@ -65,17 +65,17 @@ class Caster:
         return NOTHING if self._promised is None else self._promised.manifest.serial
 
     @property
-    def cast(self) -> Cast | None:
-        """See `Plan.cast`."""
-        if self._casting is None:
+    def broadcast(self) -> Broadcast | None:
+        """See `Plan.broadcast`."""
+        if self._broadcasting is None:
             return None
-        manifest = self._casting.manifest
-        return Cast(manifest.serial, manifest.nbytes, manifest.chunk_bytes, self._casting.sums(0))
+        manifest = self._broadcasting.manifest
+        return Broadcast(manifest.serial, manifest.nbytes, manifest.chunk_bytes, self._broadcasting.sums(0))
 
     @property
     def segments(self) -> list[Segment]:
         """Memory that is being broadcast."""
-        return [] if self._casting is None else [self._casting.segment]
+        return [] if self._broadcasting is None else [self._broadcasting.segment]
 
     # What happens
 
@@ -86,7 +86,7 @@ class Caster:
         if wanted == self._wanted:
             return
         self._wanted, self._is_due = wanted, True
-        if not wanted.keys() >= self._seats.keys():
+        if not wanted.keys() >= self._memberships.keys():
             self._promised = None  # who has left would hold up the others
             self._given_up.set()
         self._look()
@@ -125,7 +125,7 @@ class Caster:
             return
         if self._group is not None and self._promised is not None:
             if self._is_written:
-                self._start_cast(self._group, self._promised)
+                self._start_broadcast(self._group, self._promised)
         elif self._is_due:
             self._start_forming()
 
@@ -133,38 +133,42 @@ class Caster:
         self._is_due, self._is_busy = False, True
         before, self._group, self._promised = self._group, None, None
         self._given_up = given_up = Event()
-        self._seats, listener, refused = {}, None, None
+        self._memberships, listener, refused = {}, None, None
         try:
             if self._wanted:
                 listener = listen(self._host)
-                self._seats = self._new_seats(port=listener.getsockname()[1])
+                self._memberships = self._new_memberships(port=listener.getsockname()[1])
         except WeightsError as error:
             refused = error
         self._changed()
-        seat = next(iter(self._seats.values()), None)
-        self._jobs.start(lambda: self._form(before, seat, listener or refused, given_up), self._on_formed)
+        membership = next(iter(self._memberships.values()), None)
+        self._jobs.start(lambda: self._form(before, membership, listener or refused, given_up), self._on_formed)
 
-    def _new_seats(self, *, port: int) -> dict[str, Seat]:
+    def _new_memberships(self, *, port: int) -> dict[str, Membership]:
         name, size = secrets.token_hex(8), len(self._wanted) + 1
         return {
-            client: Seat(name, backend, self._host, port, rank, size)
+            client: Membership(name, backend, self._host, port, rank, size)
             for rank, (client, backend) in enumerate(self._wanted.items(), start=1)
         }
 
     def _form(
-        self, before: ProcessGroup | None, seat: Seat | None, listener: socket | WeightsError | None, given_up: Event
+        self,
+        before: ProcessGroup | None,
+        membership: Membership | None,
+        listener: socket | WeightsError | None,
+        given_up: Event,
     ) -> ProcessGroup | None:
         """In the jobs' thread. `listener`: or why there is none, where somebody wants a group."""
         if before is not None:
             before.close()
         if isinstance(listener, WeightsError):
             raise listener
-        if seat is None or listener is None:
+        if membership is None or listener is None:
             return None
-        store = host_store(listener, seat.name, limit_s=self._limit_s)
+        store = host_store(listener, membership.name, limit_s=self._limit_s)
         address = address_towards(self._host)
         group = ProcessGroup(
-            seat.backend, store, 0, seat.size, address=address, limit_s=self._limit_s, given_up=given_up
+            membership.backend, store, 0, membership.size, address=address, limit_s=self._limit_s, given_up=given_up
         )
         if self._is_closed:
             group.close()
@@ -173,7 +177,7 @@ class Caster:
     def _on_formed(self, outcome: ProcessGroup | WeightsError | None) -> None:
         self._is_busy = False
         if isinstance(outcome, WeightsError):
-            self._seats = {}
+            self._memberships = {}
             if not self._given_up.is_set():  # else that is why, and no failure
                 self.error = outcome
         else:
@@ -181,12 +185,12 @@ class Caster:
         self._changed()
         self._look()
 
-    def _start_cast(self, group: ProcessGroup, holding: Holding) -> None:
-        self._is_busy, self._promised, self._casting = True, None, holding
+    def _start_broadcast(self, group: ProcessGroup, holding: Holding) -> None:
+        self._is_busy, self._promised, self._broadcasting = True, None, holding
         self._changed()
-        self._jobs.start(lambda: self._cast(group, holding), self._on_cast)
+        self._jobs.start(lambda: self._broadcast(group, holding), self._on_broadcast)
 
-    def _cast(self, group: ProcessGroup, holding: Holding) -> None:
+    def _broadcast(self, group: ProcessGroup, holding: Holding) -> None:
         """In the jobs' thread."""
         payload = holding.payload()
         try:
@@ -201,10 +205,10 @@ class Caster:
             group.close()
             raise
 
-    def _on_cast(self, outcome: WeightsError | None) -> None:
-        self._is_busy, self._casting = False, None
+    def _on_broadcast(self, outcome: WeightsError | None) -> None:
+        self._is_busy, self._broadcasting = False, None
         if outcome is not None:
-            self._group, self._promised, self._seats = None, None, {}
+            self._group, self._promised, self._memberships = None, None, {}
             self._is_due, self.error = bool(self._wanted), outcome
         self._changed()
         self._look()
