@@ -43,11 +43,11 @@ WARM_UP, STEPS = 2, 5
 SLOTS = (8, 6, 5, 4, 3, 2, 1)
 """Of the engine, to choose from."""
 PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
-NEAR, CLEAR = 0.08, 0.2
-"""Halves of a step that differ by this part of training are taken as equal, and as unequal at the first look. What
-counts are the sequential turns."""
-LOOKS = 3
-"""At a setting that is neither; their median is taken."""
+MARGIN = 1.1
+"""Generating shall take so many times as long as training before prompts are made longer."""
+NEAR, LOOKS = 0.04, 3
+"""Halves of a step that differ by this part of training are taken as equal; runs to find such. What counts are the
+sequential turns."""
 TRL_STEPS = 3
 """Of a turn; TRL's first has one more, of warm-up."""
 TURN_LIMIT_S = 1200.0
@@ -119,7 +119,8 @@ def main(
     os.sched_setaffinity(0, cores.values())  # and all that this starts: every mode and peer has the same machine
     load = workload()
     print(f"lengths: {load.source}", flush=True)
-    slots, prompt_tokens = balance(load, cores["trainer"])
+    slots = choose_slots(load, cores["trainer"])
+    prompt_tokens = prompt_length(load, cores, slots)
     config = load.with_(slots, prompt_tokens)
     turns = compare(config, load, cores, rounds)
     result: dict[str, Any] = {
@@ -176,18 +177,14 @@ def write_prompts(tokens: int) -> Path:
     return path
 
 
-def balance(load: Workload, core: int) -> tuple[int, int]:
-    """Slots of the engine and tokens of a prompt with which both halves of a step take equally long on `core`.
-
-    As many slots as leave generating the slower half, or nearly so; then, where it is by more, prompts so long that
-    training takes as long: a token of a prompt costs training more than generating.
+def choose_slots(load: Workload, core: int) -> int:
+    """As many slots of the engine as leave generating a step the slower half by MARGIN, on `core`.
 
     Raises:
         RuntimeError: training takes longer even with one slot.
     """
     for slots in SLOTS:
-        config = load.with_(slots, MOST_PROMPT_TOKENS)
-        config |= {
+        config = load.with_(slots, PROMPT_TOKENS) | {
             "engine": {"type": "native", "max_batch_size": slots},
             "threads": 1,
             "output_dir": str(BUILD / "balance"),
@@ -195,53 +192,33 @@ def balance(load: Workload, core: int) -> tuple[int, int]:
         command = [sys.executable, str(HERE / "pipeline_balance.py"), str(core), json.dumps(config)]
         contestant = Contestant(command, BUILD / "balance.log", ALLOCATOR | {"OMP_NUM_THREADS": "1"})
         try:
-            measure(contestant, load, PROMPT_TOKENS)  # warm-up
-            generation, training = look(contestant, load, PROMPT_TOKENS)
-            short = generation - training
-            if abs(short) <= NEAR * training:
-                return slots, PROMPT_TOKENS
-            if short > 0:
-                return slots, prompt_length(contestant, load, generation, training)
+            contestant.step(lengths=load.steps[0])  # warm-up
+            seconds = contestant.step(lengths=load.steps[0])
         finally:
             contestant.stop()
-    raise RuntimeError("training takes longer than generating with one slot; raise PROMPT_TOKENS or lower SLOTS")
+        generation, training = seconds["generation_s"], seconds["training_s"]
+        print(f"balance: {slots} slots: generation {generation:.2f} s, training {training:.2f} s", flush=True)
+        if generation > MARGIN * training:
+            return slots
+    raise RuntimeError("training takes longer than generating with one slot; lower SLOTS")
 
 
-def look(contestant: Contestant, load: Workload, prompt_tokens: int) -> tuple[float, float]:
-    """Seconds of both halves: of one step, or where these are nearly equal the medians of some."""
-    looks = [measure(contestant, load, prompt_tokens)]
-    while abs(looks[0][0] - looks[0][1]) <= CLEAR * looks[0][1] and len(looks) < LOOKS:
-        looks.append(measure(contestant, load, prompt_tokens))
-    generation, training = zip(*looks, strict=True)
-    return statistics.median(generation), statistics.median(training)
+def prompt_length(load: Workload, cores: dict[str, int], slots: int) -> int:
+    """Tokens of a prompt with which both halves of a sequential run's steps take equally long.
 
-
-def measure(contestant: Contestant, load: Workload, prompt_tokens: int) -> tuple[float, float]:
-    """Seconds of generating a step, and of training on it."""
-    seconds = contestant.step(lengths=load.steps[0], prompt_tokens=prompt_tokens)
-    generation, training = seconds["generation_s"], seconds["training_s"]
-    print(f"balance: prompts of {prompt_tokens}: generation {generation:.2f} s, training {training:.2f} s", flush=True)
-    return generation, training
-
-
-def prompt_length(contestant: Contestant, load: Workload, generation: float, training: float) -> int:
-    """The length at which both halves take equally long; at the least one they take so many seconds.
-
-    The difference falls linearly. Where to look first is said by what a token costs training: too near, noise would
-    hide what the length does.
+    A longer one costs training more than generating: about three times as much, since generating takes no gradients.
+    Runs tell, since each half takes another time there than in one process on an otherwise idle machine.
     """
-    short = generation - training
-    prompt_token_s = training / (TOKENS + GROUPS * PROMPT_TOKENS) * GROUPS
-    tokens = min(MOST_PROMPT_TOKENS, PROMPT_TOKENS + round(short / prompt_token_s))
-    for _ in range(2):
-        generation, training = look(contestant, load, tokens)
-        difference = generation - training
-        if abs(difference) <= NEAR * training:
+    tokens = PROMPT_TOKENS
+    for _ in range(LOOKS):
+        turn = take_turn("balance", load.with_(slots, tokens) | MODES["sequential"], cores, load.tokens)
+        generation, training = turn.busy_s("rollout"), turn.busy_s("trainer")
+        print(f"balance: prompts of {tokens}: generation {generation:.2f} s, training {training:.2f} s", flush=True)
+        if abs(generation - training) <= NEAR * training:
             break
-        slope = (difference - short) / (tokens - PROMPT_TOKENS)
-        if slope >= 0:
-            raise RuntimeError("longer prompts did not slow training down; is something else running?")
-        tokens = min(MOST_PROMPT_TOKENS, max(PROMPT_TOKENS + 1, PROMPT_TOKENS + round(-short / slope)))
+        prompt_token_s = 2 / 3 * training * GROUPS / (TOKENS + GROUPS * tokens)
+        tokens += round((generation - training) / prompt_token_s)
+        tokens = min(MOST_PROMPT_TOKENS, max(PROMPT_TOKENS, tokens))
     return tokens
 
 

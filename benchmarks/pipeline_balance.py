@@ -1,6 +1,6 @@
 """Calibration of `make bench-pipeline`: CORE CONFIG. On one core: generate a step's responses, then train on them.
 
-CONFIG is a run's, as JSON; each turn names the lengths of responses, and how many tokens of each prompt are used.
+CONFIG is a run's, as JSON; each turn names the lengths of responses.
 """
 
 import asyncio
@@ -78,8 +78,8 @@ async def run(config: RunConfig) -> None:
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)
         for task in gate.turns():
-            lengths, tokens = task["lengths"], task["prompt_tokens"]
-            prompts = [prompt.prompt_ids[:tokens] for prompt in inputs.prompts.train[: len(lengths)]]
+            lengths = task["lengths"]
+            prompts = [prompt.prompt_ids for prompt in inputs.prompts.train[: len(lengths)]]
             gate.done(**await one_step(config, parts, prompts, make_requests(config, prompts, lengths, ids)))
 
 

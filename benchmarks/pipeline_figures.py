@@ -57,10 +57,14 @@ class Turn:
                     inside[state] += part * seconds
         return sum(inside[state] for state in states) / sum(inside.values())
 
+    def busy_s(self, pool: str) -> float:
+        """Seconds of a step in which it works."""
+        return self.share(pool, "busy") * self.window.seconds / len(self.steps)
+
     @property
     def balance(self) -> float:
         """Seconds of generating over seconds of training; of a sequential run."""
-        return self.share("rollout", "busy") / self.share("trainer", "busy")
+        return self.busy_s("rollout") / self.busy_s("trainer")
 
     @property
     def idle(self) -> dict[str, float]:
