@@ -261,17 +261,23 @@ def test_a_run_from_an_older_checkpoint_goes_on_from_there_when_its_trainer_dies
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(run).items())
 
 
+def trained_with_a_checkpoint_elsewhere(directory: Path, model: Path, prompts: Path) -> tuple[RunConfig, Path]:
+    """A run that has ended, in `run`, and its first checkpoint, which was moved away."""
+    run, elsewhere = directory / "run", directory / "elsewhere"
+    config = small_run(run, model, prompts, pipeline=SYNCHRONOUS, checkpoint={"every": 1, "keep": 5})
+    assert train(config, resume=False) == 0
+    (run / "checkpoints" / "step_000001").rename(elsewhere)
+    return config, elsewhere
+
+
 def test_a_run_from_a_checkpoint_of_elsewhere_goes_on_from_its_own_when_it_has_saved_one(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, checkpoint={"every": 1, "keep": 5})
-    assert train(config, resume=False) == 0
-    elsewhere = tmp_path / "elsewhere"
-    (run / "checkpoints" / "step_000001").rename(elsewhere)
+    config, elsewhere = trained_with_a_checkpoint_elsewhere(tmp_path, tiny_model("llama"), prompts)
     deaths = {step: lambda _: kill_local(local[-1], "trainer") for step in ("sample 1", "sample 3")}
     at_events(monkeypatch, deaths)
     assert train(config, resume=True, checkpoint=elsewhere) == 0
+    run = tmp_path / "run"
     own = run / "checkpoints" / "step_000003"
     froms = [event.info["resumed_from"] for event in of(run, "run")]
     assert froms == [None, str(elsewhere), str(elsewhere), str(own)]
@@ -280,11 +286,7 @@ def test_a_run_from_a_checkpoint_of_elsewhere_goes_on_from_its_own_when_it_has_s
 def test_a_run_whose_trainer_dies_when_the_checkpoint_it_began_with_is_gone_says_so(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = tmp_path / "run"
-    config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, checkpoint={"every": 1, "keep": 5})
-    assert train(config, resume=False) == 0
-    elsewhere = tmp_path / "elsewhere"
-    (run / "checkpoints" / "step_000001").rename(elsewhere)
+    config, elsewhere = trained_with_a_checkpoint_elsewhere(tmp_path, tiny_model("llama"), prompts)
 
     def remove(_: dict[str, int]) -> None:
         shutil.rmtree(elsewhere)

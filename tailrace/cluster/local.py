@@ -120,10 +120,7 @@ class LocalHandle(WorkerHandle):
         if self._died is None:
             await self._end("closed")
             try:
-                async with asyncio.timeout(CLOSE_LIMIT_S):
-                    await self.free()
-            except TimeoutError:
-                pass  # a process would be killed now
+                await self.free()
             except TailraceError:
                 raise
             except Exception as error:  # whatever it is: the driver hears of it
@@ -138,7 +135,9 @@ class LocalHandle(WorkerHandle):
         """Have what was killed give back what a process would lose with its end. Twice is harmless."""
         worker, self._worker = self._worker, None
         if worker is not None:
-            await worker.close()
+            with suppress(TimeoutError):  # a process would be killed now
+                async with asyncio.timeout(CLOSE_LIMIT_S):
+                    await worker.close()
 
     async def _end(self, how: str) -> None:
         self._died = self._died or how
@@ -172,6 +171,4 @@ class LocalCluster(Cluster):
 
     async def _end(self, handle: LocalHandle) -> None:
         await handle.kill()
-        with suppress(TimeoutError):  # a process would be gone now
-            async with asyncio.timeout(CLOSE_LIMIT_S):
-                await handle.free()
+        await handle.free()
