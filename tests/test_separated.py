@@ -370,22 +370,30 @@ def test_a_run_that_was_finished_has_its_report_even_if_it_cannot_be_closed(
 
 
 @pytest.mark.parametrize(
-    ("moment", "steps"),
-    [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3]), ("in_export", [0, 1, 2, 3])],
+    ("moment", "workers", "steps"),
+    [
+        ("before_event", "local", [0, 1, 2, 2, 3]),
+        ("before_ack", "connected_to_ray", [0, 1, 2, 3, 2, 3]),
+        ("in_export", "connected_to_ray", [0, 1, 2, 3]),
+    ],
 )
 def test_a_trainer_that_dies_or_hangs_at_a_bad_moment_changes_nothing(
     tmp_path: Path,
     tiny_model: TinyModel,
     prompts: Path,
-    connected_to_ray: None,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
+    workers: str,
     steps: list[int],
 ) -> None:
+    made: list[LocalCluster] | None = request.getfixturevalue(workers)
+    hangs = moment == "in_export"  # and nobody kills it
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(small_run(whole, tiny_model("llama"), prompts), resume=False)
     cluster: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
-    cluster["computation_limit_s"] = 5.0
+    if hangs:
+        cluster["computation_limit_s"] = 5.0
     config = small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster)
 
     def spec(**values: Any) -> WorkerSpec:
@@ -393,12 +401,13 @@ def test_a_trainer_that_dies_or_hangs_at_a_bad_moment_changes_nothing(
         return WorkerSpec(**values | held)
 
     monkeypatch.setattr("tailrace.separated.WorkerSpec", spec)
-    at_events(monkeypatch, {"held None": killing("trainer")})
+    kill = killing("trainer") if made is None else lambda _: kill_local(made[-1], "trainer")
+    at_events(monkeypatch, {"held None": kill})
     assert train(config, resume=False) == 0
     assert [event.step for event in steps_of(cut)] == steps
     [death] = of(cut, "worker_died")
     assert death.actor == "trainer"
-    if moment == "in_export":  # and nobody has killed it
+    if hangs:
         assert "a computation has taken longer than cluster.computation_limit_s (5 s)" in death.info["how"]
     assert_same_run(whole, cut)
 
@@ -557,7 +566,7 @@ def interrupted(start: list[str], number: signal.Signals) -> str:
 
 
 def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
 ) -> None:
     run = tmp_path / "run"
     config = small_run(
@@ -570,9 +579,7 @@ def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
         assert [phase.partition(" ")[0] for phase in phases] == ["starting", "starting"]
         pids = [event.info["pid"] for event in of(run, "worker_started")]
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    done = subprocess.run([*start, "--resume"], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    trained = [event.step for event in steps_of(run)]
-    assert trained == list(range(30))
+    assert train(config, resume=True) == 0
+    assert [event.step for event in steps_of(run)] == list(range(30))
     saved = [event.info["path"] for event in of(run, "checkpoint")]
     assert [event.info["resumed_from"] for event in of(run, "run")] == [None, *saved[:2]]

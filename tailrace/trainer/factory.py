@@ -4,7 +4,6 @@ from pathlib import Path
 
 from tailrace.config.trainer import AdapterTrainerBackend, SingleTrainerBackend, TrainerConfig
 from tailrace.trainer.backends.adapter import load_trainer_factory, open_adapter
-from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import Trainer
 
 
@@ -21,13 +20,16 @@ def check_trainer(config: TrainerConfig) -> None:
 def make_trainer(
     model_dir: Path, config: TrainerConfig, *, temperature: float, total_updates: int, device: str, reference: bool
 ) -> Trainer:
-    """A trainer of the Hugging Face directory `model_dir`; the arguments are those of `SingleTrainer`.
+    """A trainer of the Hugging Face directory `model_dir`; the arguments are those of `SingleTrainer`
+    (tailrace/trainer/backends/single.py).
 
     Raises:
         UserError: the model cannot be trained, or an adapter is no trainer.
     """
     match config.backend:
         case SingleTrainerBackend():
+            from tailrace.trainer.backends.single import SingleTrainer  # seconds: not where another process trains
+
             return SingleTrainer(
                 model_dir,
                 config,
