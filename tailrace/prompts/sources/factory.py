@@ -13,11 +13,10 @@ from tailrace.config.prompts import (
 from tailrace.prompts.sources.base import Row
 from tailrace.prompts.sources.dataset import dataset_rows, hub_rows
 from tailrace.prompts.sources.jsonl import jsonl_rows
-from tailrace.prompts.sources.parquet import parquet_rows
 
 
 def source_rows(config: PromptSource) -> Iterator[Row]:
-    """The rows of the source of `config.type`, in its order.
+    """The rows of the source of `config.type`, in its order. What is slow to import is imported where it is used.
 
     Raises:
         PromptError: it cannot be read.
@@ -26,13 +25,14 @@ def source_rows(config: PromptSource) -> Iterator[Row]:
         case JsonlSource():
             return jsonl_rows(config)
         case ParquetSource():
+            from tailrace.prompts.sources.parquet import parquet_rows
+
             return parquet_rows(config)
         case DatasetSource():
             return dataset_rows(config)
         case HubSource():
             return hub_rows(config)
         case ReasoningGymSource():
-            # Its hundred generators take two seconds to import.
             from tailrace.prompts.sources.reasoning_gym import reasoning_gym_rows
 
             return reasoning_gym_rows(config)
