@@ -136,6 +136,8 @@ def test_a_loop_that_ends_by_itself_delivers_what_workers_had_fetched_before_the
     assert served.queue.stats().tasks["rollout"].consumed == 24
 
 
+# To tell a lack of file descriptors from other errors, PyTorch opens files and leaves them to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_the_rows_of_a_killed_worker_go_back(served: Served) -> None:
     put(served.queue, 40)
     seen: list[int] = []
