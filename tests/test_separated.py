@@ -369,37 +369,50 @@ def test_a_run_that_was_finished_has_its_report_even_if_it_cannot_be_closed(
     assert (run / "model" / "config.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("moment", "steps"),
-    [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3]), ("in_export", [0, 1, 2, 3])],
-)
-def test_a_trainer_that_dies_or_hangs_at_a_bad_moment_changes_nothing(
-    tmp_path: Path,
-    tiny_model: TinyModel,
-    prompts: Path,
-    connected_to_ray: None,
-    monkeypatch: pytest.MonkeyPatch,
-    moment: str,
-    steps: list[int],
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(small_run(whole, tiny_model("llama"), prompts), resume=False)
-    cluster: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
-    cluster["computation_limit_s"] = 5.0
-    config = small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster)
+def hold_trainer(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    """The trainer stands still at this moment, see tests/held_trainer.py."""
 
     def spec(**values: Any) -> WorkerSpec:
         held = {"factory": f"tests.held_trainer:{moment}"} if values["name"] == "trainer" else {}
         return WorkerSpec(**values | held)
 
     monkeypatch.setattr("tailrace.separated.WorkerSpec", spec)
-    at_events(monkeypatch, {"held None": killing("trainer")})
-    assert train(config, resume=False) == 0
+
+
+@pytest.mark.parametrize(("moment", "steps"), [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3])])
+def test_a_trainer_that_dies_at_a_bad_moment_changes_nothing(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    local: list[LocalCluster],
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+    steps: list[int],
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(small_run(whole, tiny_model("llama"), prompts), resume=False)
+    hold_trainer(monkeypatch, moment)
+    at_events(monkeypatch, {"held None": lambda _: kill_local(local[-1], "trainer")})
+    assert train(small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False) == 0
     assert [event.step for event in steps_of(cut)] == steps
+    assert [event.actor for event in of(cut, "worker_died")] == ["trainer"]
+    assert_same_run(whole, cut)
+
+
+def test_a_trainer_whose_device_hangs_is_killed_and_changes_nothing(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    train(small_run(whole, tiny_model("llama"), prompts), resume=False)
+    cluster: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
+    cluster["computation_limit_s"] = 5.0
+    config = small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster)
+    hold_trainer(monkeypatch, "in_export")
+    assert train(config, resume=False) == 0
+    assert [event.step for event in steps_of(cut)] == [0, 1, 2, 3]
     [death] = of(cut, "worker_died")
     assert death.actor == "trainer"
-    if moment == "in_export":  # and nobody has killed it
-        assert "a computation has taken longer than cluster.computation_limit_s (5 s)" in death.info["how"]
+    assert "a computation has taken longer than cluster.computation_limit_s (5 s)" in death.info["how"]
     assert_same_run(whole, cut)
 
 

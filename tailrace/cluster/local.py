@@ -30,6 +30,9 @@ from tailrace.errors import TailraceError, WorkerDied
 
 Result = TypeVar("Result")
 
+_KILL_LIMIT_S = 1.0
+"""What a killed worker still does after this is left to itself: nothing but cancellation can end it."""
+
 
 class LocalHandle(WorkerHandle):
     """A worker in this event loop. To kill it is to cancel all that it does."""
@@ -42,6 +45,8 @@ class LocalHandle(WorkerHandle):
         self._outbox = Outbox()
         self._tasks: set[Task[Any]] = set()
         self._died: str | None = None
+        self._gone = asyncio.Event()
+        """Is set when it has died, and what it did has ended or is left to itself."""
         self._worker: Worker | None = None
 
     async def open(self, limit_s: float) -> None:
@@ -102,23 +107,36 @@ class LocalHandle(WorkerHandle):
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         try:
-            return await task
+            await self._end_of(task)
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if self._died is None or (caller is not None and caller.cancelling()):
-                raise
-            raise self._obituary() from None
+            task.cancel()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CANCEL_LIMIT_S):
+                    await self._end_of(task)
+            raise
+        if not task.done() or task.cancelled():  # by nobody but `_end`
+            raise self._obituary()
+        try:
+            return task.result()
         except TailraceError:
             raise
         except Exception as error:  # whatever it is: the driver hears of it
             raise foreign(self.name, error) from error
+
+    async def _end_of(self, task: Task[Any]) -> None:
+        """Wait until it has ended, or the worker is gone."""
+        gone = asyncio.create_task(self._gone.wait())
+        try:
+            await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
 
     def _obituary(self) -> WorkerDied:
         return WorkerDied.of(self.name, self.pid, self._died or "closed")
 
     async def close(self) -> Report:
         if self._died is None:
-            await self._end("closed")
+            await self._end("closed", CLOSE_LIMIT_S)
             try:
                 await self.free()
             except TailraceError:
@@ -139,13 +157,14 @@ class LocalHandle(WorkerHandle):
                 async with asyncio.timeout(CLOSE_LIMIT_S):
                     await worker.close()
 
-    async def _end(self, how: str) -> None:
+    async def _end(self, how: str, limit_s: float = _KILL_LIMIT_S) -> None:
         self._died = self._died or how
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
         if tasks:
-            await asyncio.wait(tasks, timeout=CANCEL_LIMIT_S)
+            await asyncio.wait(tasks, timeout=limit_s)
+        self._gone.set()
 
 
 class LocalCluster(Cluster):

@@ -142,10 +142,11 @@ async def test_run_is_cancelled_when_nobody_reads_its_reports(cluster: Cluster) 
         await handle.call("run_has_ended")
 
 
-async def test_a_killed_worker_has_died_for_reports_and_calls(cluster: Cluster) -> None:
+@pytest.mark.parametrize("method", ["linger", "commit"])
+async def test_a_killed_worker_has_died_for_reports_and_calls(cluster: Cluster, method: str) -> None:
     handle = await cluster.start(servant())
     async with Hearing(handle) as hearing:
-        call = asyncio.create_task(handle.call("linger", "a"))
+        call = asyncio.create_task(handle.call(method, "a"))
         await handle.call("has_begun", "a")
         await handle.kill()
         for ending in (call, hearing.ended, asyncio.create_task(handle.call("add", 1, 1))):

@@ -27,3 +27,17 @@ async def test_a_worker_that_is_killed_just_as_it_is_heard_of_has_died(turns: in
         await handle.free()
         with pytest.raises(WorkerDied, match="killed"):
             await hearing
+
+
+async def test_the_cancellation_of_a_call_that_goes_on_is_waited_for_no_longer_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.cluster.local.CANCEL_LIMIT_S", 0.1)
+    async with asyncio.timeout(20), LocalCluster(CONFIG) as cluster:
+        handle = await cluster.start(servant())
+        call = asyncio.create_task(handle.call("commit", "a"))
+        await handle.call("has_begun", "a")
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert await handle.call("add", 1, 1) == 2

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,13 @@ class Servant(Worker):
             await asyncio.Event().wait()
         finally:
             self.cancelled.append(name)
+
+    async def commit(self, name: str) -> None:
+        """As `linger`, but no cancellation ends it."""
+        lingering = asyncio.ensure_future(self.linger(name))
+        while not lingering.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([lingering])
 
     async def has_begun(self, name: str) -> None:
         await self.begun[name].wait()
