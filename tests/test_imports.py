@@ -141,8 +141,16 @@ def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None
 
 
 @pytest.mark.parametrize(
-    "module", ["tailrace.cli", "tailrace.config.load", "tailrace.types", "tailrace.events", "tailrace.trainer_api"]
+    "module",
+    [
+        "tailrace.cli",
+        "tailrace.config.load",
+        "tailrace.types",
+        "tailrace.events",
+        "tailrace.trainer_api",
+        "tailrace.workers.reward",
+    ],
 )
-def test_configuration_and_command_line_load_without_torch(module: str) -> None:
+def test_what_computes_nothing_loads_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers', 'polars', 'plotly'}} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,34 +2,38 @@
 
 Losses work on packed response tokens: N tokens of S samples, without padding. They return sums; the trainer divides
 the accumulated gradient once by the accumulated denominator, so a batch gives the same update however it is cut.
+
+An algorithm is made, and its advantages computed, without PyTorch: a process that does no more starts sooner.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from tailrace.types import TaskSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossInputs:
     """Packed response tokens of S samples."""
 
-    log_probs_N: torch.Tensor
+    log_probs_N: "torch.Tensor"
     """Of the weights being trained; carries the gradient."""
-    old_log_probs_N: torch.Tensor
+    old_log_probs_N: "torch.Tensor"
     """Of the weights at the start of the step."""
-    advantages_N: torch.Tensor
-    mask_N: torch.Tensor
+    advantages_N: "torch.Tensor"
+    mask_N: "torch.Tensor"
     """`response_mask`, float: 1 on tokens that are trained on."""
-    sample_N: torch.Tensor
+    sample_N: "torch.Tensor"
     """int64, the sample in 0 … S - 1 of each token."""
     samples: int
     """S"""
-    ref_log_probs_N: torch.Tensor | None = None
-    rollout_log_probs_N: torch.Tensor | None = None
+    ref_log_probs_N: "torch.Tensor | None" = None
+    rollout_log_probs_N: "torch.Tensor | None" = None
     """Of the engine while sampling."""
 
 
@@ -37,7 +41,7 @@ class LossInputs:
 class LossOutput:
     """A loss as a sum with its denominator."""
 
-    loss_sum: torch.Tensor
+    loss_sum: "torch.Tensor"
     """Scalar; loss = loss_sum / denominator over the whole batch."""
     denominator: float
     metrics: dict[str, float]

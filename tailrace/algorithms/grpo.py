@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from tailrace.algorithms.advantages import group_normalized
 from tailrace.algorithms.base import Algorithm, LossInputs, LossOutput
-from tailrace.algorithms.losses import clipped_policy_loss
 from tailrace.config.algorithm import GrpoConfig, NoCorrection
 from tailrace.types import TaskSpec
 
@@ -48,6 +47,8 @@ class Grpo(Algorithm):
         return group_normalized(rewards, normalize_std=self._config.normalize_std, eps=self._config.advantage_eps)
 
     def loss(self, inputs: LossInputs) -> LossOutput:
+        from tailrace.algorithms.losses import clipped_policy_loss
+
         config = self._config
         return clipped_policy_loss(
             inputs,

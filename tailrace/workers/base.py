@@ -19,7 +19,6 @@ from tailrace.activity import Activity, TimedExecutor
 from tailrace.cluster.base import Worker, WorkerContext
 from tailrace.errors import first_error
 from tailrace.events import EventLog
-from tailrace.preparation import prepare_torch
 from tailrace.run_queue import client_options
 from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.client.remote import RemoteQueue
@@ -70,6 +69,8 @@ class RunWorker(Worker):
     async def open(self) -> dict[str, Any]:
         """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""
         if self.uses_device:
+            from tailrace.preparation import prepare_torch  # and PyTorch, which the others do without
+
             prepare_torch(self.config.device, None)
         name = f"{self.context.name}-{secrets.token_hex(4)}"
         queue = WatchedQueue(self.settings, self.activity, name=name)
