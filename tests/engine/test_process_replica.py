@@ -20,6 +20,7 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine import memory as memory_module
+from tailrace.engine.adaptive_tp.reshard import Migration
 from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone
 from tailrace.engine.ranks import process, worker_process
@@ -29,10 +30,11 @@ from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica, rank_device
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
+from tailrace.engine.ranks.wire import Measure, Switch
 from tailrace.engine.ranks.worker_process import Crew, WorkerProcess
 from tailrace.engine.step import Chunk, Draw, StepInput
 from tailrace.engine.weights import read_weights
-from tailrace.errors import ConfigError, EngineError, ModelError
+from tailrace.errors import ConfigError, EngineError
 from tests.conftest import TinyModel
 
 ROOT = Path(__file__).parents[2]
@@ -390,35 +392,28 @@ def test_a_rank_that_cannot_be_made_says_why_and_ends(architecture: Architecture
     assert ended(pid)
 
 
-def interpreter(directory: Path, script: str) -> str:
-    """What can take the place of `sys.executable`."""
-    path = directory / "python"
-    path.write_text(f"#!{script}")
-    path.chmod(0o700)
-    return str(path)
-
-
-@pytest.fixture
-def broken_python(tmp_path: Path) -> str:
-    return interpreter(tmp_path, "/bin/sh\necho Traceback\necho 'ImportError: no torch' >&2\nexit 3\n")
-
-
-def test_a_process_that_dies_while_starting_is_quoted(
-    broken_python: str, architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "executable", broken_python)
-    says = r"^rank 0 \(pid \d+\) died while starting: exit code 3; its last output: Traceback ImportError: no torch$"
-    with pytest.raises(RankDied, match=says):
-        ProcessReplica(settings(1), architecture, 0, device=CPU).settle()
+def test_a_process_that_dies_while_starting_is_quoted() -> None:
+    worker = WorkerProcess(0)
+    worker.channel.send(Measure())
+    with pytest.raises(ConnectionError):
+        worker.channel.receive_answer(limit_s=END_LIMIT_S)
+    last = worker.obituary()
+    assert last.startswith("exit code 1; its last output: ")
+    assert last.endswith("AssertionError: the first order makes the rank")
 
 
 def test_ranks_that_die_while_they_are_made_again_can_be_made_once_more(
-    broken_python: str, architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Doomed(WorkerProcess):
+        def __init__(self, rank: int) -> None:
+            super().__init__(rank)
+            self.kill()
+
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", broken_python)
-        with pytest.raises(RankDied, match=r"^rank 0 .* died while starting: exit code 3.* torch$"):
+        patch.setattr(worker_process, "WorkerProcess", Doomed)
+        with pytest.raises(RankDied, match=r"^rank 0 .* died while starting: SIGKILL"):
             replica.restart()
     replica.restart()
     replica.close()
@@ -471,28 +466,27 @@ def test_interrupting_ends_the_wait_for_a_rank_that_stands_still(architecture: A
 
 
 def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
-    architecture: Architecture, tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch
+    architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = textwrap.dedent("""
-        import os, sys, msgspec
-        pipe = int(sys.argv[-1])
-        length = int.from_bytes(os.read(pipe, 4), "big")
-        order = msgspec.msgpack.decode(os.read(pipe, length))
-        if order[3] == 0:  # its rank
-            answer = msgspec.msgpack.encode([None, ["ModelError", "no such model"]])
-            os.write(pipe, len(answer).to_bytes(4, "big") + answer)
-        os.read(pipe, 1)
-    """)
     monkeypatch.setattr(process, "_REST_LIMIT_S", 0.1)
-    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, sys.executable + worker))
     replica = ProcessReplica(settings(2), architecture, 0, device=CPU)
-    started = replica.pids
-    with pytest.raises(ModelError, match=r"^no such model$"):
-        replica.settle()
-    assert all(ended(pid) for pid in started)
+    replica.settle()
+    first, second = replica.pids
+    os.kill(second, signal.SIGSTOP)
+    replica.tell([Switch(4, Migration([], [])), Measure()], doing="changing")
+    with pytest.raises(EngineError, match=r"^rank 0 has no communication group of degree 4"):
+        replica.answers()
+    assert ended(first)
+    assert ended(second)
 
 
 def test_starting_has_a_limit(architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stopped(WorkerProcess):
+        def __init__(self, rank: int) -> None:
+            super().__init__(rank)
+            os.kill(self.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(worker_process, "WorkerProcess", Stopped)
     monkeypatch.setattr(process, "START_LIMIT_S", 0.01)
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     with pytest.raises(RankDied, match=r"died while starting: killed after 0\.01 s without an answer"):

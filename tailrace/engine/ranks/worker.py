@@ -1,9 +1,10 @@
-"""The process of one rank: `python -m tailrace.engine.ranks.worker DRIVER DESCRIPTOR`, started by `ProcessReplica`.
+"""The process of one rank, which `template` has forked for `ProcessReplica`.
 
-It takes orders from the socket DESCRIPTOR, one at a time, and answers each. A driver that ends, however it does, leaves
-no worker behind, whatever the worker is doing: a thread waits for the other end of the socket to close, or for the
-driver to be gone while a process that it forked holds that end, then kills the process group. (Kernels and collectives
-give up the interpreter's lock while they compute and wait.) A process that is stopped ends when it is continued.
+It takes orders from its socket, one at a time, and answers each. A driver that ends, however it does, leaves no worker
+behind, whatever the worker is doing: a thread waits for the other end of the socket to close, or for the template to be
+gone, which ends with the driver even while a process that the driver forked holds that end; then it kills the process
+group. (Kernels and collectives give up the interpreter's lock while they compute and wait.) A process that is stopped
+ends when it is continued.
 """
 
 import os
@@ -12,7 +13,6 @@ import shutil
 import signal
 import socket
 import statistics
-import sys
 import threading
 from contextlib import suppress
 
@@ -47,15 +47,23 @@ from tailrace.errors import EngineError, UserError
 _WATCH_MS = 1000
 
 
-def main() -> None:
-    """Serve until the driver hangs up. An error that is none of Tailrace's own ends the process, with a traceback."""
-    driver, descriptor = map(int, sys.argv[1:])
+def serve(template: int, descriptor: int) -> None:
+    """Serve at the socket `descriptor` until the driver hangs up, as a child of the process `template`.
+
+    An error that is none of Tailrace's own ends the process, with a traceback.
+    """
     keep_freed_memory()
+    with suppress(ConnectionError):
+        _serve(template, descriptor)
+
+
+def _serve(template: int, descriptor: int) -> None:
     channel = Channel(socket.socket(fileno=descriptor))
+    meetings: list[str] = []
+    threading.Thread(target=_end_with, args=(template, descriptor, meetings), daemon=True).start()
     start, _ = channel.receive_order()
     assert isinstance(start, Start), "the first order makes the rank"
-    meetings = [start.rendezvous]
-    threading.Thread(target=_end_with, args=(driver, descriptor, meetings), daemon=True).start()
+    meetings.append(start.rendezvous)
     try:
         worker = Worker(start)
     except (EngineError, UserError) as error:
@@ -73,10 +81,10 @@ def main() -> None:
         channel.send(answer)
 
 
-def _end_with(driver: int, descriptor: int, meetings: list[str]) -> None:
+def _end_with(template: int, descriptor: int, meetings: list[str]) -> None:
     poll = select.poll()
     poll.register(descriptor, 0)  # reports a hang-up and nothing else: the orders are the main thread's
-    while os.getppid() == driver and not poll.poll(_WATCH_MS):
+    while os.getppid() == template and not poll.poll(_WATCH_MS):
         pass
     for directory in meetings:
         shutil.rmtree(directory, ignore_errors=True)  # still there if the ranks have not met
@@ -152,8 +160,3 @@ def _failure(error: EngineError | UserError) -> Failure:
     """Under the name of its nearest class that every process knows."""
     known = (kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
     return Failure(next(known), str(error))
-
-
-if __name__ == "__main__":
-    with suppress(ConnectionError):
-        main()

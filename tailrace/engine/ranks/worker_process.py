@@ -3,14 +3,13 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from subprocess import DEVNULL, PIPE, STDOUT
-from typing import IO
+from contextlib import ExitStack, suppress
 
+from tailrace.engine.ranks import template_process
+from tailrace.engine.ranks.tail import Tail, how_ended
+from tailrace.engine.ranks.template_process import ForkedProcess, TemplateDied
 from tailrace.engine.ranks.wire import Channel
 from tailrace.errors import EngineError
 
@@ -18,7 +17,6 @@ _REAP_LIMIT_S = 5.0
 """A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 _EXIT_LIMIT_S = 1.0
 """A process closes its socket a moment before it exits; the exit code is worth the wait."""
-_TAIL_BYTES, _TAIL_LINES = 4000, 3
 
 
 class WorkerProcess:
@@ -34,43 +32,14 @@ class WorkerProcess:
         self._driver = os.getpid()
         self._killed = False
         self._killing = threading.Lock()
-        self._tail = bytearray()
         try:
-            ours = self._start()
+            self._process, self.channel, self._tail = _start()
         except OSError as error:
             raise EngineError(f"no process can be started for rank {rank}: {error.strerror}") from None
-        self.channel = Channel(ours)
-        assert self._process.stdout is not None
-        self._reader = threading.Thread(target=_keep_tail, args=(self._process.stdout, self._tail), daemon=True)
-        try:
-            self._reader.start()
         except RuntimeError as error:
-            self.channel.close()
-            with self._process:  # waits for its end
-                self.kill()
             raise EngineError(f"no thread can be started for rank {rank}: {error}") from None
-
-    def _start(self) -> socket.socket:
-        """Our end of its channel."""
-        ours, theirs = socket.socketpair()
-        # -P: a file of the working directory named like a module of Python must not take its place.
-        module = ("-P", "-m", "tailrace.engine.ranks.worker")
-        command = (sys.executable, *module, str(self._driver), str(theirs.fileno()))
-        with theirs:
-            try:
-                # A session of its own: Ctrl-C is the driver's, and what the worker starts can be killed with it.
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=DEVNULL,
-                    stdout=PIPE,
-                    stderr=STDOUT,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            except OSError:
-                ours.close()
-                raise
-        return ours
+        except TemplateDied as error:
+            raise EngineError(f"no process can be started for rank {rank}: the one to fork has died: {error}") from None
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid})"
@@ -81,18 +50,9 @@ class WorkerProcess:
 
     def obituary(self) -> str:
         """How a process that hung up has died, and its last words."""
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_LIMIT_S)
+        self._process.wait(_EXIT_LIMIT_S)
         end([self])
-        lines = [line.strip() for line in self._tail.decode(errors="replace").splitlines() if line.strip()]
-        last = " ".join(lines[-_TAIL_LINES:])
-        return f"{self._how()}; its last output: {last}" if last else self._how()
-
-    def _how(self) -> str:
-        code = self._process.returncode
-        if code is None or code >= 0:
-            return f"exit code {code}"
-        return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
+        return f"{how_ended(self._process.wait(0.0))}{self._tail}"
 
     def kill(self) -> None:
         """Kill it with all that it has started. From any thread; killing twice is harmless.
@@ -108,9 +68,26 @@ class WorkerProcess:
                     os.killpg(self.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        with suppress(subprocess.TimeoutExpired):
+        if os.getpid() == self._driver:
             self._process.wait(_REAP_LIMIT_S)
-        self._reader.join(_REAP_LIMIT_S)
+            self._tail.finish(_REAP_LIMIT_S)
+
+
+def _start() -> tuple[ForkedProcess, Channel, Tail]:
+    """A process, our end of its channel, and what it prints.
+
+    Raises: as `template_process.fork`.
+    """
+    with ExitStack() as theirs, ExitStack() as undo:
+        ours, channel = socket.socketpair()
+        theirs.enter_context(channel)
+        undo.enter_context(ours)
+        reading, writing = os.pipe()
+        theirs.callback(os.close, writing)
+        tail = Tail(os.fdopen(reading, "rb"))
+        process = template_process.fork(channel.fileno(), writing)
+        undo.pop_all()
+    return process, Channel(ours), tail
 
 
 class Crew:
@@ -127,11 +104,13 @@ class Crew:
         Raises:
             EngineError: the machine has no room for another process, or the engine is being closed.
         """
+        worker = WorkerProcess(rank)
         with self._changing:
-            if self._interrupted:
-                raise EngineError("the engine is being closed")
-            worker = WorkerProcess(rank)
             self._workers.add(worker)
+            interrupted = self._interrupted
+        if interrupted:
+            self.end([worker])
+            raise EngineError("the engine is being closed")
         return worker
 
     def end(self, workers: Sequence[WorkerProcess]) -> None:
@@ -164,10 +143,3 @@ def end(workers: Sequence[WorkerProcess]) -> None:
         worker.kill()
     for worker in workers:
         worker._reap()
-
-
-def _keep_tail(output: IO[bytes], tail: bytearray) -> None:
-    with output:
-        while chunk := os.read(output.fileno(), 65536):
-            tail += chunk
-            del tail[:-_TAIL_BYTES]

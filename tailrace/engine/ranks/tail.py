@@ -1,0 +1,51 @@
+"""The last words of a process."""
+
+import os
+import signal
+import threading
+from contextlib import suppress
+from typing import IO
+
+_BYTES, _LINES = 4000, 3
+
+
+class Tail:
+    """Reads what a process prints, and keeps the end of it."""
+
+    def __init__(self, output: IO[bytes]) -> None:
+        """`output`: the other end of its pipe, closed when the process and its children have closed theirs.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        self._bytes = bytearray()
+        self._reader = threading.Thread(target=self._read, args=(output,), daemon=True)
+        try:
+            self._reader.start()
+        except RuntimeError:
+            output.close()
+            raise
+
+    def __str__(self) -> str:
+        """The last lines in one, after `; its last output: `; empty where there are none."""
+        lines = [line.strip() for line in self._bytes.decode(errors="replace").splitlines() if line.strip()]
+        last = " ".join(lines[-_LINES:])
+        return f"; its last output: {last}" if last else ""
+
+    def finish(self, limit_s: float) -> None:
+        """Read what is left of a process that has ended."""
+        with suppress(RuntimeError):  # in a process that was forked since
+            self._reader.join(limit_s)
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output:
+            while chunk := os.read(output.fileno(), 65536):
+                self._bytes += chunk
+                del self._bytes[:-_BYTES]
+
+
+def how_ended(code: int | None) -> str:
+    """How a process has ended with this exit code, or less than 0 the signal."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
