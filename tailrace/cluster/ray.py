@@ -9,6 +9,7 @@ run ends with its driver, even if that is killed; then each worker's guard sees 
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import pickle
@@ -64,6 +65,9 @@ class Keeper:
     def __init__(self, spec: WorkerSpec, directory: str, config: ClusterConfig) -> None:
         self._spec, self._directory, self._config = spec, directory, config
         self._worker: WorkerProcess | None = None
+        self._calls: dict[int, Task[bytes]] = {}
+        self._cancelled: set[int] = set()
+        """Calls whose cancellation has come first."""
 
     async def place(self) -> dict[str, Any]:
         """Where it is."""
@@ -98,13 +102,28 @@ class Keeper:
         except TailraceError as error:
             yield pickle.dumps(error)
 
-    async def call(self, method: str, args: bytes) -> tuple[bytes, bytes]:
-        """What a command of the worker returns."""
+    async def call(self, id: int, method: str, args: bytes) -> tuple[bytes, bytes]:
+        """What a command of the worker returns; nothing if it was cancelled."""
         assert self._worker is not None
+        if id in self._cancelled:
+            self._cancelled.remove(id)
+            return b"", b""
+        call = self._calls[id] = asyncio.create_task(self._worker.call(method, args))
         try:
-            return await self._worker.call(method, args), b""
+            await asyncio.wait([call])
+        finally:
+            del self._calls[id]
+        try:
+            return (b"" if call.cancelled() else call.result()), b""
         except TailraceError as error:
             return b"", pickle.dumps(error)
+
+    async def cancel(self, id: int) -> None:
+        """Cancel a call. (Ray's own cancellation of a call that has not begun can be lost.)"""
+        if id in self._calls:
+            self._calls[id].cancel()
+        else:
+            self._cancelled.add(id)
 
     async def close(self) -> tuple[bytes, bytes]:
         """Close the worker; its last report."""
@@ -132,6 +151,7 @@ class RayHandle(WorkerHandle):
         resources = spec.pool.resources
         options = {"num_cpus": spec.pool.cpus, "num_gpus": spec.pool.gpus, "resources": resources, "max_restarts": 0}
         self._keeper: Any = ray.remote(Keeper).options(**options).remote(spec, os.getcwd(), config)
+        self._calls = itertools.count()
         self._has_place = False
         self._watching: Task[None] | None = None
         self._ended = ""
@@ -143,7 +163,8 @@ class RayHandle(WorkerHandle):
         self._watching = asyncio.create_task(self._watch())
         labels = {node["NodeID"]: node.get("Labels", {}) for node in _nodes()}
         datacentre = labels.get(place["node"], {}).get("datacentre", "")
-        facts = pickle.loads(await self._answer(self._keeper.open.remote(place["address"], datacentre)))
+        opening = self._keeper.open.remote(place["address"], datacentre)
+        facts = pickle.loads(await self._answer(opening, lambda: ray.cancel(opening)))
         self.pid = facts["pid"]
         self.facts = facts | place | {"datacentre": datacentre}
 
@@ -208,17 +229,20 @@ class RayHandle(WorkerHandle):
             answer.cancel()
 
     async def call(self, method: str, *args: Any) -> Any:
-        return pickle.loads(await self._answer(self._keeper.call.remote(method, pickle.dumps(args))))
+        id = next(self._calls)
+        answer = self._keeper.call.remote(id, method, pickle.dumps(args))
+        return pickle.loads(await self._answer(answer, lambda: self._keeper.cancel.remote(id)))
 
-    async def _answer(self, ref: Any) -> bytes:
-        """The value that a keeper's method returns; what is cancelled here is cancelled there."""
+    async def _answer(self, ref: Any, cancel: Callable[[], object]) -> bytes:
+        """The value that a keeper's method returns. What is cancelled here is to be cancelled there, by `cancel`."""
         answer = asyncio.ensure_future(_result(ref))
         try:
             await asyncio.wait([answer])
         except asyncio.CancelledError:
             answer.add_done_callback(_known)  # the cancellation
-            ray.cancel(ref)
-            await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
+            if ray.is_initialized():  # else it has ended with it, and would be started anew
+                cancel()
+                await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
             raise
         try:
             value, error = answer.result()
@@ -250,7 +274,8 @@ class RayHandle(WorkerHandle):
         try:
             with suppress(TimeoutError, WorkerDied):
                 async with asyncio.timeout(limit_s if self._has_place else 0.0):  # without one it has no worker
-                    return await self._answer(method.remote())
+                    ending = method.remote()
+                    return await self._answer(ending, lambda: ray.cancel(ending))
         finally:
             if ray.is_initialized():
                 ray.kill(self._keeper)

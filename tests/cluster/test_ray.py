@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -20,7 +21,7 @@ import pytest
 import ray
 
 from tailrace.cluster import ray as ray_module
-from tailrace.cluster.ray import RayCluster, RayConnection
+from tailrace.cluster.ray import Keeper, RayCluster, RayConnection
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ConfigError, WorkerDied
 from tests.cluster.conftest import CONFIG, servant
@@ -35,6 +36,20 @@ async def test_too_many_workers_are_refused_before_any_is_started(ray_connection
     with pytest.raises(ConfigError, match=r"ask for 1001 CPU together \(rollout 1000, trainer 1\)"):
         async with RayCluster(CONFIG, pools):
             pass
+
+
+async def test_a_cancellation_that_overtakes_its_call_leaves_it_undone() -> None:
+    keeper = Keeper(servant(), os.getcwd(), CONFIG)
+    _, error = await keeper.open("127.0.0.1", "")
+    assert not error
+    try:
+        await keeper.cancel(7)
+        async with asyncio.timeout(LIMIT_S):
+            assert await keeper.call(7, "linger", pickle.dumps(("a",))) == (b"", b"")
+            ended, _ = await keeper.call(8, "whose_ended", pickle.dumps(()))
+        assert pickle.loads(ended) == []
+    finally:
+        await keeper.kill()
 
 
 async def test_a_worker_waits_for_a_place_and_says_so(

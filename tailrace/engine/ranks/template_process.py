@@ -128,9 +128,13 @@ class TemplateProcess:
                 how = f"killed after {limit_s:g} s without an answer"
                 if not isinstance(error, TimeoutError):
                     with suppress(subprocess.TimeoutExpired):
-                        how = how_ended(self._process.wait(_EXIT_LIMIT_S))
+                        self._process.wait(_EXIT_LIMIT_S)
+                    how = how_ended(self._process.returncode)
                 self.close()
                 raise TemplateDied(f"{how}{self._tail}") from None
+            except BaseException:  # interrupted: the next request would get this one's reply
+                self.close()
+                raise
             self._limit_s = _ANSWER_LIMIT_S
         assert isinstance(reply, kind), "replies come in the order of the requests"
         return reply
