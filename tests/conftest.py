@@ -1,7 +1,10 @@
 """Shared fixtures: one torch thread, and tiny random models of every family."""
 
 import functools
+import logging
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tailrace import cli
 from tailrace.events import Event, EventLog
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -16,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests sta
 torch.set_num_threads(1)
 
 TinyModel = Callable[..., Path]
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -35,6 +40,26 @@ def executor() -> Iterator[ThreadPoolExecutor]:
     """A device: one thread."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         yield pool
+
+
+@pytest.fixture
+def tailrace_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """`tailrace_here("train", …)` is the command `tailrace train …`, in this process, which has imported PyTorch."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        log = logging.getLogger("tailrace")
+        handlers, level = log.handlers.copy(), log.level
+        monkeypatch.setattr(sys, "argv", ["tailrace", *arguments])
+        capfd.readouterr()
+        try:
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+        finally:
+            log.handlers, log.level = handlers, level
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, int(end.value.code or 0), said.out, said.err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from tailrace.config.load import parse_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import TailraceWarning
 from tailrace.run import train
-from tests.conftest import TinyModel
+from tests.conftest import Command, TinyModel
 from tests.runs import small_run, write_prompts
 
 
@@ -56,9 +56,9 @@ def test_a_warning_of_its_own_is_one_line_on_stderr(capsys: pytest.CaptureFixtur
 
 
 def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothing(
-    recipe: Path, config: RunConfig
+    recipe: Path, config: RunConfig, tailrace_here: Command
 ) -> None:
-    done = tailrace("train", str(recipe), "trainer.lr=0.5", "--dry-run")
+    done = tailrace_here("train", str(recipe), "trainer.lr=0.5", "--dry-run")
     assert done.returncode == 0, done.stderr
     printed = parse_config(yaml.safe_load(done.stdout), source="dry run")
     changed = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lr": 0.5})})
@@ -77,8 +77,10 @@ def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothin
         (["output_dir=/proc/run"], "output_dir /proc/run"),
     ],
 )
-def test_a_dry_run_finds_what_is_wrong_with_the_input(recipe: Path, overrides: list[str], named: str) -> None:
-    done = tailrace("train", str(recipe), *overrides, "--dry-run")
+def test_a_dry_run_finds_what_is_wrong_with_the_input(
+    recipe: Path, overrides: list[str], named: str, tailrace_here: Command
+) -> None:
+    done = tailrace_here("train", str(recipe), *overrides, "--dry-run")
     assert (done.returncode, done.stdout) == (2, "")
     assert named in done.stderr
     assert done.stderr.count("\n") == 1

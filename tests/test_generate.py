@@ -22,7 +22,7 @@ from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.generate import JsonLines, Line, generate, load_inputs, make_requests
 from tailrace.types import Request
-from tests.conftest import TinyModel
+from tests.conftest import Command, TinyModel
 
 LINE = Line(
     index=0,
@@ -355,10 +355,10 @@ def test_a_recipe_gives_what_the_command_line_leaves_out(tmp_path: Path) -> None
     assert (config.samples, config.sampling.temperature, config.sampling.top_k) == (2, 0.5, 9)
 
 
-def test_the_last_line_on_stderr_counts_what_is_on_stdout(tmp_path: Path, model: Path) -> None:
+def test_the_last_line_on_stderr_counts_what_is_on_stdout(tmp_path: Path, model: Path, tailrace_here: Command) -> None:
     source = write_rows(tmp_path / "p.jsonl", *({"prompt": f"n{k}"} for k in range(3)))
     arguments = ["--prompts", str(source), "prompts.chat_template=false", "samples=4", f"model.path={model}"]
-    done = tailrace(*arguments, "engine.type=fake", "sampling.max_new_tokens=20")
+    done = tailrace_here("generate", *arguments, "engine.type=fake", "sampling.max_new_tokens=20", "threads=1")
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.encode().splitlines()]
     assert [line["prompt"] for line in sorted(lines, key=lambda line: int(line["index"]))][::4] == ["n0", "n1", "n2"]
@@ -389,8 +389,8 @@ def test_what_is_compiled_at_first_use_is_announced_on_stderr(
     assert json.loads(done.stdout)["tokens"] <= 3
 
 
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    done = tailrace("--prompts", str(tmp_path / "none.jsonl"))
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path: Path, tailrace_here: Command) -> None:
+    done = tailrace_here("generate", "--prompts", str(tmp_path / "none.jsonl"))
     assert (done.returncode, done.stdout) == (2, "")
     assert (
         done.stderr == f"tailrace: cannot read prompts.source.path {tmp_path}/none.jsonl: No such file or directory\n"
