@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -154,3 +155,15 @@ def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None
 def test_what_computes_nothing_loads_without_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit(bool({{'torch', 'transformers', 'polars', 'plotly'}} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_advantages_are_computed_without_torch() -> None:
+    code = """
+        import sys
+        from tailrace.algorithms.factory import make_algorithm
+        from tailrace.config.algorithm import GrpoConfig
+
+        assert make_algorithm(GrpoConfig()).advantages([0.0, 1.0])
+        sys.exit("torch" in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)

@@ -26,7 +26,7 @@ from tailrace.cluster.base import (
     make_worker,
 )
 from tailrace.config.cluster import ClusterConfig
-from tailrace.errors import TailraceError, WorkerDied
+from tailrace.errors import TailraceError, WorkerDied, WorkerError
 
 Result = TypeVar("Result")
 
@@ -110,12 +110,16 @@ class LocalHandle(WorkerHandle):
             await self._end_of(task)
         except asyncio.CancelledError:
             task.cancel()
+            task.add_done_callback(_retrieve)
             with suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_LIMIT_S):
                     await self._end_of(task)
             raise
-        if not task.done() or task.cancelled():  # by nobody but `_end`
+        if not task.done():
+            task.add_done_callback(_retrieve)
             raise self._obituary()
+        if task.cancelled():
+            raise self._obituary() if self._died is not None else WorkerError(f"worker {self.name} cancelled itself")
         try:
             return task.result()
         except TailraceError:
@@ -162,9 +166,17 @@ class LocalHandle(WorkerHandle):
         tasks = self._tasks - {asyncio.current_task()}
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=limit_s)
-        self._gone.set()
+        try:
+            if tasks:
+                await asyncio.wait(tasks, timeout=limit_s)
+        finally:
+            self._gone.set()
+
+
+def _retrieve(task: Task[Any]) -> None:
+    """Its error is nobody's any more: who waited was told that the work was cancelled, or the worker died."""
+    if not task.cancelled():
+        task.exception()
 
 
 class LocalCluster(Cluster):

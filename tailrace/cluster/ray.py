@@ -111,12 +111,13 @@ class Keeper:
         call = self._calls[id] = asyncio.create_task(self._worker.call(method, args))
         try:
             await asyncio.wait([call])
-        finally:
-            del self._calls[id]
-        try:
             return (b"" if call.cancelled() else call.result()), b""
         except TailraceError as error:
             return b"", pickle.dumps(error)
+        finally:
+            call.cancel()  # if this was cancelled itself
+            del self._calls[id]
+            self._cancelled.discard(id)
 
     async def cancel(self, id: int) -> None:
         """Cancel a call. (Ray's own cancellation of a call that has not begun can be lost.)"""

@@ -41,3 +41,15 @@ async def test_the_cancellation_of_a_call_that_goes_on_is_waited_for_no_longer_t
         with pytest.raises(asyncio.CancelledError):
             await call
         assert await handle.call("add", 1, 1) == 2
+
+
+async def test_a_call_ends_though_the_kill_of_its_worker_is_given_up() -> None:
+    async with asyncio.timeout(20), LocalCluster(CONFIG) as cluster:
+        handle = await cluster.start(servant())
+        call = asyncio.create_task(handle.call("commit", "a"))
+        await handle.call("has_begun", "a")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await handle.kill()
+        with pytest.raises(WorkerDied, match="killed"):
+            await call

@@ -408,7 +408,7 @@ def test_ranks_that_die_while_they_are_made_again_can_be_made_once_more(
     class Doomed(WorkerProcess):
         def __init__(self, rank: int) -> None:
             super().__init__(rank)
-            self.kill()
+            os.kill(self.pid, signal.SIGKILL)
 
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     with monkeypatch.context() as patch:

@@ -1,23 +1,33 @@
 """The process that those of ranks are forked from: it passes on what the driver is, and its own end costs nothing."""
 
 import errno
+import gc
 import os
 import signal
 import socket
+import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tailrace.engine.ranks import template_process
-from tailrace.engine.ranks.template import _forked
-from tailrace.engine.ranks.template_process import TemplateProcess
-from tailrace.engine.ranks.wire import Channel, Fork, Forked
+from tailrace.engine.architecture import Architecture, read_architecture
+from tailrace.engine.ranks import template_process, worker_process
+from tailrace.engine.ranks.base import RankDied
+from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.template import Template
+from tailrace.engine.ranks.template_process import ForkedProcess, TemplateProcess
 from tailrace.engine.ranks.worker_process import WorkerProcess, end
-from tailrace.errors import EngineError
-from tests.engine.test_process_replica import END_LIMIT_S, driver, ended, numbers
+from tests.conftest import TinyModel
+from tests.engine.test_process_replica import CPU, END_LIMIT_S, driver, ended, numbers, settings
+
+
+@pytest.fixture(scope="module")
+def architecture(tiny_model: TinyModel) -> Architecture:
+    return read_architecture(tiny_model("qwen2"))
 
 
 @pytest.fixture
@@ -30,66 +40,52 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateProcess]:
         template_process._template.close()
 
 
-def pid_of(template: TemplateProcess) -> int:
-    return template._process.pid
-
-
 def test_ranks_are_children_of_one_process(template: TemplateProcess) -> None:
     workers = [WorkerProcess(rank) for rank in range(3)]
     try:
         parents = {int(Path(f"/proc/{worker.pid}/stat").read_text().split()[3]) for worker in workers}
-        assert parents == {pid_of(template)}
+        assert parents == {template.pid}
     finally:
         end(workers)
     assert not any(Path(f"/proc/{worker.pid}").exists() for worker in workers)
 
 
-def test_what_was_forked_is_as_if_the_driver_had_started_it(tmp_path: Path) -> None:
-    """With the environment, directory and cores of the driver at that moment."""
-    script = """
-        from array import array
-        from tailrace.engine.ranks.template import become
-        from tailrace.engine.ranks.wire import Fork
-
-        core = min(os.sched_getaffinity(0))
-        request = Fork(environment={b"BYTES": b"\\xff"}, cores=[core])
-        become(request, array("i", [0, os.dup(1), os.open(sys.argv[1], os.O_RDONLY)]))
-        right = [os.environb == {b"BYTES": b"\\xff"}, os.getcwd() == sys.argv[1], os.sched_getaffinity(0) == {core}]
-        print(*map(int, right), flush=True)
-    """
-    with driver(script, tmp_path) as process:
-        assert numbers(process) == [1, 1, 1]
-
-
-def test_a_template_that_was_killed_is_replaced_and_its_ranks_end(template: TemplateProcess) -> None:
-    before = WorkerProcess(0)
-    os.kill(pid_of(template), signal.SIGKILL)
-    after = WorkerProcess(1)
-    assert ended(before.pid)
-    assert before.obituary() == "exit code None"  # only the template could know
-    end([after])
-
-
-def test_a_template_that_stands_still_is_killed_and_replaced(
-    template: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+def test_a_rank_works_where_and_on_the_cores_that_the_driver_does_now(
+    template: TemplateProcess, architecture: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(template_process, "_ANSWER_LIMIT_S", 0.1)
-    end([WorkerProcess(0)])  # the first answer has a longer limit
-    os.kill(pid_of(template), signal.SIGSTOP)
-    monkeypatch.setattr(template_process, "_ANSWER_LIMIT_S", 10.0)
-    end([WorkerProcess(1)])
-    assert ended(pid_of(template))
+    end([WorkerProcess(0)])  # the template has begun elsewhere
+    cores = os.sched_getaffinity(0)
+    monkeypatch.chdir(tmp_path)
+    os.sched_setaffinity(0, {max(cores)})
+    try:
+        replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
+    finally:
+        os.sched_setaffinity(0, cores)
+    with closing(replica):
+        replica.settle()
+        [pid] = replica.pids
+        assert os.sched_getaffinity(pid) == {max(cores)}
+        assert Path(f"/proc/{pid}/cwd").readlink() == tmp_path
 
 
-def test_a_template_that_cannot_start_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho Traceback\necho 'ImportError: no torch' >&2\nexit 3\n")
-    broken.chmod(0o700)
-    monkeypatch.setattr("sys.executable", str(broken))
-    monkeypatch.setattr(template_process, "_template", None)
-    says = r"^no process can be started for rank 0: the one to fork has died: exit code 3; its last output: Traceback "
-    with pytest.raises(EngineError, match=says + "ImportError: no torch$"):
-        WorkerProcess(0)
+def test_the_template_has_one_thread_and_has_not_touched_a_gpu() -> None:
+    """So that it can be forked safely."""
+    script = """
+        from unittest.mock import patch
+
+        with patch("torch._C._cuda_init", create=True) as begun:
+            import tailrace.engine.ranks.template
+        print(int(begun.called), flush=True)
+    """
+    with driver(script) as process:
+        assert numbers(process) == [0]
+
+
+def test_the_template_has_no_threads(template: TemplateProcess) -> None:
+    worker = WorkerProcess(0)
+    assert worker.pid
+    assert len(list(Path(f"/proc/{template.pid}/task").iterdir())) == 1
+    end([worker])
 
 
 def test_a_fork_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,20 +93,100 @@ def test_a_fork_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "fork", no_more)
-    ours, theirs = map(Channel, socket.socketpair())
-    with theirs, ThreadPoolExecutor(1) as pool:
-        serving = pool.submit(_forked, os.getppid(), theirs)
-        with ours:
-            ours.send(Fork(environment={}, cores=[]))
-            assert ours.receive_reply(limit_s=END_LIMIT_S) == Forked(error=errno.EAGAIN)
-        with pytest.raises(ConnectionError):
-            serving.result(END_LIMIT_S)
+    heard, told = Pipe(duplex=False)
+    with socket.socket() as requests:
+        serving = Template(os.getppid(), requests)
+    assert not serving._fork([*(os.dup(told.fileno()) for _ in range(3)), os.dup(told.fileno())])
+    told.close()
+    forked = ForkedProcess(TemplateProcess.__new__(TemplateProcess), heard)
+    assert forked.wait(END_LIMIT_S)
+    assert (forked.pid, forked.how()) == (0, "it could not be forked: Resource temporarily unavailable")
 
 
-def test_where_a_fork_is_refused_there_is_no_rank(template: TemplateProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template, "_ask", lambda *_: Forked(error=errno.EAGAIN))
-    with pytest.raises(EngineError, match=r"^no process can be started for rank 0: Resource temporarily unavailable$"):
-        WorkerProcess(0)
+def test_a_template_that_was_killed_is_replaced_and_its_ranks_end(template: TemplateProcess) -> None:
+    before = WorkerProcess(0)
+    assert before.pid
+    os.kill(template.pid, signal.SIGKILL)
+    assert ended(template.pid)
+    after = WorkerProcess(1)
+    assert ended(before.pid)
+    assert before.obituary() == "the process that it was forked from has died: SIGKILL, out of memory?"
+    assert after.pid
+    end([after])
+
+
+def test_a_template_that_stands_still_is_killed_and_replaced(
+    template: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_process, "_REAP_LIMIT_S", 0.1)
+    before = WorkerProcess(0)
+    assert before.pid
+    os.kill(template.pid, signal.SIGSTOP)
+    end([WorkerProcess(1)])
+    assert template.dead
+    later = WorkerProcess(2)
+    assert later.pid
+    end([before, later])
+
+
+def test_a_template_that_cannot_start_is_quoted(
+    architecture: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho Traceback\necho 'ImportError: no torch' >&2\nexit 3\n")
+    broken.chmod(0o700)
+    monkeypatch.setattr("sys.executable", str(broken))
+    monkeypatch.setattr(template_process, "_template", None)
+    says = (
+        r"died while starting: the process that it was forked from has died: exit code 3; its last output: Traceback "
+    )
+    with pytest.raises(RankDied, match=says + "ImportError: no torch$"):
+        ProcessReplica(settings(1), architecture, 0, device=CPU).settle()
+    assert template_process._template is not None
+    template_process._template.close()
+
+
+def test_how_a_rank_ended_is_told_however_often_it_is_asked(template: TemplateProcess) -> None:
+    first, second = WorkerProcess(0), WorkerProcess(1)
+    os.kill(first.pid, signal.SIGTERM)
+    assert [first.obituary(), first.obituary()] == ["SIGTERM", "SIGTERM"]
+    end([first])
+    os.kill(second.pid, 0)  # it is there still
+    end([second])
+    assert not Path(f"/proc/{second.pid}").exists()
+
+
+def test_ranks_are_ended_by_a_collection_in_the_middle_of_a_start(
+    template: TemplateProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finalizer runs wherever memory is allocated, and must not wait for what the same thread is doing."""
+
+    class Owner:
+        itself: object
+
+    def forget() -> int:
+        owner = Owner()
+        owner.itself = owner
+        worker = WorkerProcess(0)
+        weakref.finalize(owner, end, [worker])
+        return worker.pid
+
+    gc.disable()
+    try:
+        forgotten = forget()
+        send_fds = socket.send_fds
+
+        def collects(*arguments: Any) -> int:
+            gc.collect()
+            return send_fds(*arguments)
+
+        monkeypatch.setattr(socket, "send_fds", collects)
+        worker = WorkerProcess(1)
+    finally:
+        gc.enable()
+    assert ended(forgotten)
+    assert worker.pid
+    end([worker])
 
 
 def test_a_driver_that_is_killed_leaves_no_template_behind() -> None:
@@ -121,7 +197,7 @@ def test_a_driver_that_is_killed_leaves_no_template_behind() -> None:
         worker = WorkerProcess(0)
         child = os.fork()  # which holds the driver's end of the template's socket
         if child:
-            print(template_process._template._process.pid, worker.pid, child, flush=True)
+            print(template_process._template.pid, worker.pid, child, flush=True)
         sys.stdin.read()
     """
     with driver(script) as process:
@@ -138,11 +214,11 @@ def test_a_forked_process_has_a_template_of_its_own(template: TemplateProcess) -
         from tailrace.engine.ranks.worker_process import WorkerProcess, end
 
         first = WorkerProcess(0)
-        before = template_process._template._process.pid
+        before = template_process._template.pid
         child = os.fork()
         if not child:
             second = WorkerProcess(1)
-            print(before, template_process._template._process.pid, flush=True)
+            print(before, template_process._template.pid, flush=True)
             end([second])
             sys.exit()
         os.waitpid(child, 0)

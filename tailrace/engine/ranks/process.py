@@ -34,7 +34,7 @@ from tailrace.engine.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
 
 START_LIMIT_S = 300.0
-"""For a rank to compile its kernels on a busy machine."""
+"""For a rank to compile its kernels on a busy machine, and for the first one's template to import torch."""
 _REST_LIMIT_S = 10.0
 """For the other ranks, once one has answered with an error: they may wait for it in a collective."""
 
@@ -228,6 +228,8 @@ class ProcessReplica(Replica):
             rendezvous=rendezvous,
             # Longer than this process waits, which knows better than a rank what became of the others.
             timeout_s=self._longest_s,
+            environment=dict(os.environb),
+            cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         )
 
     @property
@@ -238,19 +240,19 @@ class ProcessReplica(Replica):
     def _load(self) -> None:
         assert self._weights is not None
         order = Load(self._weights.places)
-        self._order(order, doing="loading weights", limit_s=self._longest_s, descriptors=[self._weights.descriptor])
+        self._order(order, doing="loading weights", limit_s=self._longest_s, descriptor=self._weights.descriptor)
 
-    def _order(self, order: Order, *, doing: str, limit_s: float, descriptors: Sequence[int] = ()) -> None:
+    def _order(self, order: Order, *, doing: str, limit_s: float, descriptor: int | None = None) -> None:
         self.settle()
         if not self._workers:
             raise RankDied(f"the ranks of replica {self._replica} have ended")
-        self._give([order] * len(self._workers), doing, limit_s, descriptors)
+        self._give([order] * len(self._workers), doing, limit_s, descriptor)
 
-    def _give(self, orders: Sequence[Order], doing: str, limit_s: float, descriptors: Sequence[int] = ()) -> None:
+    def _give(self, orders: Sequence[Order], doing: str, limit_s: float, descriptor: int | None = None) -> None:
         self._under_way = _UnderWay(doing, limit_s)
         for worker, order in zip(self._workers, orders, strict=True):
             try:
-                worker.channel.send(order, descriptors=descriptors, limit_s=limit_s)
+                worker.channel.send(order, descriptor=descriptor, limit_s=limit_s)
             except TimeoutError:
                 self._give_up(self._under_way, [worker])
             except ConnectionError:

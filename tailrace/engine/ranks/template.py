@@ -1,34 +1,32 @@
 """The process that those of ranks are forked from: `python -m tailrace.engine.ranks.template DRIVER DESCRIPTOR`.
 
-    driver                                template                             rank
-    TemplateProcess.fork ──Fork─────────▶ imports torch once; fork ──────────▶ worker.serve
-                         ◀─Forked──────
-    ForkedProcess.wait   ──Reap─────────▶ waits for the end of its child
-                         ◀─Reaped──────
+    driver                            template                          rank
+    TemplateProcess.fork ──socket───▶ imports torch once; fork ───────▶ worker.serve
+    ForkedProcess        ◀──pipe───── its pid, and later how it ended
 
 To import PyTorch takes seconds of a core, and longer from a file system across a network; a fork takes milliseconds,
 and its imported modules are in memory once for all ranks. Nothing is computed here, and no thread is started: a process
 that has used a device or has threads cannot be forked safely.
+
+A request is one byte with four descriptors: the rank's end of its channel, where it prints, where it works, and the
+pipe for what becomes of it. The rank keeps that pipe open, too: it is closed when both are gone.
 """
 
 import errno
 import gc
 import os
 import select
+import signal
 import socket
 import sys
-import time
-from array import array
 from contextlib import suppress
+from multiprocessing.connection import Connection
 
 from tailrace.engine.ranks import worker
-from tailrace.engine.ranks.wire import Channel, Fork, Forked, Reap, Reaped
 
+REQUEST = b"f"
+DESCRIPTORS = 4
 _WATCH_MS = 1000
-_REQUEST_LIMIT_S = 10.0
-"""For the rest of a request that has begun."""
-_LOOK_S = 0.005
-"""Between looks whether a child has ended."""
 
 
 def main() -> None:
@@ -36,71 +34,93 @@ def main() -> None:
     driver, descriptor = map(int, sys.argv[1:])
     template = os.getpid()
     gc.freeze()  # or every collection in a rank would copy the pages that it shares
-    with Channel(socket.socket(fileno=descriptor)) as channel:
-        try:
-            request, descriptors = _forked(driver, channel)
-        except (ConnectionError, TimeoutError):
-            return
-    become(request, descriptors)
-    worker.serve(template, descriptors[0])
-
-
-def _forked(driver: int, channel: Channel) -> tuple[Fork, "array[int]"]:
-    """Answer requests. Returns in a forked process alone, with what was requested.
-
-    Raises:
-        ConnectionError, TimeoutError: the driver is gone.
-    """
-    poll = select.poll()
-    poll.register(channel, select.POLLIN)
-    while True:
-        while not poll.poll(_WATCH_MS):
-            if os.getppid() != driver:  # and a process that it forked holds its end
-                raise ConnectionResetError("the driver is gone")
-        request, descriptors = channel.receive_request(limit_s=_REQUEST_LIMIT_S)
-        match request:
-            case Fork():
-                try:
-                    pid = os.fork()
-                except OSError as error:
-                    answer = Forked(error=error.errno or errno.EAGAIN)
-                else:
-                    with suppress(ProcessLookupError, PermissionError):  # it has done so itself, or has ended
-                        os.setpgid(pid, pid)  # so that it can be killed with its children from now on
-                    if not pid:
-                        return request, descriptors
-                    answer = Forked(pid=pid)
-                for descriptor in descriptors:
-                    os.close(descriptor)
-                channel.send(answer)
-            case Reap(pid, limit_s):
-                channel.send(Reaped(_reap(pid, limit_s)))
-
-
-def _reap(pid: int, limit_s: float) -> int | None:
-    """How the child has ended: its exit code, or less than 0 the signal. None if it has not within `limit_s`."""
-    deadline = time.monotonic() + limit_s
-    while True:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(_LOOK_S)
-
-
-def become(request: Fork, descriptors: "array[int]") -> None:
-    """Be as if the driver had started this process."""
-    _, output, directory = descriptors
+    with socket.socket(fileno=descriptor) as requests:
+        descriptors = Template(driver, requests).serve()
+    if not descriptors:
+        return
+    channel, output, directory, _ = descriptors
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.fchdir(directory)
     os.close(output)
     os.close(directory)
-    os.environb.clear()
-    os.environb.update(request.environment)
-    if request.cores:
-        os.sched_setaffinity(0, request.cores)
+    worker.serve(template, channel)
+
+
+class Template:
+    """Forks ranks, and tells how each has ended."""
+
+    def __init__(self, driver: int, requests: socket.socket) -> None:
+        self._driver = driver
+        self._requests = requests
+        self._children: dict[int, Connection] = {}
+        """The pipe of each, by its pid."""
+
+    def serve(self) -> list[int]:
+        """Until the driver is gone: no descriptors. In a process that was forked: those of its request."""
+        woken, waking = socket.socketpair()
+        with woken, waking:
+            for end in (woken, waking):
+                end.setblocking(False)
+            signal.set_wakeup_fd(waking.fileno())
+            signal.signal(signal.SIGCHLD, lambda *_: None)  # only what has a handler wakes
+            poll = select.poll()
+            for end in (self._requests, woken):
+                poll.register(end, select.POLLIN)
+            while True:
+                ready = [number for number, _ in poll.poll(_WATCH_MS)]
+                if woken.fileno() in ready:
+                    woken.recv(4096)
+                self._bury()
+                if self._requests.fileno() in ready:
+                    request, descriptors, _, _ = socket.recv_fds(
+                        self._requests, len(REQUEST), DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+                    )
+                    if not request or self._fork(descriptors):
+                        return descriptors
+                elif os.getppid() != self._driver:  # and a process that it forked holds its end
+                    return []
+
+    def _fork(self, descriptors: list[int]) -> bool:
+        """Whether this is the new process."""
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -(error.errno or errno.EAGAIN)
+        if pid == 0:
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for others in self._children.values():
+                others.close()
+            return True
+        if pid > 0:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended
+                os.setpgid(pid, pid)  # so that it can be killed with its children from now on
+        *rest, pipe = descriptors
+        for descriptor in rest:
+            os.close(descriptor)
+        telling = Connection(pipe, readable=False)
+        _tell(telling, pid)
+        if pid > 0:
+            self._children[pid] = telling
+        return False
+
+    def _bury(self) -> None:
+        """Tell of those that have ended, and end what they have started."""
+        for pid in list(self._children):
+            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            with suppress(ProcessLookupError, PermissionError):  # its number is nobody else's yet
+                os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            with self._children.pop(pid) as telling:
+                _tell(telling, os.waitstatus_to_exitcode(status))
+
+
+def _tell(telling: Connection, number: int) -> None:
+    with suppress(OSError):  # nobody wants to know any more
+        telling.send_bytes(str(number).encode())
 
 
 if __name__ == "__main__":

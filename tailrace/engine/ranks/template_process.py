@@ -1,54 +1,99 @@
 """The driver's end of the template, from which the processes of ranks are forked: see template.py.
 
-A driver process has one, from its first rank to its own end. One that has died is replaced when it is missed.
+A driver process has one, from its first rank to its own end. One that has died is replaced when the next rank starts.
+Nobody waits for the template's word with a lock: a replica may be collected, and end its ranks, at any moment.
 """
 
 import atexit
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
 from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection, Pipe
 from subprocess import DEVNULL, PIPE, STDOUT
-from typing import TypeVar
 
 from tailrace.engine.ranks.tail import Tail, how_ended
-from tailrace.engine.ranks.wire import Channel, Fork, Forked, Reap, Reaped
+from tailrace.engine.ranks.template import REQUEST
 
-_START_LIMIT_S = 120.0
-"""To import torch on a busy machine, and to answer the first request."""
-_ANSWER_LIMIT_S = 10.0
-"""Beyond what a request says."""
+_TAKE_LIMIT_S = 10.0
+"""For a request of one byte to find room in the socket."""
 _EXIT_LIMIT_S = 1.0
-"""It closes its socket a moment before it exits; the exit code is worth the wait."""
+"""A process closes its sockets a moment before it exits; the exit code is worth the wait."""
 _END_LIMIT_S = 5.0
 """A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 
-Reply = TypeVar("Reply", Forked, Reaped)
-
-
-class TemplateDied(Exception):
-    """It has ended, or does not answer and was killed."""
-
 
 class ForkedProcess:
-    """A process that the template has forked, the leader of a group of its own."""
+    """A process that the template forks, the leader of a group of its own. From any thread."""
 
-    def __init__(self, template: "TemplateProcess", pid: int) -> None:
-        self.pid = pid
+    def __init__(self, template: "TemplateProcess", pipe: Connection) -> None:
         self._template = template
-        self._waiting = threading.Lock()
-        self._code: int | None = None
+        self._pipe = pipe
+        self._said: list[int] = []
+        """By the template: its pid (an error's number below 0 if there is none), and how it ended."""
+        self._silent = False
+        """It and the template have ended."""
+        self._hearing = threading.Lock()
 
-    def wait(self, limit_s: float) -> int | None:
-        """Its exit code, or less than 0 the signal; None if it has not ended in time, or the template is gone."""
-        with self._waiting:  # it can be reaped once
-            if self._code is None:
-                with suppress(TemplateDied):
-                    self._code = self._template.reap(self.pid, limit_s)
-            return self._code
+    @property
+    def pid(self) -> int:
+        """0 as long as it is not known."""
+        self._take()
+        return max(self._said[0], 0) if self._said else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has."""
+        self._take()
+        return self._silent or len(self._said) == 2
+
+    def wait_for_pid(self, limit_s: float) -> int:
+        """Its pid, which comes as soon as the template has started; 0 if not in time."""
+        self._hear(limit_s, 1)
+        return self.pid
+
+    def wait(self, limit_s: float) -> bool:
+        """Whether it ends in time."""
+        self._hear(limit_s, 2)
+        return self.ended
+
+    def how(self) -> str:
+        """It ended: for people."""
+        match self._said:
+            case [error, *_] if error < 0:
+                return f"it could not be forked: {os.strerror(-error)}"
+            case [_, code]:
+                return how_ended(code)
+        if self._silent:
+            return f"the process that it was forked from has died: {self._template.obituary()}"
+        return "it has not ended yet"
+
+    def kill(self) -> None:
+        """Kill it with all that it has started, if its pid is known."""
+        if not self.ended and self.pid:  # what has ended was killed with its group, and the number may be another's
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def give_up(self) -> None:
+        """It has not even begun: end the template, which stands still."""
+        self._template.close()
+
+    def _hear(self, limit_s: float, count: int) -> None:
+        deadline = time.monotonic() + limit_s
+        while not self._silent and len(self._said) < count and self._pipe.poll(max(0.0, deadline - time.monotonic())):
+            self._take()
+
+    def _take(self) -> None:
+        with self._hearing:  # nobody waits in here
+            while not self._silent and self._pipe.poll(0.0):
+                try:
+                    self._said.append(int(self._pipe.recv_bytes()))
+                except (EOFError, ConnectionError):
+                    self._silent = True
 
 
 class TemplateProcess:
@@ -61,15 +106,12 @@ class TemplateProcess:
             OSError: there is no room for another process, or another file.
             RuntimeError: there is none for another thread.
         """
-        self.dead = False
-        self._asking = threading.Lock()
-        self._limit_s = _START_LIMIT_S
-        ours, theirs = socket.socketpair()
-        self._channel = Channel(ours)
+        self._requests, theirs = socket.socketpair()
+        self._requests.settimeout(_TAKE_LIMIT_S)
         # -P: a file of the working directory named like a module of Python must not take its place.
-        module = ("-P", "-m", "tailrace.engine.ranks.template")
+        module = ("-u", "-P", "-m", "tailrace.engine.ranks.template")
         with theirs, ExitStack() as undo:
-            undo.enter_context(self._channel)
+            undo.enter_context(self._requests)
             self._process = subprocess.Popen(
                 (sys.executable, *module, str(os.getpid()), str(theirs.fileno())),
                 stdin=DEVNULL,
@@ -85,59 +127,47 @@ class TemplateProcess:
             self._tail = Tail(self._process.stdout)
             undo.pop_all()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def dead(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
     def fork(self, channel: int, output: int) -> ForkedProcess:
-        """A process as if this thread had started it now, of which the other ends of these descriptors are heard.
+        """A process, at once or when the template has started. It has the other ends of these descriptors.
+
+        It works in the directory in which the driver works now.
 
         Raises:
-            OSError: there is no room for another process, or another file.
-            TemplateDied: and there is none.
+            ConnectionError: the template has died.
+            OSError: there is no room for another file; or the template stands still, and has ended now.
         """
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        directory = os.open(".", os.O_RDONLY)
-        try:
-            request = Fork(environment=dict(os.environb), cores=cores)
-            forked = self._ask(Forked, request, (channel, output, directory), 0.0)
-        finally:
-            os.close(directory)
-        if forked.error:
-            raise OSError(forked.error, os.strerror(forked.error))
-        return ForkedProcess(self, forked.pid)
+        heard, told = Pipe(duplex=False)
+        with told:
+            directory = os.open(".", getattr(os, "O_PATH", os.O_RDONLY))
+            try:
+                socket.send_fds(self._requests, [REQUEST], [channel, output, directory, told.fileno()])
+            except TimeoutError:
+                self.close()
+                raise
+            finally:
+                os.close(directory)
+        return ForkedProcess(self, heard)
 
-    def reap(self, pid: int, limit_s: float) -> int | None:
-        """How the process has ended; None if it has not in time.
-
-        Raises:
-            TemplateDied: nobody knows.
-        """
-        return self._ask(Reaped, Reap(pid, limit_s), (), limit_s).code
+    def obituary(self) -> str:
+        """How it has died, and its last words."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_LIMIT_S)
+        return f"{how_ended(self._process.returncode)}{self._tail}"
 
     def close(self) -> None:
         """End it; ranks that are left end, too. Closing twice is harmless."""
-        self.dead = True
-        self._channel.close()
+        self._requests.close()
         self._end()
         self._tail.finish(_END_LIMIT_S)
-
-    def _ask(self, kind: type[Reply], request: Fork | Reap, descriptors: Sequence[int], limit_s: float) -> Reply:
-        with self._asking:
-            limit_s += self._limit_s
-            try:
-                self._channel.send(request, descriptors=descriptors, limit_s=limit_s)
-                reply = self._channel.receive_reply(limit_s=limit_s)
-            except OSError as error:
-                how = f"killed after {limit_s:g} s without an answer"
-                if not isinstance(error, TimeoutError):
-                    with suppress(subprocess.TimeoutExpired):
-                        self._process.wait(_EXIT_LIMIT_S)
-                    how = how_ended(self._process.returncode)
-                self.close()
-                raise TemplateDied(f"{how}{self._tail}") from None
-            except BaseException:  # interrupted: the next request would get this one's reply
-                self.close()
-                raise
-            self._limit_s = _ANSWER_LIMIT_S
-        assert isinstance(reply, kind), "replies come in the order of the requests"
-        return reply
 
     def _end(self) -> None:
         self._process.kill()
@@ -153,19 +183,21 @@ def fork(channel: int, output: int) -> ForkedProcess:
     """See `TemplateProcess.fork`; of this process's template, which is started where there is none.
 
     Raises:
-        OSError, RuntimeError: there is no room for another process, file or thread.
-        TemplateDied: twice.
+        OSError, RuntimeError: there is no room for another process, file or thread, or it has died twice.
     """
     try:
         return _get().fork(channel, output)
-    except TemplateDied:  # perhaps long ago
+    except ConnectionError:  # it has died just now
         return _get().fork(channel, output)
 
 
 def _get() -> TemplateProcess:
     global _template
     with _starting:
-        if _template is None or _template.dead:
+        if _template is not None and _template.dead:
+            _template.close()
+            _template = None
+        if _template is None:
             _template = TemplateProcess()
         return _template
 

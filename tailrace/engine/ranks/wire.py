@@ -1,18 +1,15 @@
-"""What the driver says to the processes of ranks and to their template: msgpack, each message behind its length.
+"""What the driver and the process of a rank say to each other: msgpack, each message behind its length in 4 bytes.
 
-driver → worker     Start, then the others in any order, each when the one before it has been answered
-worker → driver     one Answer to each
-driver → template   Fork, with descriptors; Reap
-template → driver   Forked; Reaped
+driver → worker   Start, then the others in any order, each when the one before it has been answered
+worker → driver   one Answer to each
 """
 
 import socket
 import struct
 import time
 from array import array
-from collections.abc import Sequence
-from types import TracebackType
-from typing import Self, TypeVar
+from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -22,8 +19,7 @@ from tailrace.engine.ranks.staging import Place
 from tailrace.engine.step import StepInput, StepOutput
 
 _LENGTH = struct.Struct(">I")
-_ANCILLARY_BYTES = socket.CMSG_SPACE(3 * array("i").itemsize)
-"""For the descriptors of a `Fork`."""
+_DESCRIPTOR_BYTES = array("i").itemsize
 
 
 class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
@@ -41,6 +37,10 @@ class Start(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True
     """The directory of a `Rendezvous`; empty for a rank alone."""
     timeout_s: float
     """The longest that a rank may wait for another."""
+    environment: dict[bytes, bytes]
+    """The driver's."""
+    cores: list[int]
+    """That the rank may run on; empty where the operating system does not tell."""
 
 
 class Load(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -104,43 +104,11 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     """Of a switch."""
 
 
-class Fork(msgspec.Struct, frozen=True, array_like=True, tag=True, kw_only=True):
-    """Start a process. Three descriptors come along: its end of a `Channel`, where it prints, where it works."""
-
-    environment: dict[bytes, bytes]
-    cores: list[int]
-    """That it may run on; empty where the operating system does not tell."""
-
-
-class Reap(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Wait for the end of such a process."""
-
-    pid: int
-    limit_s: float
-
-
-class Forked(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The process that a `Fork` has started."""
-
-    pid: int = 0
-    error: int = 0
-    """Why there is none: the number of an error of the operating system."""
-
-
-class Reaped(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """How a process has ended."""
-
-    code: int | None
-    """Its exit code, or less than 0 the signal; None if it has not within the limit."""
-
-
 Order = Start | Load | Step | Measure | Meet | AllReduce | Switch
 Message = TypeVar("Message")
 
 _ORDERS: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
-_REQUESTS: msgspec.msgpack.Decoder[Fork | Reap] = msgspec.msgpack.Decoder(Fork | Reap)
-_REPLIES: msgspec.msgpack.Decoder[Forked | Reaped] = msgspec.msgpack.Decoder(Forked | Reaped)
 
 
 class Channel:
@@ -149,26 +117,12 @@ class Channel:
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def fileno(self) -> int:
         """Readable when a message has come, or the other end is gone."""
         return self._stream.fileno()
 
-    def send(
-        self,
-        message: Order | Answer | Fork | Reap | Forked | Reaped,
-        *,
-        descriptors: Sequence[int] = (),
-        limit_s: float | None = None,
-    ) -> None:
-        """Send `message`, with file descriptors of which the other end gets copies.
+    def send(self, message: Order | Answer, *, descriptor: int | None = None, limit_s: float | None = None) -> None:
+        """Send `message`, with a file descriptor of which the other end gets a copy.
 
         Raises:
             ConnectionError: the other end is gone.
@@ -176,8 +130,9 @@ class Channel:
         """
         body = msgspec.msgpack.encode(message)
         frame = _LENGTH.pack(len(body)) + body
+        passed = [] if descriptor is None else [descriptor]
         self._stream.settimeout(limit_s)
-        sent = socket.send_fds(self._stream, [frame], descriptors)
+        sent = socket.send_fds(self._stream, [frame], passed)
         self._stream.sendall(memoryview(frame)[sent:])
 
     def receive_order(self) -> tuple[Order, int | None]:
@@ -199,20 +154,10 @@ class Channel:
         """
         return self._receive(_ANSWERS, time.monotonic() + limit_s, array("i"))
 
-    def receive_request(self, *, limit_s: float) -> tuple[Fork | Reap, "array[int]"]:
-        """The next request to a template, and the descriptors that came with it.
-
-        Raises: as `receive_answer`.
-        """
-        descriptors = array("i")
-        return self._receive(_REQUESTS, time.monotonic() + limit_s, descriptors), descriptors
-
-    def receive_reply(self, *, limit_s: float) -> Forked | Reaped:
-        """A template's next reply.
-
-        Raises: as `receive_answer`.
-        """
-        return self._receive(_REPLIES, time.monotonic() + limit_s, array("i"))
+    def hang_up(self) -> None:
+        """Let both ends see the end of the conversation. From any thread; `close` is still to come."""
+        with suppress(OSError):  # it is closed, or the other end is
+            self._stream.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Hang up. Closing twice is harmless."""
@@ -229,7 +174,9 @@ class Channel:
         view = memoryview(data)
         while view:
             self._stream.settimeout(None if deadline is None else max(deadline - time.monotonic(), 0.001))
-            count, ancillary, _, _ = self._stream.recvmsg_into([view], _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
+            count, ancillary, _, _ = self._stream.recvmsg_into(
+                [view], socket.CMSG_SPACE(_DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
+            )
             if count == 0:
                 raise ConnectionResetError("the other end hung up")
             for _, _, passed in ancillary:

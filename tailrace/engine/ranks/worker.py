@@ -64,6 +64,10 @@ def _serve(template: int, descriptor: int) -> None:
     start, _ = channel.receive_order()
     assert isinstance(start, Start), "the first order makes the rank"
     meetings.append(start.rendezvous)
+    os.environb.clear()
+    os.environb.update(start.environment)
+    if start.cores:
+        os.sched_setaffinity(0, start.cores)
     try:
         worker = Worker(start)
     except (EngineError, UserError) as error:

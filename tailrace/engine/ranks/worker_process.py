@@ -1,18 +1,19 @@
 """The driver's end of one worker process."""
 
 import os
-import signal
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 from tailrace.engine.ranks import template_process
-from tailrace.engine.ranks.tail import Tail, how_ended
-from tailrace.engine.ranks.template_process import ForkedProcess, TemplateDied
+from tailrace.engine.ranks.tail import Tail
+from tailrace.engine.ranks.template_process import ForkedProcess
 from tailrace.engine.ranks.wire import Channel
 from tailrace.errors import EngineError
 
+_START_LIMIT_S = 300.0
+"""For the template to import torch on a busy machine."""
 _REAP_LIMIT_S = 5.0
 """A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 _EXIT_LIMIT_S = 1.0
@@ -30,46 +31,40 @@ class WorkerProcess:
         """
         self.rank = rank
         self._driver = os.getpid()
-        self._killed = False
-        self._killing = threading.Lock()
         try:
             self._process, self.channel, self._tail = _start()
         except OSError as error:
             raise EngineError(f"no process can be started for rank {rank}: {error.strerror}") from None
         except RuntimeError as error:
             raise EngineError(f"no thread can be started for rank {rank}: {error}") from None
-        except TemplateDied as error:
-            raise EngineError(f"no process can be started for rank {rank}: the one to fork has died: {error}") from None
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (pid {self.pid})"
+        return f"rank {self.rank} (pid {self._process.pid})"
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        """Waits for it while the template starts; 0 if there is no process."""
+        return self._process.wait_for_pid(_START_LIMIT_S)
 
     def obituary(self) -> str:
         """How a process that hung up has died, and its last words."""
         self._process.wait(_EXIT_LIMIT_S)
         end([self])
-        return f"{how_ended(self._process.wait(0.0))}{self._tail}"
+        return f"{self._process.how()}{self._tail}"
 
     def kill(self) -> None:
         """Kill it with all that it has started. From any thread; killing twice is harmless.
 
         A process that the driver has forked leaves it alone: what that one inherits is the driver's.
         """
-        if os.getpid() != self._driver:
-            return
-        with self._killing:  # nobody reaps it meanwhile
-            if not self._killed:  # later on, the group's number may be another's
-                self._killed = True
-                with suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+        if os.getpid() == self._driver:
+            self._process.kill()
+            self.channel.hang_up()  # for what is yet to be forked, or was stopped
 
     def _reap(self) -> None:
         if os.getpid() == self._driver:
-            self._process.wait(_REAP_LIMIT_S)
+            if not self._process.wait(_REAP_LIMIT_S) and not self._process.pid:
+                self._process.give_up()
             self._tail.finish(_REAP_LIMIT_S)
 
 
@@ -104,13 +99,11 @@ class Crew:
         Raises:
             EngineError: the machine has no room for another process, or the engine is being closed.
         """
-        worker = WorkerProcess(rank)
         with self._changing:
+            if self._interrupted:
+                raise EngineError("the engine is being closed")
+            worker = WorkerProcess(rank)
             self._workers.add(worker)
-            interrupted = self._interrupted
-        if interrupted:
-            self.end([worker])
-            raise EngineError("the engine is being closed")
         return worker
 
     def end(self, workers: Sequence[WorkerProcess]) -> None:
@@ -139,7 +132,7 @@ def end(workers: Sequence[WorkerProcess]) -> None:
     There is nothing to ask them for first: a rank holds nothing that outlives its process.
     """
     for worker in workers:
-        worker.channel.close()
         worker.kill()
+        worker.channel.close()
     for worker in workers:
         worker._reap()
