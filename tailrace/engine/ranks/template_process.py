@@ -142,8 +142,7 @@ class TemplateProcess:
         It works in the directory in which the driver works now.
 
         Raises:
-            ConnectionError: the template has died.
-            OSError: there is no room for another file; or the template stands still, and has ended now.
+            OSError: there is no room for another file; or the template stands still, and has been killed.
         """
         heard, told = Pipe(duplex=False)
         with told:
@@ -153,6 +152,8 @@ class TemplateProcess:
             except TimeoutError:
                 self.close()
                 raise
+            except ConnectionError:
+                pass  # it has just died: the process that there is not has ended, and knows of what
             finally:
                 os.close(directory)
         return ForkedProcess(self, heard)
@@ -183,12 +184,9 @@ def fork(channel: int, output: int) -> ForkedProcess:
     """See `TemplateProcess.fork`; of this process's template, which is started where there is none.
 
     Raises:
-        OSError, RuntimeError: there is no room for another process, file or thread, or it has died twice.
+        OSError, RuntimeError: there is no room for another process, file or thread.
     """
-    try:
-        return _get().fork(channel, output)
-    except ConnectionError:  # it has died just now
-        return _get().fork(channel, output)
+    return _get().fork(channel, output)
 
 
 def _get() -> TemplateProcess:

@@ -34,7 +34,7 @@ class WorkerProcess:
         try:
             self._process, self.channel, self._tail = _start()
         except OSError as error:
-            raise EngineError(f"no process can be started for rank {rank}: {error.strerror}") from None
+            raise EngineError(f"no process can be started for rank {rank}: {error.strerror or error}") from None
         except RuntimeError as error:
             raise EngineError(f"no thread can be started for rank {rank}: {error}") from None
 
