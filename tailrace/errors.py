@@ -32,6 +32,7 @@ Below it, the words that messages share.
 """
 
 import difflib
+import signal
 from collections.abc import Iterable, Iterator
 from typing import Self
 
@@ -177,6 +178,13 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 def one_line(error: BaseException) -> str:
     """What a library's error says, on one line; its name where it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def how_ended(code: int | None) -> str:
+    """How a process has ended with this exit code, or less than 0 the signal."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
 
 
 def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:

@@ -543,8 +543,16 @@ def test_a_run_ends_when_too_many_workers_die(
         train(config, resume=False)
 
 
-def interrupted(start: list[str]) -> str:
-    """What a run says on stderr that is interrupted after two steps, as by a terminal; it ends by itself then."""
+def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
+    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return [sys.executable, "-m", "tailrace", "train", str(recipe), *options]
+
+
+def interrupted(start: list[str], number: signal.Signals) -> str:
+    """What a run says on stderr that gets a signal after two steps; it ends by itself then.
+
+    As a terminal sends it, and as `timeout` does: to the process and to its group.
+    """
     pipe = subprocess.PIPE
     with subprocess.Popen(start, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
         assert process.stdout is not None
@@ -552,7 +560,9 @@ def interrupted(start: list[str]) -> str:
         steps = (line for line in process.stdout if line.startswith("step "))
         next(steps)
         next(steps)
-        os.killpg(process.pid, signal.SIGINT)
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+        os.killpg(process.pid, number)
         process.stdout.read()
         said = process.stderr.read()
         assert process.wait(timeout=60) == 130, said
@@ -566,14 +576,14 @@ def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
     config = small_run(
         run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, trainer__steps=30, checkpoint={"every": 100}
     )
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    *phases, last = interrupted([sys.executable, "-m", "tailrace", "train", str(recipe)]).splitlines()
-    assert last == "Stopping; once more to exit at once."
-    assert [phase.partition(" ")[0] for phase in phases] == ["starting", "starting"]
-    pids = [event.info["pid"] for event in of(run, "worker_started")]
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    start = command(config, tmp_path / "recipe.yaml")
+    for number, options in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
+        *phases, last = interrupted([*start, *options], number).splitlines()
+        assert last == "Stopping; once more to exit at once."
+        assert [phase.partition(" ")[0] for phase in phases] == ["starting", "starting"]
+        pids = [event.info["pid"] for event in of(run, "worker_started")]
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert train(config, resume=True) == 0
     assert [event.step for event in steps_of(run)] == list(range(30))
     saved = [event.info["path"] for event in of(run, "checkpoint")]
-    assert [event.info["resumed_from"] for event in of(run, "run")] == [None, saved[0]]
+    assert [event.info["resumed_from"] for event in of(run, "run")] == [None, *saved[:2]]

@@ -106,17 +106,16 @@ class LocalHandle(WorkerHandle):
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(_retrieve)
         try:
             await self._end_of(task)
         except asyncio.CancelledError:
             task.cancel()
-            task.add_done_callback(_retrieve)
             with suppress(TimeoutError):
                 async with asyncio.timeout(CANCEL_LIMIT_S):
                     await self._end_of(task)
             raise
         if not task.done():
-            task.add_done_callback(_retrieve)
             raise self._obituary()
         if task.cancelled():
             raise self._obituary() if self._died is not None else WorkerError(f"worker {self.name} cancelled itself")
@@ -174,7 +173,7 @@ class LocalHandle(WorkerHandle):
 
 
 def _retrieve(task: Task[Any]) -> None:
-    """Its error is nobody's any more: who waited was told that the work was cancelled, or the worker died."""
+    """Its error is the waiting caller's; nobody's if that was told of a cancellation, or of the worker's death."""
     if not task.cancelled():
         task.exception()
 

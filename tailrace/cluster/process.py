@@ -13,7 +13,6 @@ ended is known exactly, and its last words are heard even if the kernel killed i
 import asyncio
 import itertools
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -47,7 +46,7 @@ from tailrace.cluster.wire import (
     unpack_error,
 )
 from tailrace.config.cluster import PoolConfig
-from tailrace.errors import TailraceError, WorkerDied
+from tailrace.errors import TailraceError, WorkerDied, how_ended
 from tailrace.events import Event
 
 _BATCH_S = 0.5
@@ -219,7 +218,7 @@ class WorkerProcess:
         await asyncio.wait([hearing], timeout=_DRAIN_LIMIT_S)
         hearing.cancel()
         await self._output.finish(_DRAIN_LIMIT_S)
-        self._how = self._how or (_how(int(code)) if code else "its guard was killed")
+        self._how = self._how or (how_ended(int(code)) if code else "its guard was killed")
         self._dead = True
         for answer in self._answers.values():
             if not answer.done():
@@ -251,13 +250,6 @@ class WorkerProcess:
     def _obituary(self) -> WorkerDied:
         last = f"; its last output: {self._output.last}" if self._output.last else ""
         return WorkerDied.of(self.name, self.pid, f"{self._how}{last}")
-
-
-def _how(code: int) -> str:
-    """How a process ended that has this exit code, or is killed by the signal -`code`."""
-    if code >= 0:
-        return f"exit code {code}"
-    return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
 
 
 def _kill_group(group: int) -> None:

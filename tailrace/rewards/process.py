@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from tailrace.config.rewards import Grader as GraderConfig
-from tailrace.errors import RewardError, UserError
+from tailrace.errors import RewardError, UserError, how_ended
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.wire import LENGTH, Ready, frame
 
@@ -140,10 +140,6 @@ class WorkerProcess:
             del self._tail[:-_TAIL_BYTES]
 
     def _obituary(self) -> str:
-        code = self._process.returncode
-        if code is None or code >= 0:
-            how = f"exit code {code}"
-        else:
-            how = signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")
+        how = how_ended(self._process.returncode)
         last = " ".join(self._tail.decode(errors="replace").split())
         return f"died: {how}; its last output: {last}" if last else f"died: {how}"

@@ -1,7 +1,6 @@
 """The last words of a process."""
 
 import os
-import signal
 import threading
 from contextlib import suppress
 from typing import IO
@@ -42,10 +41,3 @@ class Tail:
             while chunk := os.read(output.fileno(), 65536):
                 self._bytes += chunk
                 del self._bytes[:-_BYTES]
-
-
-def how_ended(code: int | None) -> str:
-    """How a process has ended with this exit code, or less than 0 the signal."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    return signal.Signals(-code).name + (", out of memory?" if code == -signal.SIGKILL else "")

@@ -16,8 +16,9 @@ from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, Pipe
 from subprocess import DEVNULL, PIPE, STDOUT
 
-from tailrace.engine.ranks.tail import Tail, how_ended
+from tailrace.engine.ranks.tail import Tail
 from tailrace.engine.ranks.template import REQUEST
+from tailrace.errors import how_ended
 
 _TAKE_LIMIT_S = 10.0
 """For a request of one byte to find room in the socket."""
