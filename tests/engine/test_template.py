@@ -140,10 +140,11 @@ def test_a_template_that_cannot_start_is_quoted(
     says = (
         r"died while starting: the process that it was forked from has died: exit code 3; its last output: Traceback "
     )
-    with pytest.raises(RankDied, match=says + "ImportError: no torch$"):
-        ProcessReplica(settings(1), architecture, 0, device=CPU).settle()
-    assert template_process._template is not None
-    template_process._template.close()
+    try:
+        with pytest.raises(RankDied, match=says + "ImportError: no torch$"):
+            ProcessReplica(settings(1), architecture, 0, device=CPU).settle()
+    finally:
+        template_process._close()
 
 
 def test_how_a_rank_ended_is_told_however_often_it_is_asked(template: TemplateProcess) -> None:

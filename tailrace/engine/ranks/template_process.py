@@ -163,6 +163,7 @@ class TemplateProcess:
         """How it has died, and its last words."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_LIMIT_S)
+        self._tail.finish(_EXIT_LIMIT_S)
         return f"{how_ended(self._process.returncode)}{self._tail}"
 
     def close(self) -> None:
