@@ -55,7 +55,7 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
-check: $(READY) ## lint, types and tests: what CI runs
+check: ## lint, types and tests: what CI runs
 	@$(MAKE) --no-print-directory --jobs 2 lint types test-vllm test # two at once: all but the last use one core
 
 docs: $(READY) ## write docs/recipes.md from the schemas

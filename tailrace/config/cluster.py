@@ -76,7 +76,7 @@ class ClusterConfig(Config):
     reference: PoolConfig = PoolConfig()
     """Each has the initial weights, for the KL penalty; none is started without one."""
     start_limit_s: PositiveFloat = 300.0
-    """Seconds in which a worker must have started, its model loaded."""
+    """Seconds for a worker to be given its place, and as many again to start and load its model."""
     heartbeat_limit_s: PositiveFloat = 30.0
     """Seconds without a sign of life after which a worker is killed and replaced; 3 at the least."""
     computation_limit_s: PositiveFloat = 1800.0

@@ -32,30 +32,22 @@ async def test_calls_run_beside_one_another(cluster: Cluster) -> None:
     assert await asyncio.wait_for(waiting, LIMIT_S)
 
 
-async def test_an_error_of_tailrace_keeps_its_type(cluster: Cluster) -> None:
+async def test_an_error_is_told_in_one_line_and_one_of_tailrace_keeps_its_type(cluster: Cluster) -> None:
     handle = await cluster.start(servant())
     with pytest.raises(ModelError, match="no such model"):
         await handle.call("fail", "ours")
-
-
-async def test_another_error_is_told_with_its_type(cluster: Cluster) -> None:
-    handle = await cluster.start(servant())
     with pytest.raises(WorkerError, match="worker rollout-0: KeyError: 'colour'"):
         await handle.call("fail", "another")
-
-
-async def test_an_error_of_several_lines_is_told_in_one(cluster: Cluster) -> None:
-    handle = await cluster.start(servant())
     with pytest.raises(WorkerError) as failed:
         await handle.call("fail", "in lines")
     assert str(failed.value) == "worker rollout-0: ValueError: one two"
 
 
-@pytest.mark.parametrize("method", ["unknown", "run", "close", "_emit"])
-async def test_what_is_no_command_cannot_be_called(cluster: Cluster, method: str) -> None:
+async def test_what_is_no_command_cannot_be_called(cluster: Cluster) -> None:
     handle = await cluster.start(servant())
-    with pytest.raises(WorkerError, match=f"Servant has no command '{method}'"):
-        await handle.call(method)
+    for method in ("unknown", "run", "close", "_emit"):
+        with pytest.raises(WorkerError, match=f"Servant has no command '{method}'"):
+            await handle.call(method)
 
 
 async def test_a_cancelled_call_has_ended_in_the_worker(cluster: Cluster) -> None:
