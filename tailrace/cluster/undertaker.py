@@ -2,8 +2,9 @@
 
 Most of a local Ray ends with its driver, but some of its helpers linger for a minute. This waits until the driver hangs
 up its standard input. If it has not said before that all is well, every process that has MARK in its environment is
-killed, and so is every process that writes below DIRECTORY, which is removed. So are the sockets and the shared memory
-that processes on this machine have left which are dead: those of the run are among them.
+killed, and so is every process that writes below DIRECTORY, which is removed; not the driver, which may be ending with an
+error of its own. The sockets and the shared memory that processes on this machine have left which are dead are removed,
+too: those of the run are among them.
 """
 
 import os
@@ -51,12 +52,11 @@ def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
 def main() -> None:
     """Wait for the driver's end."""
     mark, directory = sys.argv[1:]
+    driver = os.getppid()
     if sys.stdin.buffer.read(1):
         return
     deadline = time.monotonic() + _KILL_LIMIT_S
-    while (left := [process for process in psutil.process_iter() if _is_of(process, mark, directory)]) and (
-        time.monotonic() < deadline
-    ):
+    while (left := _left(mark, directory, driver)) and time.monotonic() < deadline:
         for process in left:
             with suppress(psutil.Error):  # it has ended, or may not be killed
                 process.kill()
@@ -73,6 +73,10 @@ def _remove_leftovers() -> None:
 
     socket_directory.remove_orphans(Path(tempfile.gettempdir()))
     arena.remove_orphans(SHARED)
+
+
+def _left(mark: str, directory: str, driver: int) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if process.pid != driver and _is_of(process, mark, directory)]
 
 
 def _is_of(process: psutil.Process, mark: str, directory: str) -> bool:
