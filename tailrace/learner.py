@@ -1,6 +1,6 @@
 """The training side of the loop: a step's rows become new weights, which are handed on before the rows are acked.
 
-    queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ step event ──▶ ack
+    queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ ack ──▶ step event
 
 In the process of the run, or in a worker of its own behind the same interface.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tailrace.checkpointing import Checkpointer, RunState
+from tailrace.errors import CheckpointError, one_line
 from tailrace.events import Event, EventLog
 from tailrace.metrics import response_tokens, step_metrics
 from tailrace.trainer.actor import Actor, StepResult
@@ -44,7 +45,7 @@ class Learner(ABC):
     async def train(self, step: int) -> None:
         """Train on the rows of `step`, and hand the new weights on.
 
-        Cancelled before the step's last optimizer step it leaves all as it was; later, it finishes first.
+        Cancelled before the step's first optimizer step it leaves all as it was; later, it finishes first.
         """
 
     @abstractmethod
@@ -52,7 +53,8 @@ class Learner(ABC):
         """Write a checkpoint of this moment. `next_step`: see `RunState`.
 
         Raises:
-            CheckpointError: it cannot be written; the one before is as it was.
+            CheckpointError: it cannot be written, or the weights are of no step, because one failed between its
+                optimizer steps; the checkpoint before is as it was.
         """
 
     @abstractmethod
@@ -103,18 +105,30 @@ class LocalLearner(Learner):
         return self._trained_steps
 
     async def train(self, step: int) -> None:
-        async def finish(result: StepResult) -> None:
+        trained: StepResult | None = None
+
+        async def hand_on(result: StepResult) -> None:
+            nonlocal trained
             self._trained_steps = step + 1
+            trained = result
             await self._publisher.publish(self._trained_steps)
-            await self._publisher.settle(self._trained_steps)
-            self._run_log.emit(self._step_event(step, start, result))
 
         async with self._turn:
             start = self._log.now()
-            await self._actor.update(step, on_commit=finish)
+            try:
+                await self._actor.update(step, on_commit=hand_on)
+                await self._publisher.settle(self._trained_steps)
+            finally:
+                if trained is not None:  # whatever has ended it then
+                    self._run_log.emit(self._step_event(step, start, trained))
 
     async def save(self, next_step: int) -> None:
         async with self._turn:
+            if self._actor.torn_by is not None:
+                raise CheckpointError(
+                    f"nothing is saved, since step {self._trained_steps + 1} has failed between two of its optimizer "
+                    f"steps ({one_line(self._actor.torn_by)}); go on from the checkpoint before"
+                )
             await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked)
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:

@@ -41,7 +41,7 @@ class _Held(TrainerHost):
 
 
 class HeldBeforeEvent(_Held):
-    """New weights are with the engines, and nobody has heard of the step."""
+    """New weights are with the engines, the step's rows are acked, and nobody has heard of it."""
 
     async def settle(self, version: WeightVersion) -> None:
         """See `Publisher`."""
@@ -65,7 +65,7 @@ class HeldInExport(_Held):
 
 
 class HeldBeforeAck(_Held):
-    """The step's event is on its way, and its rows are not acked."""
+    """New weights are with the engines, and the step's rows are not acked."""
 
     async def start(self) -> dict[str, Any]:
         """See `TrainerHost`."""

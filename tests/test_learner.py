@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tailrace.checkpointing import Checkpointer
-from tailrace.events import EventLog
+from tailrace.errors import CheckpointError
+from tailrace.events import Event, EventLog
 from tailrace.learner import LocalLearner
 from tests.trainer.test_actor import Bench, RecordingTrainer, rows
 
@@ -22,6 +23,17 @@ class NoEngines:
         pass
 
 
+class EnginesThatAreGone(NoEngines):
+    """What they were sent is never installed."""
+
+    def __init__(self) -> None:
+        self.awaited = asyncio.Event()
+
+    async def settle(self, version: int) -> None:
+        self.awaited.set()
+        await asyncio.Event().wait()
+
+
 class Witness(Checkpointer):
     """Keeps what a checkpoint would say, and the optimizer steps that would be in it."""
 
@@ -33,11 +45,16 @@ class Witness(Checkpointer):
         self.saved.append((trained_steps, len(self._recording.applied)))
 
 
+@pytest.fixture(autouse=True)
+def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows here have no rewards."""
+    monkeypatch.setattr("tailrace.learner.step_metrics", lambda *_: {})
+
+
 async def test_a_checkpoint_asked_for_in_the_middle_of_a_cancelled_step_is_of_its_end(
-    log: EventLog, executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    log: EventLog, executor: ThreadPoolExecutor
 ) -> None:
     """As of Ctrl-C, when the step takes longer to end than the driver waits for it."""
-    monkeypatch.setattr("tailrace.learner.step_metrics", lambda *_: {})
     bench = Bench(log, executor, tokens=None, mini=4)
     witness = Witness(bench.trainer)
     learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
@@ -55,3 +72,44 @@ async def test_a_checkpoint_asked_for_in_the_middle_of_a_cancelled_step_is_of_it
     assert witness.saved == [(1, 2)]
     with pytest.raises(asyncio.CancelledError):
         await train
+
+
+async def test_a_checkpoint_does_not_wait_for_engines_that_will_not_install(
+    log: EventLog, events: list[Event], executor: ThreadPoolExecutor
+) -> None:
+    """As of Ctrl-C, which has ended them, in the middle of a step."""
+    bench = Bench(log, executor, tokens=None, mini=4)
+    witness, engines = Witness(bench.trainer), EnginesThatAreGone()
+    learner = LocalLearner(bench.actor, bench.trainer, executor, engines, witness, log)
+    await bench.queue.put(rows(0) + rows(1))
+    train = asyncio.create_task(learner.train(0))
+    await engines.awaited.wait()
+    train.cancel()
+    await learner.save(1)
+    assert witness.saved == [(1, 2)]
+    assert [event.step for event in events if event.task == "step"] == [0]
+    assert bench.actor.unacked == set()
+    with pytest.raises(asyncio.CancelledError):
+        await train
+
+
+@pytest.mark.parametrize(("failing", "saved"), [(0, [(0, 0)]), (1, [])])
+async def test_weights_in_the_middle_of_a_step_are_not_saved(
+    log: EventLog, executor: ThreadPoolExecutor, failing: int, saved: list[tuple[int, int]]
+) -> None:
+    """The optimizer step that fails is the first of two, before which all is as it was, or the second."""
+    bench = Bench(log, executor, tokens=None, mini=4)
+    witness = Witness(bench.trainer)
+    learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
+    await bench.queue.put(rows(0) + rows(1))
+    bench.trainer.fails_at = failing
+    with pytest.raises(MemoryError):
+        await learner.train(0)
+    if saved:
+        await learner.save(1)
+    else:
+        with pytest.raises(
+            CheckpointError, match=r"step 1 has failed between two of its optimizer steps \(no memory\)"
+        ):
+            await learner.save(1)
+    assert witness.saved == saved

@@ -379,7 +379,7 @@ def hold_trainer(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     monkeypatch.setattr("tailrace.separated.WorkerSpec", spec)
 
 
-@pytest.mark.parametrize(("moment", "steps"), [("before_event", [0, 1, 2, 2, 3]), ("before_ack", [0, 1, 2, 3, 2, 3])])
+@pytest.mark.parametrize("moment", ["before_ack", "before_event"])
 def test_a_trainer_that_dies_at_a_bad_moment_changes_nothing(
     tmp_path: Path,
     tiny_model: TinyModel,
@@ -387,14 +387,13 @@ def test_a_trainer_that_dies_at_a_bad_moment_changes_nothing(
     local: list[LocalCluster],
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
-    steps: list[int],
 ) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     train(small_run(whole, tiny_model("llama"), prompts), resume=False)
     hold_trainer(monkeypatch, moment)
     at_events(monkeypatch, {"held None": lambda _: kill_local(local[-1], "trainer")})
     assert train(small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False) == 0
-    assert [event.step for event in steps_of(cut)] == steps
+    assert [event.step for event in steps_of(cut)] == [0, 1, 2, 2, 3]
     assert [event.actor for event in of(cut, "worker_died")] == ["trainer"]
     assert_same_run(whole, cut)
 

@@ -27,9 +27,11 @@ from tailrace.cluster.base import (
 )
 from tailrace.config.cluster import ClusterConfig
 from tailrace.errors import TailraceError, WorkerDied, WorkerError
+from tailrace.events import Event
 
 Result = TypeVar("Result")
 
+_CLOSED = "closed"
 _KILL_LIMIT_S = 1.0
 """What a killed worker still does after this is left to itself: nothing but cancellation can end it."""
 
@@ -71,9 +73,13 @@ class LocalHandle(WorkerHandle):
         }
 
     async def _open(self) -> dict[str, Any]:
-        context = WorkerContext(name=self.name, address="127.0.0.1", datacentre="", emit=self._outbox.emit)
+        context = WorkerContext(name=self.name, address="127.0.0.1", datacentre="", emit=self._emit)
         self._worker = make_worker(self._spec.factory, self._spec.settings, context)
         return await self._worker.open()
+
+    def _emit(self, event: Event) -> None:
+        if self._died in (None, _CLOSED):  # a process that was killed says no more
+            self._outbox.emit(event)
 
     async def reports(self) -> AsyncGenerator[Report, None]:
         if self._died is not None:
@@ -135,11 +141,11 @@ class LocalHandle(WorkerHandle):
             gone.cancel()
 
     def _obituary(self) -> WorkerDied:
-        return WorkerDied.of(self.name, self.pid, self._died or "closed")
+        return WorkerDied.of(self.name, self.pid, self._died or _CLOSED)
 
     async def close(self) -> Report:
         if self._died is None:
-            await self._end("closed", CLOSE_LIMIT_S)
+            await self._end(_CLOSED, CLOSE_LIMIT_S)
             try:
                 await self.free()
             except TailraceError:

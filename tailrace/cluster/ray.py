@@ -369,7 +369,7 @@ class RayConnection:
             # Ray would kill keepers where memory runs low: they have little, and their workers would go with them.
             self._add_variable("RAY_memory_monitor_refresh_ms", "0")
             self._add_variable("RAY_worker_niceness", "0")  # or workers would give way to everybody, at 15
-            # Ray would start an idle worker for each core, none of which a keeper could use: it has an environment.
+            # Ray would start an idle worker for each core, however many there are, and keepers are few.
             self._add_variable("RAY_prestart_worker_first_driver", "0")
             with marked(mark):
                 self._start(quiet)

@@ -2,9 +2,9 @@
 
 Most of a local Ray ends with its driver, but some of its helpers linger for a minute. This waits until the driver hangs
 up its standard input. If it has not said before that all is well, every process that has MARK in its environment is
-killed, and so is every process that writes below DIRECTORY, which is removed; not the driver, which may be ending with an
-error of its own. The sockets and the shared memory that processes on this machine have left which are dead are removed,
-too: those of the run are among them.
+killed, and so is every process that writes below DIRECTORY, which is removed; not the driver, which may be ending with
+an error of its own. The sockets and the shared memory that processes on this machine have left which are dead are
+removed, too: those of the run are among them.
 """
 
 import os

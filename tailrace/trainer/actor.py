@@ -9,7 +9,8 @@ From that step until its ack a row is one that counts no more, should it come ag
 was lost with a storage unit (it is made anew, with its group), or because its lease ended. It is acked then, no more.
 
 With several mini-batches a step, the ratio of the loss needs the log-probabilities of the weights at the start of the
-step: they are computed for each claim as it comes, and the optimizer steps follow when the whole batch is there.
+step: they are computed for each claim as it comes, and the optimizer steps follow when the whole batch is there, in the
+order of the prompts: groups that were whole first are mostly short ones.
 """
 
 import asyncio
@@ -71,6 +72,8 @@ class Actor:
     ) -> None:
         self.unacked: set[int] = set()
         """By `order`: rows that are in the weights, and that the queue may hand out again."""
+        self.torn_by: BaseException | None = None
+        """What has ended a step between two of its optimizer steps: the weights are of no step."""
         self._queue = queue
         self._trainer = trainer
         self._algorithm = algorithm
@@ -82,9 +85,10 @@ class Actor:
     async def update(self, step: int, *, on_commit: OnCommit) -> StepResult:
         """Train on the rows of one step.
 
-        `on_commit` is awaited with the result when the last optimizer step is done, then the rows are acked; no
-        cancellation comes between these three. Whatever fails after the first, the rows are in the weights and, as long
-        as they are not acked, in `unacked`.
+        `on_commit` is awaited with the result when the last optimizer step is done, then the rows are acked; from the
+        first optimizer step on no cancellation comes between these. Whatever fails after the last one, the rows are in
+        the weights and, as long as they are not acked, in `unacked`; whatever fails before it and after the first is in
+        `torn_by`.
         """
         batch = _Batch()
         async with holding(self._queue) as hold:
@@ -92,25 +96,27 @@ class Actor:
                 if self._mini_batch_size == self._batch_size:
                     async for rows in self._new_rows(batch, hold):
                         await self._accumulate(step, [train_sample(row) for row in rows])
-                    return await uninterrupted(self._commit(step, batch, (), on_commit))
-                samples = [
-                    sample
-                    async for rows in self._new_rows(batch, hold)
-                    for sample in await self._with_old_log_probs(rows)
-                ]
-                return await uninterrupted(self._optimize(step, batch, samples, on_commit))
+                    return await uninterrupted(self._apply_and_commit(step, batch, on_commit))
+                samples: dict[int, TrainSample] = {}
+                async for rows in self._new_rows(batch, hold):
+                    samples |= await self._with_old_log_probs(rows)
+                in_order = [samples[order] for order in sorted(samples)]
+                return await uninterrupted(self._optimize(step, batch, in_order, on_commit))
             except BaseException:
                 await self._compute(self._trainer.discard)
                 raise
 
     async def _optimize(self, step: int, batch: _Batch, samples: list[TrainSample], on_commit: OnCommit) -> StepResult:
         updates: list[UpdateResult] = []
-        starts = range(0, len(samples), self._mini_batch_size)
-        for start in starts:
-            await self._accumulate(step, samples[start : start + self._mini_batch_size])
-            if start != starts[-1]:
+        try:
+            for start in range(0, len(samples), self._mini_batch_size):
+                await self._accumulate(step, samples[start : start + self._mini_batch_size])
                 updates.append(await self._apply(step))
-        return await self._commit(step, batch, updates, on_commit)
+        except BaseException as error:
+            if any(update.applied for update in updates):
+                self.torn_by = error
+            raise
+        return await self._commit(batch, updates, on_commit)
 
     async def _new_rows(self, batch: _Batch, hold: Callable[[Claim], None]) -> AsyncIterator[list[Row]]:
         """Claim until `batch` is full; of each claim, the rows that neither it nor an earlier update has."""
@@ -124,10 +130,14 @@ class Actor:
             if new:
                 yield new
 
-    async def _with_old_log_probs(self, rows: Sequence[Row]) -> list[TrainSample]:
+    async def _with_old_log_probs(self, rows: Sequence[Row]) -> dict[int, TrainSample]:
+        """By `order`."""
         samples = [train_sample(row) for row in rows]
         values = await self._compute(lambda: self._trainer.log_probs(samples))
-        return [replace(sample, old_log_probs=old) for sample, old in zip(samples, values, strict=True)]
+        return {
+            row.order: replace(sample, old_log_probs=old)
+            for row, sample, old in zip(rows, samples, values, strict=True)
+        }
 
     async def _accumulate(self, step: int, samples: Sequence[TrainSample]) -> None:
         tokens = sum(len(sample.response_ids) for sample in samples)
@@ -140,17 +150,17 @@ class Actor:
             span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
         return result
 
-    async def _commit(
-        self, step: int, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit
-    ) -> StepResult:
-        result = await self._apply(step)
+    async def _apply_and_commit(self, step: int, batch: _Batch, on_commit: OnCommit) -> StepResult:
+        return await self._commit(batch, [await self._apply(step)], on_commit)
+
+    async def _commit(self, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit) -> StepResult:
         self.unacked.update(batch.rows)
         rows = sorted(batch.rows.values(), key=lambda row: row.order)
-        step_result = StepResult(rows=tuple(rows), updates=(*updates, result))
-        await on_commit(step_result)
+        result = StepResult(rows=tuple(rows), updates=tuple(updates))
+        await on_commit(result)
         for claim in batch.claims:
             await self._ack(claim)
-        return step_result
+        return result
 
     async def _ack(self, claim: Claim) -> None:
         """Ack rows that are in the weights now; those that are not under the claim any more come again."""

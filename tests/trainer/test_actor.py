@@ -40,6 +40,8 @@ class RecordingTrainer(Trainer):
         self.let_go.set()
         self.fails: Exception | None = None
         """What `apply` raises."""
+        self.fails_at: int | None = None
+        """The number, from 0, of the `apply` for which there is no memory."""
 
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
         return [np.full(len(sample.response_ids), len(self.applied), np.float32) for sample in samples]
@@ -53,6 +55,8 @@ class RecordingTrainer(Trainer):
         assert self.let_go.wait(timeout=10)
         if self.fails is not None:
             raise self.fails
+        if self.fails_at == len(self.applied):
+            raise MemoryError("no memory")
         self.applied.append(self.pending)
         self.pending = []
         return UpdateResult(applied=True, loss=0.0, grad_norm=0.0, lr=0.0, metrics={})
@@ -160,6 +164,18 @@ async def test_streaming_accumulates_a_group_before_the_next_is_there(
     await bench.queue.put(rows(0))
     await update
     assert bench.trainer.applied == [[4, 5, 6, 7, 0, 1, 2, 3]]
+
+
+async def test_streaming_does_not_choose_the_mini_batch_of_a_group(log: EventLog, executor: ThreadPoolExecutor) -> None:
+    """By how early it was whole it would: the short ones would come first."""
+    bench = Bench(log, executor, tokens=5, mini=4)
+    await bench.queue.put(rows(1))
+    update = bench.update()
+    while (await bench.queue.stats()).tasks["actor"].leased < 4:
+        await asyncio.sleep(0)
+    await bench.queue.put(rows(0))
+    await update
+    assert bench.trainer.applied == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
 async def test_mini_batches_share_the_log_probs_of_the_start_of_the_step(
