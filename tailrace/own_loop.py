@@ -52,7 +52,7 @@ from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import OpenQueue, check_queue, client_options, open_queue, run_table
 from tailrace.separated import OBSERVE_S, Workers, pools_of
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.base import TransferQueue
+from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.experience import Experience
 from tailrace.transfer.queue.tensors import Column, Layout, TensorBatch
@@ -95,6 +95,8 @@ class Engines:
         """Prompts that were put."""
         self._steps = 0
         """Steps of which rows were claimed to be trained on."""
+        self._unfinished: WeightVersion | None = None
+        """The version that was sent, and that the queue has not been told of."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
         self._runtime = _Runtime(config, self._inputs, kinds, longest_prompt=self._longest_prompt)
         address = self._runtime.start()
@@ -213,13 +215,14 @@ class Engines:
         `version`: how many steps of training are in them; upwards from 1. `weights`: all tensors of the model, under
         their Hugging Face names, such as `model.named_parameters()`. They are copied, and may change afterwards.
 
-        After a WeightsTimeout the version has been sent, and the prompts still wait. To wait once more, call this again
-        with the same version; its weights are not looked at, or sent, again.
+        After a WeightsTimeout or a QueueError the version has been sent, and the prompts still wait. To go on, call
+        this again with the same version; its weights are not looked at, or sent, again.
 
         Raises:
             WeightsError: the version is not newer than the last one, or counts steps that had no rows yet; or the
                 tensors cannot travel.
             WeightsTimeout: an engine has not installed them in time, where `weights.mode` waits for that.
+            QueueError: the queue could not be told.
             TailraceError: the workers have failed.
         """
         with self._calling():
@@ -228,8 +231,12 @@ class Engines:
                     f"version {version} counts steps that were not trained: get_experience_data has given rows of "
                     f"{self._steps} so far; a version is the number of steps in the weights"
                 )
-            self._runtime.publish(version, weights)
+            if version != self._unfinished:
+                self._runtime.publish(version, weights)
+                self._unfinished = version
+            self._runtime.settle(version)
             self._queue.advance(version)
+            self._unfinished = None
 
     def close(self) -> None:
         """End all processes; what has not finished is lost. Twice is harmless.
@@ -295,23 +302,18 @@ class _PromptLine:
                     await self._more.wait()  # for the caller
                 step = position // self._config.groups_per_step
                 end = min(len(self._prompts), (step + 1) * self._config.groups_per_step)
+                oldest = oldest_version(step, self._config.pipeline.max_staleness)
                 with suppress(QueueTimeout):  # updates take as long as they take; who waits for these rows has a limit
-                    await self._put(range(position, end), oldest_version(step, self._config.pipeline.max_staleness))
+                    await self._queue.put([row for k in range(position, end) for row in self._group(k, oldest)])
                     position = end
 
-    async def put_again(self, group_ids: Sequence[int]) -> None:
-        """Put groups whose rows were lost, each as soon as there is room; they were admitted before."""
-        with suppress(QueueTimeout):  # what has found none stays lost, and is asked for again
-            for position in group_ids:
-                await self._put(range(position, position + 1), 0)
+    def group_again(self, group_id: int) -> list[NewRow]:
+        """The rows of a group that was admitted before, and lost."""
+        return self._group(group_id, 0)
 
-    async def _put(self, positions: Iterable[int], not_before: WeightVersion) -> None:
+    def _group(self, position: int, not_before: WeightVersion) -> list[NewRow]:
         size, seed = self._config.algorithm.group_size, self._config.seed
-        groups = (
-            group_rows(self._prompts[position], position, group_size=size, seed=seed, not_before=not_before)
-            for position in positions
-        )
-        await self._queue.put([row for group in groups for row in group])
+        return group_rows(self._prompts[position], position, group_size=size, seed=seed, not_before=not_before)
 
 
 class _Runtime:
@@ -327,8 +329,6 @@ class _Runtime:
         self._ready: Future[QueueAddress] = Future()
         self._stop = Interrupt()
         self._failure: BaseException | None = None
-        self._awaited: WeightVersion | None = None
-        """That was sent, and has not been installed yet."""
         self._told = False
         # a daemon: a program that forgets to close it can end, and its processes end with it
         self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
@@ -350,13 +350,13 @@ class _Runtime:
         self._loop.call_soon_threadsafe(self._line.add, tuple(prompts))
 
     def publish(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send them, and wait until they are installed where the mode says so; again, only wait."""
-        if version != self._awaited:
-            self._sender.publish(version, weights)
+        """Send them."""
+        self._sender.publish(version, weights)
+
+    def settle(self, version: WeightVersion) -> None:
+        """Wait until they are installed, where the mode says so."""
         if self._config.weights_mode == "synchronous":
-            self._awaited = version
             self._wait(self._sender.installed(version, timeout_s=self._config.weights.timeout_s))
-            self._awaited = None
 
     def check(self) -> None:
         """Raises what has ended it, if something has."""
@@ -441,7 +441,7 @@ class _Runtime:
                 for service in services:
                     tasks.create_task(service.run())
                 tasks.create_task(self._line.run())
-                tasks.create_task(put_lost_groups(queue, self._line.put_again))
+                tasks.create_task(put_lost_groups(queue, self._line.group_again))
         except BaseExceptionGroup as errors:
             self._failure = first_error(errors)
             with suppress(QueueError):  # it may have failed itself

@@ -67,7 +67,7 @@ class Pipeline:
         async with asyncio.TaskGroup() as tasks:
             for service in self._services:
                 tasks.create_task(service.run())
-            tasks.create_task(put_lost_groups(self._queue, self._feeder.put_again))
+            tasks.create_task(put_lost_groups(self._queue, self._feeder.group_again))
             tasks.create_task(self._feeder.run(self._steps))
             while (version := self.learner.trained_steps) < self._steps:
                 await self._evaluate_if(version, version % self._evaluate_every == 0)

@@ -39,6 +39,7 @@ from tailrace.own_loop import Engines
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.run import train
 from tailrace.trainer.base import TrainSample
+from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.tensors import PackedTensor, TensorBatch
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt
@@ -344,11 +345,11 @@ def test_the_caller_grades_where_no_reward_worker_does(small: Callable[..., RunC
     assert [handle.name for handle in local.cluster.handles] == ["rollout-0"]
 
 
-def test_who_has_waited_too_long_for_engines_waits_again_for_the_same_version(
+def test_a_version_that_was_sent_is_notified_again_after_a_wait_too_long_and_a_queue_that_did_not_hear(
     small: Callable[..., RunConfig], local: Workers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install, installed = EngineUpdater._install, WeightSender.installed
-    may_install, limits = asyncio.Event(), [0.1, LIMIT_S]
+    may_install, limits = asyncio.Event(), [0.1, LIMIT_S, LIMIT_S]
 
     async def install_later(updater: EngineUpdater) -> None:
         await may_install.wait()
@@ -356,6 +357,9 @@ def test_who_has_waited_too_long_for_engines_waits_again_for_the_same_version(
 
     async def installed_within(sender: WeightSender, version: int, *, timeout_s: float) -> None:
         await installed(sender, version, timeout_s=limits.pop(0))
+
+    def unheard(*_: object) -> None:
+        raise PeerLost("nobody there")
 
     monkeypatch.setattr(EngineUpdater, "_install", install_later)
     monkeypatch.setattr(WeightSender, "installed", installed_within)
@@ -367,6 +371,10 @@ def test_who_has_waited_too_long_for_engines_waits_again_for_the_same_version(
         with pytest.raises(WeightsTimeout, match=r"rollout-0: version 1 .* not installed"):
             engines.weight_sync_notify(1, new)
         local.loop.call_soon_threadsafe(may_install.set)
+        with monkeypatch.context() as patch:
+            patch.setattr(SyncQueue, "advance", unheard)
+            with pytest.raises(PeerLost, match="nobody there"):
+                engines.weight_sync_notify(1, new)
         engines.weight_sync_notify(1, new)
         second = engines.get_experience_data()
         assert versions_of(second) == {1}

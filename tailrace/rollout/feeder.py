@@ -1,10 +1,10 @@
 """Admission of prompts: the rows of a training step enter the queue when weights are there that may generate for it.
 
-put(step)            its groups ──▶ queue: they wait for weight version `step` - `max_staleness`, then for room
-put_again(groups)    groups whose rows were lost ──▶ queue: made anew from their positions; they wait for room only
+put(step)          its groups ──▶ queue: they wait for weight version `step` - `max_staleness`, then for room
+put_lost_groups    groups whose rows were lost ──▶ queue: made anew from their positions; they wait for room only
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -81,26 +81,28 @@ class PromptFeeder:
                 raise
         self.next_step = step + 1
 
-    async def put_again(self, group_ids: Sequence[int]) -> None:
-        """Put groups whose rows were lost, each as soon as there is room; they were admitted before."""
-        for group_id in group_ids:
-            with suppress(GroupExists):  # the first step of a resumed run may have put it meanwhile
-                await self._queue.put(self._group(group_id, not_before=0))
+    def group_again(self, group_id: int) -> list[NewRow]:
+        """The rows of a group that was admitted before, and lost."""
+        return self._group(group_id, not_before=0)
 
     def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
         prompt = self._prompts[self._order[position]]
         return group_rows(prompt, position, group_size=self._group_size, seed=self._seed, not_before=not_before)
 
 
-async def put_lost_groups(queue: TransferQueue, put_again: Callable[[Sequence[int]], Awaitable[None]]) -> None:
-    """Until the queue is closed, have groups put again whose rows were lost with a storage unit."""
+async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int], Sequence[NewRow]]) -> None:
+    """Until the queue is closed, put groups again whose rows were lost with a storage unit, as soon as there is room.
+
+    `group_again`: the rows of one, which wait for no weights.
+    """
     with suppress(QueueClosed):
         while True:
-            try:
-                groups = await queue.lost_groups()
-            except QueueTimeout:
-                continue  # all is well: nothing was lost for that long
-            await put_again(groups)
+            with suppress(
+                QueueTimeout
+            ):  # nothing was lost; or what has found no room stays lost, and is asked for again
+                for group_id in await queue.lost_groups():
+                    with suppress(GroupExists):  # the first step of a resumed run may have put it meanwhile
+                        await queue.put(group_again(group_id))
 
 
 def group_rows(prompt: Prompt, position: int, *, group_size: int, seed: int, not_before: WeightVersion) -> list[NewRow]:

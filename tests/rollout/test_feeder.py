@@ -1,18 +1,22 @@
 """Prompts enter the queue once each, in the order that the seed fixes."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
 from tailrace.config.transfer import LocalQueueConfig
-from tailrace.errors import GroupExists
+from tailrace.errors import GroupExists, QueueClosed, QueueTimeout
 from tailrace.prompts.order import PromptOrder
-from tailrace.rollout.feeder import PromptFeeder
+from tailrace.rollout.feeder import PromptFeeder, put_lost_groups
+from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import Prompt, TaskSpec
 
 READS = ("prompt_ids", "prompt", "answer", "metadata", "seed")
+TASKS = [QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))]
 PROMPTS = tuple(
     Prompt(prompt_id=f"p{k}", text=f"text {k}", prompt_ids=np.arange(k + 1, dtype=np.int64), answer=str(k))
     for k in range(5)
@@ -24,7 +28,7 @@ def make(queue: LocalQueue) -> PromptFeeder:
 
 
 def make_queue() -> LocalQueue:
-    return LocalQueue([QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))], LocalQueueConfig())
+    return LocalQueue(TASKS, LocalQueueConfig())
 
 
 async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
@@ -72,18 +76,43 @@ async def test_a_step_that_somebody_else_has_put_is_an_error() -> None:
         await make(queue).put(0)
 
 
+class Losing(LocalQueue):
+    """Has lost groups, one list of them after the other, and no room for the first `full` puts."""
+
+    def __init__(self, *lost: list[int], full: int = 0) -> None:
+        super().__init__(TASKS, LocalQueueConfig())
+        self.lost, self.full = list(lost), full
+
+    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+        if not self.lost:
+            raise QueueClosed("closed")
+        return self.lost.pop(0)
+
+    async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        if self.full:
+            self.full -= 1
+            raise QueueTimeout("no room")
+        return await super().put(rows, timeout=timeout)
+
+
 async def test_a_lost_group_that_was_put_again_meanwhile_is_passed_over() -> None:
-    queue = make_queue()
+    queue = Losing([1, 3])
     feeder = make(queue)
     await feeder.put(0)
-    await feeder.put_again([1])
-    assert (await queue.stats()).rows == 6
+    await put_lost_groups(queue, feeder.group_again)
+    assert (await queue.stats()).rows == 8
+
+
+async def test_a_lost_group_for_which_there_was_no_room_is_put_when_the_queue_tells_of_it_again() -> None:
+    queue = Losing([1], [1], full=1)
+    await put_lost_groups(queue, make(queue).group_again)
+    assert [row.group_id for row in (await queue.claim("rollout")).rows] == [1, 1]
 
 
 async def test_a_lost_group_is_put_again_as_it_was_whatever_the_version() -> None:
-    first, second = make_queue(), make_queue()
+    first, second = make_queue(), Losing([1, 0])
     await make(first).put(0)
-    await make(second).put_again([1, 0])
+    await put_lost_groups(second, make(second).group_again)
     before = {row.order: row.cells for row in (await first.claim("rollout")).rows}
     again = (await second.claim("rollout")).rows
     assert [row.order for row in again] == [0, 1, 2, 3]
