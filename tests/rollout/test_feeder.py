@@ -16,7 +16,7 @@ from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import Prompt, TaskSpec
 
 READS = ("prompt_ids", "prompt", "answer", "metadata", "seed")
-TASKS = [QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))]
+
 PROMPTS = tuple(
     Prompt(prompt_id=f"p{k}", text=f"text {k}", prompt_ids=np.arange(k + 1, dtype=np.int64), answer=str(k))
     for k in range(5)
@@ -27,8 +27,12 @@ def make(queue: LocalQueue) -> PromptFeeder:
     return PromptFeeder(queue, PROMPTS, seed=3, shuffle=True, group_size=2, groups_per_step=3)
 
 
+def make_tasks() -> list[QueueTask]:
+    return [QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))]
+
+
 def make_queue() -> LocalQueue:
-    return LocalQueue(TASKS, LocalQueueConfig())
+    return LocalQueue(make_tasks(), LocalQueueConfig())
 
 
 async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
@@ -80,7 +84,7 @@ class Losing(LocalQueue):
     """Has lost groups, one list of them after the other, and no room for the first `full` puts."""
 
     def __init__(self, *lost: list[int], full: int = 0) -> None:
-        super().__init__(TASKS, LocalQueueConfig())
+        super().__init__(make_tasks(), LocalQueueConfig())
         self.lost, self.full = list(lost), full
 
     async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
