@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 import msgspec
 from rich.console import Console
 
+from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.prompts import AnySource, ColumnsConfig
 from tailrace.engine.base import Engine, SampleStream
@@ -155,8 +156,11 @@ def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Req
     """`config.samples` requests for each prompt; the request's id is prompt index · samples + sample.
 
     Raises:
-        PromptError: the order is longest_first, and a prompt does not say how long its responses are expected to be.
+        PromptError: the order is longest_first, or the estimate of adaptive TP ranked, and a prompt does not say how
+            long its responses are expected to be.
     """
+    expected = _all_expected_tokens(config, prompts)
+    priorities = longest_first(expected) if config.order == "longest_first" else first_in(len(prompts))
     return [
         Request(
             request_id=index * config.samples + sample,
@@ -164,24 +168,28 @@ def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Req
             prompt_ids=prompt.prompt_ids,
             sampling=config.sampling,
             seed=sample_seed(config.seed, index, sample),
-            priority=priority,
+            priority=priorities[index],
+            expected_tokens=expected[index] if expected else None,
         )
-        for index, (prompt, priority) in enumerate(zip(prompts, _priorities(config, prompts), strict=True))
+        for index, prompt in enumerate(prompts)
         for sample in range(config.samples)
     ]
 
 
-def _priorities(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[float]:
-    if config.order == "first_in":
-        return first_in(len(prompts))
-    return longest_first([_expected_tokens(prompt) for prompt in prompts])
+def _all_expected_tokens(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[float]:
+    """Of each prompt; nothing where nobody asks for them."""
+    if config.order == "longest_first":
+        return [_expected_tokens(prompt, "order longest_first") for prompt in prompts]
+    if isinstance(config.engine, NativeEngineConfig) and config.engine.reads_expected_tokens:
+        return [_expected_tokens(prompt, "engine.adaptive_tp.estimate ranked") for prompt in prompts]
+    return []
 
 
-def _expected_tokens(prompt: Prompt) -> float:
+def _expected_tokens(prompt: Prompt, who: str) -> float:
     expected = prompt.metadata.get(EXPECTED_TOKENS)
     if isinstance(expected, bool) or not isinstance(expected, int | float) or not math.isfinite(expected):
         shown = repr(expected) if EXPECTED_TOKENS in prompt.metadata else "nothing"
-        raise PromptError(f"order longest_first needs a number {EXPECTED_TOKENS} in {prompt.prompt_id}, not {shown}")
+        raise PromptError(f"{who} needs a number {EXPECTED_TOKENS} in {prompt.prompt_id}, not {shown}")
     return float(expected)
 
 

@@ -131,13 +131,25 @@ def test_the_order_becomes_priorities(tmp_path: Path, model: Path, order: str, p
     assert [request.group_id for request in requests] == [0, 0, 1, 1, 2, 2]
 
 
+RANKED = {"type": "native", "dp": 2, "adaptive_tp": {"estimate": "ranked"}}
+
+
+def test_an_engine_that_ranks_lengths_is_told_them(tmp_path: Path, model: Path) -> None:
+    rows = [{"prompt": f"n{k}", "expected_tokens": tokens} for k, tokens in enumerate([5, 70])]
+    config = configured(model, prompts=from_file(write_rows(tmp_path / "p.jsonl", *rows)), engine=RANKED, samples=2)
+    requests = make_requests(config, load_inputs(config, ()).prompts)
+    assert [request.expected_tokens for request in requests] == [5, 5, 70, 70]
+    assert [request.priority for request in requests] == [0.0] * 4
+
+
+@pytest.mark.parametrize("asking", [{"order": "longest_first"}, {"engine": RANKED}])
 @pytest.mark.parametrize(("row", "shown"), [({}, "nothing"), ({"expected_tokens": "many"}, "'many'")])
-def test_longest_first_names_the_prompt_that_expects_no_number(
-    tmp_path: Path, model: Path, row: dict[str, Any], shown: str
+def test_who_asks_for_lengths_names_the_prompt_that_expects_no_number(
+    tmp_path: Path, model: Path, row: dict[str, Any], shown: str, asking: dict[str, Any]
 ) -> None:
     source = write_rows(tmp_path / "p.jsonl", {"prompt": "a", "expected_tokens": 1}, {"prompt": "b", **row})
-    config = configured(model, prompts=from_file(source), order="longest_first")
-    with pytest.raises(PromptError, match=rf"needs a number expected_tokens in p\.jsonl:2, not {shown}"):
+    config = configured(model, prompts=from_file(source), **asking)
+    with pytest.raises(PromptError, match=rf"(first|ranked) needs a number expected_tokens in p\.jsonl:2, not {shown}"):
         generate(config, output=tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -51,6 +51,8 @@ from tailrace.events import Event
 
 _BATCH_S = 0.5
 """Lines and events that come within this time go in one report: each costs milliseconds of several processes."""
+_GUARD_LIMIT_S = 60.0
+"""For a Python to start that does nothing yet, on a busy machine with a slow disk."""
 _END_LIMIT_S = 10.0
 """The guard kills in milliseconds. What is stuck in the kernel is left to it."""
 _DRAIN_LIMIT_S = 1.0
@@ -292,7 +294,16 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
     for theirs in (their_messages, their_lifeline):
         theirs.close()
     os.close(their_output)
-    await asyncio.to_thread(starter.wait, _END_LIMIT_S)  # the guard is its child, and has left it
+    try:
+        await asyncio.to_thread(starter.wait, _GUARD_LIMIT_S)  # the guard is its child, and has left it
+    except subprocess.TimeoutExpired:
+        starter.kill()
+        with suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(starter.wait, _END_LIMIT_S)
+        for ours in (messages, lifeline):
+            ours.close()
+        os.close(output)
+        raise WorkerDied.of(spec.name, 0, f"its guard had not started within {_GUARD_LIMIT_S:g} s") from None
     reader = StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb"))
     return _Child(

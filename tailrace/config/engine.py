@@ -122,6 +122,11 @@ class NativeEngineConfig(Config):
         """Of the whole engine."""
         return self.dp * self.tp
 
+    @property
+    def reads_expected_tokens(self) -> bool:
+        """Whether requests have to say how long their responses are expected to be."""
+        return self.adaptive_tp is not None and self.adaptive_tp.estimate == "ranked"
+
     @model_validator(mode="after")
     def _a_link_has_two_ends(self) -> Self:
         if self.link is not None and self.tp == 1 and (self.adaptive_tp is None or self.ranks == 1):

@@ -38,7 +38,7 @@ class GenerateConfig(_OnEngine):
     """Responses to each prompt."""
     order: Literal["first_in", "longest_first"] = "first_in"
     """Which requests start first: those of the first prompts, or those with the largest `expected_tokens`, a column of
-    the prompts."""
+    the prompts (which `engine.adaptive_tp.estimate` ranked reads, too)."""
     prompts: GeneratePromptsConfig = GeneratePromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
 

@@ -183,6 +183,15 @@ class RunConfig(OnDevice):
         return self
 
     @model_validator(mode="after")
+    def _prompts_say_no_lengths(self) -> Self:
+        if isinstance(self.engine, NativeEngineConfig) and self.engine.reads_expected_tokens:
+            raise ValueError(
+                "engine.adaptive_tp.estimate ranked needs to be told how long each response is expected to be, and no "
+                "prompt of a run says so; use survival (or bound)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _samples_differ(self) -> Self:
         if self.sampling.temperature == 0:
             raise ValueError(

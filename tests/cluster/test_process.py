@@ -106,6 +106,15 @@ async def test_a_worker_that_does_not_open_in_time_is_killed() -> None:
             pass
 
 
+async def test_a_worker_whose_guard_does_not_start_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.cluster.process._GUARD_LIMIT_S", 0.0)
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(WorkerDied, match=r"rollout-0 .*its guard had not started within 0 s"):
+        async with started(servant()):
+            pass
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
 async def test_a_stopped_process_is_killed() -> None:
     async with started(servant(), heartbeat_s=2.0) as worker, Hearing(worker) as hearing:
         os.kill(worker.pid, signal.SIGSTOP)

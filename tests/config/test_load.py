@@ -112,6 +112,10 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("trainer.mini_batch_size=12", "trainer.mini_batch_size 12 must be a multiple of algorithm.group_size 8"),
         ("queue.max_rows=16", "queue.max_rows 16 cannot hold the 32 rows of a step"),
         ("sampling.temperature=0", "sampling.temperature is 0: the greedy samples of a group are all equal"),
+        (
+            "engine={type: native, dp: 2, adaptive_tp: {estimate: ranked}}",
+            "engine.adaptive_tp.estimate ranked needs to be told how long each response is expected to be",
+        ),
         ("pipeline.in_order=true", "pipeline.in_order needs pipeline.streaming: true"),
         ("rewards.grader.pattern='('", "rewards.grader.pattern is not a regular expression"),
         ("sampling.stop=['']", "sampling.stop has an empty string, which would end every response at once"),

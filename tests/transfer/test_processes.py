@@ -1,5 +1,6 @@
 """The processes of a queue are there together, come back when they are killed, and end with whoever started them."""
 
+import asyncio
 import os
 import re
 import resource
@@ -29,6 +30,7 @@ from tailrace.transfer.queue.child import Child
 from tailrace.transfer.queue.look import greet, look
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.serve import UnitSettings
+from tailrace.transfer.queue.socket_directory import directory_of
 
 LIMIT_S = 30.0
 TABLE = TableConfig(
@@ -371,6 +373,21 @@ def test_a_stop_during_the_start_ends_what_was_started(tmp_path: Path) -> None:
     with pytest.raises(QueueError, match="stopped while it started"), processes:
         pass
     assert [pid for pid in processes.pids.values() if not ends(pid)] == []
+
+
+async def test_a_cancelled_start_has_ended_what_it_started(tmp_path: Path) -> None:
+    processes = queue(tmp_path)
+    start = asyncio.create_task(processes.__aenter__())
+    while not (begun := processes.pids):
+        await asyncio.sleep(0)
+    sockets = directory_of(processes.address.endpoints)
+    assert sockets is not None
+    assert sockets.exists()
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert not sockets.exists()
+    assert all(ends(pid) for pid in begun.values())
 
 
 def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

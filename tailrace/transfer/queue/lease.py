@@ -61,6 +61,9 @@ async def holding(queue: TransferQueue) -> AsyncIterator[Callable[[Claim], None]
         await give_back(queue, heartbeats.values())
         if heartbeats:  # not awaited themselves: to suppress their cancellation would suppress the caller's
             await asyncio.wait(heartbeats)
+    for heartbeat in heartbeats:
+        if not heartbeat.cancelled():
+            heartbeat.result()  # an error that nobody foresaw, which the block has not met itself
 
 
 async def give_back(queue: TransferQueue, claims: Iterable[Claim]) -> None:

@@ -133,6 +133,7 @@ class QueueProcesses:
             await asyncio.to_thread(self._ready.wait)
         except asyncio.CancelledError:
             self.stop()
+            await asyncio.to_thread(self._join)
             raise
         self._check_started()
         return self
