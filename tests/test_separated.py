@@ -511,6 +511,7 @@ def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
         prompts,
         pipeline=FULLY_ASYNCHRONOUS,
         trainer__steps=8,
+        evaluation={"every": 100},
         cluster={kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward", "reference")},
         **KL,
     )
@@ -572,17 +573,21 @@ def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
 ) -> None:
     run = tmp_path / "run"
-    config = small_run(
-        run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, trainer__steps=30, checkpoint={"every": 100}
-    )
-    start = command(config, tmp_path / "recipe.yaml")
+
+    def steps(count: int) -> RunConfig:
+        never = {"checkpoint": {"every": 100}, "evaluation": {"every": 100}}
+        model = tiny_model("llama")
+        return small_run(run, model, prompts, pipeline=FULLY_ASYNCHRONOUS, trainer__steps=count, **never)
+
+    start = command(steps(50), tmp_path / "recipe.yaml")  # more than it makes before it hears of the signal
     for number, options in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
         *phases, last = interrupted([*start, *options], number).splitlines()
         assert last == "Stopping; once more to exit at once."
         assert [phase.partition(" ")[0] for phase in phases] == ["starting", "starting"]
         pids = [event.info["pid"] for event in of(run, "worker_started")]
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    assert train(config, resume=True) == 0
-    assert [event.step for event in steps_of(run)] == list(range(30))
+    end = len(steps_of(run)) + 2
+    assert train(steps(end), resume=True) == 0
+    assert [event.step for event in steps_of(run)] == list(range(end))
     saved = [event.info["path"] for event in of(run, "checkpoint")]
     assert [event.info["resumed_from"] for event in of(run, "run")] == [None, *saved[:2]]
