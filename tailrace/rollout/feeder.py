@@ -93,13 +93,12 @@ class PromptFeeder:
 async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int], Sequence[NewRow]]) -> None:
     """Until the queue is closed, put groups again whose rows were lost with a storage unit, as soon as there is room.
 
-    `group_again`: the rows of one, which wait for no weights.
+    What finds none within the queue's limit stays lost, and is asked for again. `group_again`: the rows of a group,
+    which wait for no weights.
     """
     with suppress(QueueClosed):
         while True:
-            with suppress(
-                QueueTimeout
-            ):  # nothing was lost; or what has found no room stays lost, and is asked for again
+            with suppress(QueueTimeout):  # nothing was lost for that long, or there was no room
                 for group_id in await queue.lost_groups():
                     with suppress(GroupExists):  # the first step of a resumed run may have put it meanwhile
                         await queue.put(group_again(group_id))
