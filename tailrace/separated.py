@@ -19,12 +19,14 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Inputs, Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.checkpointing import RunState
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
-from tailrace.cluster.pool import DeathBudget, Pool, nothing
+from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import WorkerDied, first_error
@@ -212,8 +214,6 @@ class Workers:
         )
         self._configs = pools
         self._pools: dict[str, Pool] = {}
-        self._weights: asyncio.Future[WeightsAddress] = asyncio.get_running_loop().create_future()
-        """Where new weights come from."""
 
     @property
     def trainer(self) -> Pool:
@@ -231,26 +231,22 @@ class Workers:
         return list(self._pools.values())
 
     async def start(self, weights: WeightsAddress | None = None) -> None:
-        """Start all workers, side by side. `weights`: where they come from; by default from the trainer among them."""
-        if weights is not None:
-            self._weights.set_result(weights)
+        """Start all workers: those of rollout last, since they are told where weights come from.
+
+        `weights`: that; by default from the trainer among them.
+        """
         try:
             async with asyncio.TaskGroup() as starting:
-                for kind in self._configs:
-                    self._pools[kind] = self._pool(kind)
-                    starting.create_task(self._start(kind))
+                for kind in self._configs.keys() - {"rollout"}:
+                    self._pools[kind] = self._pool(kind, self._settings)
+                    starting.create_task(self._pools[kind].start())
         except BaseExceptionGroup as errors:
             raise first_error(errors) from errors
-
-    async def _start(self, kind: str) -> None:
-        await self._pools[kind].start()
-        if kind == "trainer":
-            self._weights.set_result(await self.trainer.call(0, "weights_address"))
-
-    async def _tell_weights(self, handle: WorkerHandle) -> None:
-        """An open rollout worker hears where new weights come from, when that is known."""
-        weights = await asyncio.shield(self._weights)  # others wait, too, whatever becomes of this one
-        await handle.call("receive_weights", weights)
+        if weights is None:
+            weights = await self.trainer.call(0, "weights_address")
+        settings = msgspec.structs.replace(self._settings, weights=weights)
+        self._pools["rollout"] = self._pool("rollout", settings)
+        await self.rollout.start()
 
     async def close(self) -> None:
         """Close all workers.
@@ -259,7 +255,7 @@ class Workers:
         """
         await each(*(pool.close() for pool in self._pools.values()))
 
-    def _pool(self, kind: str) -> Pool:
+    def _pool(self, kind: str, settings: RunSettings) -> Pool:
         """Of the trainer there is one, and it is not replaced."""
         config = self._configs[kind]
         specs = [
@@ -267,7 +263,7 @@ class Workers:
                 name=kind if kind == "trainer" else f"{kind}-{number}",
                 pool=config,
                 factory=f"tailrace.workers.{kind}:make",
-                settings=self._settings.encode(),
+                settings=settings.encode(),
             )
             for number in range(config.workers)
         ]
@@ -277,7 +273,6 @@ class Workers:
             self._config.cluster,
             self._log,
             budget=None if kind == "trainer" else self._budget,
-            on_open=self._tell_weights if kind == "rollout" else nothing,
             on_death=self._take_back,
         )
 

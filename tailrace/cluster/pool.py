@@ -51,8 +51,8 @@ class DeathBudget:
             ) from death
 
 
-async def nothing(handle: WorkerHandle) -> None:
-    """Is done."""
+async def _nothing(handle: WorkerHandle) -> None:
+    pass
 
 
 class Pool:
@@ -66,19 +66,16 @@ class Pool:
         log: EventLog,
         *,
         budget: DeathBudget | None,
-        on_open: Callable[[WorkerHandle], Awaitable[None]] = nothing,
-        on_death: Callable[[WorkerHandle], Awaitable[None]] = nothing,
+        on_death: Callable[[WorkerHandle], Awaitable[None]] = _nothing,
     ) -> None:
-        """`budget`: of deaths; without one nobody is replaced. `on_open` is awaited before a worker that has opened
-        counts as started, `on_death` before another starts.
-        """
+        """`budget`: of deaths; without one nobody is replaced. `on_death` is awaited before another starts."""
         self._cluster = cluster
         self._specs = specs
         self._limit_s = 2 * config.start_limit_s
         """For a replacement: a place is found, and the worker opens."""
         self._log = log
         self._budget = budget
-        self._on_open, self._on_death = on_open, on_death
+        self._on_death = on_death
         self._handles: list[WorkerHandle | None] = [None] * len(specs)
         self._changed = asyncio.Event()
         """Set and replaced whenever a handle, or the failure, changes."""
@@ -156,11 +153,6 @@ class Pool:
         began = self._log.now()
         try:
             handle = await self._cluster.start(self._specs[index])
-            try:
-                await self._on_open(handle)
-            except BaseException:
-                await handle.kill()
-                raise
         except WorkerDied as death:
             self._tell_of(death)
             raise

@@ -15,7 +15,6 @@ from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.preparation import check_cache, check_engine, open_engine
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.rollout.worker import RolloutWorker
-from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.types import Request, Sample, WeightVersion
 from tailrace.workers.base import RunWorker
@@ -45,6 +44,7 @@ class RolloutHost(RunWorker):
     async def start(self) -> dict[str, Any]:
         """Load the engine with the initial weights."""
         config = self.config
+        assert self.settings.weights is not None
         check_engine(config.engine, self.model_dir, device=config.device)
         self._engine = await open_engine(config.engine, self.model_dir, device=config.device, executor=self.executor)
         self.stack.push_async_callback(self._engine.close)
@@ -55,14 +55,9 @@ class RolloutHost(RunWorker):
             longest_prompt=self.settings.longest_prompt,
             max_new_tokens=config.sampling.max_new_tokens,
         )
-        self._tokenizer = load_tokenizer(self.model_dir)
-        return {}
-
-    async def receive_weights(self, sender: WeightsAddress) -> None:
-        """Take new weights from there; once, before `run`."""
-        config, tokenizer = self.config, self._tokenizer
+        tokenizer = load_tokenizer(self.model_dir)
         receiver = WeightReceiver(
-            sender,
+            self.settings.weights,
             name=self.context.name,
             datacentre=self.context.datacentre,
             listen=listen_at(config, self.context.address),
@@ -89,6 +84,7 @@ class RolloutHost(RunWorker):
             max_staleness=config.pipeline.max_staleness,
             gate=self._updater,
         )
+        return {}
 
     def services(self) -> Sequence[Any]:
         """Rollout."""

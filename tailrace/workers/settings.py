@@ -8,6 +8,7 @@ from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
 from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.weights.address import WeightsAddress
 
 _WITHOUT_DEVICE = ("reward",)
 """Kinds of workers that need none."""
@@ -46,6 +47,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of it."""
     checkpoints: str
     """Directory of the run's checkpoints."""
+    weights: WeightsAddress | None = None
+    """Where new weights come from; for rollout workers."""
 
     @property
     def run_config(self) -> RunConfig:

@@ -97,35 +97,6 @@ async def test_a_dead_worker_is_replaced_after_its_work_was_given_back(log: Log)
     assert (died.actor, died.info) == ("rollout-0", {"pid": dead.pid, "how": "killed"})
 
 
-async def test_a_worker_counts_as_started_when_it_was_told_what_it_needs_and_so_does_its_replacement(log: Log) -> None:
-    told: list[tuple[WorkerHandle, int]] = []
-
-    async def tell(handle: WorkerHandle) -> None:
-        told.append((handle, len(log.of("worker_started"))))
-
-    async with LocalCluster(CONFIG) as cluster:
-        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1), on_open=tell)
-        async with running(pool) as run:
-            first = pool.handles[0]
-            await first.kill()
-            await log.until(2, "worker_started")
-            assert told == [(first, 0), (pool.handles[0], 1)]
-            await pool.call(0, "stop")
-            await run
-
-
-async def test_a_worker_that_dies_before_it_was_told_has_not_started(log: Log) -> None:
-    async def die(handle: WorkerHandle) -> None:
-        await handle.kill()
-        await handle.call("add", 1, 1)
-
-    async with LocalCluster(CONFIG) as cluster:
-        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1), on_open=die)
-        with pytest.raises(WorkerDied, match="rollout-0"):
-            await pool.start()
-    assert (pool.handles, log.of("worker_started"), len(log.of("worker_died"))) == ([], [], 1)
-
-
 async def test_who_was_told_of_a_death_and_calls_again_gets_the_replacement(log: Log) -> None:
     """Even before the pool has heard of it: one that asks again and again must not keep it from hearing."""
     async with LocalCluster(CONFIG) as cluster:
