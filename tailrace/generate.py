@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 EXPECTED_TOKENS = "expected_tokens"
-"""The column of the prompts that longest-first goes by."""
+"""The column of the prompts that longest-first and ranked lengths go by."""
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):

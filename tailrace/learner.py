@@ -1,6 +1,6 @@
 """The training side of the loop: a step's rows become new weights, which are handed on before the rows are acked.
 
-    queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ ack ──▶ step event
+    queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ ack ──▶ settle ──▶ step event
 
 In the process of the run, or in a worker of its own behind the same interface.
 """
@@ -45,7 +45,8 @@ class Learner(ABC):
     async def train(self, step: int) -> None:
         """Train on the rows of `step`, and hand the new weights on.
 
-        Cancelled before the step's first optimizer step it leaves all as it was; later, it finishes first.
+        Cancelled before the step's first optimizer step it leaves all as it was; later, it finishes first,
+        but for waiting until engines have the weights.
         """
 
     @abstractmethod
@@ -110,8 +111,8 @@ class LocalLearner(Learner):
         async def hand_on(result: StepResult) -> None:
             nonlocal trained
             self._trained_steps = step + 1
-            trained = result
             await self._publisher.publish(self._trained_steps)
+            trained = result
 
         async with self._turn:
             start = self._log.now()

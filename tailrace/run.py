@@ -283,7 +283,12 @@ async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interru
     except (asyncio.CancelledError, BaseExceptionGroup) as error:
         if interrupt.asked:
             interrupt.accept()
-            await pipeline.save()
+            try:
+                await pipeline.save()
+            except CheckpointError as unsaved:
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                print(unsaved, file=sys.stderr)  # and then the error that has ended the run
         if isinstance(error, BaseExceptionGroup):
             raise await _explained(first_error(error), pipeline.learner, directory) from error
         if not interrupt.asked:

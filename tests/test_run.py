@@ -19,8 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, NonFiniteError, UserError
 from tailrace.events import read_events
+from tailrace.interrupt import Interrupt
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
+from tailrace.trainer.backends.single import SingleTrainer
+from tailrace.trainer.base import UpdateResult
 from tests.conftest import TinyModel
 from tests.runs import learned, small_run, steps_of, write_prompts
 
@@ -135,6 +138,32 @@ def test_three_non_finite_updates_stop_the_run_with_the_evidence(
     with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
         train(config, resume=False)
     assert (run / "evidence.json").stat().st_size > 0
+
+
+def test_ctrl_c_does_not_hide_the_error_of_a_step_that_is_half_done(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nor does it save what is of no step."""
+    apply, interrupt, applied = SingleTrainer.apply, Interrupt(), list[UpdateResult]()
+
+    def interrupted_apply(trainer: SingleTrainer) -> UpdateResult:
+        if applied:
+            interrupt.ask()
+            raise NonFiniteError("loss is nan")
+        applied.append(apply(trainer))
+        return applied[-1]
+
+    monkeypatch.setattr(SingleTrainer, "apply", interrupted_apply)
+    run = tmp_path / "run"
+    config = small_run(run, tiny_model("llama"), prompts, trainer__mini_batch_size=4)
+    with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
+        train(config, resume=False, interrupt=interrupt)
+    assert "step 1 has failed between two of its optimizer steps (loss is nan)" in capsys.readouterr().err
+    assert list((run / "checkpoints").glob("step_*")) == []
 
 
 def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
