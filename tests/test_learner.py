@@ -102,7 +102,7 @@ async def test_weights_in_the_middle_of_a_step_are_not_saved(
     witness = Witness(bench.trainer)
     learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
     await bench.queue.put(rows(0) + rows(1))
-    bench.trainer.fails_at = failing
+    bench.trainer.fails, bench.trainer.fails_after = MemoryError("no memory"), failing
     with pytest.raises(MemoryError):
         await learner.train(0)
     if saved:

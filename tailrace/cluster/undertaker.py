@@ -3,8 +3,8 @@
 Most of a local Ray ends with its driver, but some of its helpers linger for a minute. This waits until the driver hangs
 up its standard input. If it has not said before that all is well, every process that has MARK in its environment is
 killed, and so is every process that writes below DIRECTORY, which is removed; not the driver, which may be ending with
-an error of its own. The sockets and the shared memory that processes on this machine have left which are dead are
-removed, too: those of the run are among them.
+an error of its own, and is waited for. The sockets and the shared memory that processes on this machine have left which
+are dead are removed, too: those of the run are among them.
 """
 
 import os
@@ -25,7 +25,11 @@ from tailrace.cluster.environment import environment
 MARK = "TAILRACE_RAY"
 """The variable that all processes of a local Ray, and what they start, have in their environment."""
 _KILL_LIMIT_S = 30.0
-"""Killed processes are gone in a moment, but Ray may start others meanwhile; one stuck in the kernel is left to it."""
+"""Killed processes are gone in a moment, but Ray may start others meanwhile; one stuck in the kernel is left to it. For
+the driver to end, too."""
+
+_LOOK_S = 0.1
+"""Between looks at whether the driver has ended."""
 
 
 @contextmanager
@@ -61,6 +65,8 @@ def main() -> None:
             with suppress(psutil.Error):  # it has ended, or may not be killed
                 process.kill()
         psutil.wait_procs(left, timeout=1.0)
+    while os.getppid() == driver and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)  # what it has still open is not taken for left
     shutil.rmtree(directory, ignore_errors=True)
     _remove_leftovers()
 

@@ -40,8 +40,8 @@ class RecordingTrainer(Trainer):
         self.let_go.set()
         self.fails: Exception | None = None
         """What `apply` raises."""
-        self.fails_at: int | None = None
-        """The number, from 0, of the `apply` for which there is no memory."""
+        self.fails_after = 0
+        """Calls of `apply` that succeed first."""
 
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
         return [np.full(len(sample.response_ids), len(self.applied), np.float32) for sample in samples]
@@ -53,10 +53,8 @@ class RecordingTrainer(Trainer):
     def apply(self) -> UpdateResult:
         self.applying.set()
         assert self.let_go.wait(timeout=10)
-        if self.fails is not None:
+        if self.fails is not None and len(self.applied) >= self.fails_after:
             raise self.fails
-        if self.fails_at == len(self.applied):
-            raise MemoryError("no memory")
         self.applied.append(self.pending)
         self.pending = []
         return UpdateResult(applied=True, loss=0.0, grad_norm=0.0, lr=0.0, metrics={})
