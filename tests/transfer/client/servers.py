@@ -41,6 +41,7 @@ class Served:
     def __init__(
         self,
         address: QueueAddress,
+        controller: Server,
         storages: Sequence[Storage],
         stops: Sequence[Callable[[], None]],
         units: Sequence[str] = (),
@@ -49,7 +50,17 @@ class Served:
         self.storages = storages
         self.units = units
         """Their endpoints."""
+        self._controller = controller
         self._stops = stops
+
+    def end_turn(self) -> None:
+        """What is asked from now on is answered after the controller has done what was due when this was called.
+
+        An answer says less: the controller may take in the next messages, too, before it looks at its clock.
+        """
+        taken_in = threading.Event()
+        self._controller.call(taken_in.set)
+        assert taken_in.wait(LIMIT_S), "the controller does not go on"
 
     def stop_unit(self, number: int) -> None:
         """It is gone without a word."""
@@ -90,7 +101,7 @@ def serving(
                 stops.append(stack.enter_context(_running(unit, service)))
                 while sum(unit.alive for unit in queue.stats().units) <= number:
                     pass  # one after the other, so that their numbers are their places here
-        yield Served(address, storages, stops, where_units)
+        yield Served(address, server, storages, stops, where_units)
 
 
 @contextmanager
