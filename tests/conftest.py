@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -18,6 +19,8 @@ from tailrace.events import Event, EventLog
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("tests")  # no test of this one is of time, and each fails again as it did
 
 TinyModel = Callable[..., Path]
 Command = Callable[..., subprocess.CompletedProcess[str]]

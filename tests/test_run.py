@@ -173,21 +173,25 @@ def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
 
 def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
     run = tmp_path / "run"
-    config = small_run(run, tiny_model("llama"), prompts, trainer__steps=6, checkpoint={"every": 100})
+    never = {"checkpoint": {"every": 100}, "evaluation": {"every": 100}}
+    steps = 200  # more than it makes before it hears of the signal
+    config = small_run(run, tiny_model("llama"), prompts, trainer__steps=steps, **never)
     start = command(config, tmp_path / "recipe.yaml")
     with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "step 2/6" in line:
+            if f"step 2/{steps}" in line:
                 process.send_signal(signal.SIGINT)
                 break
         process.stdout.read()
         assert process.wait(timeout=60) == 130
     assert not (run / "model").exists()
-    done = subprocess.run([*start, "--resume"], capture_output=True, text=True, timeout=120, check=False)
+    end = len(steps_of(run)) + 2
+    again = [*start, "--resume", f"trainer.steps={end}"]
+    done = subprocess.run(again, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     trained = [event.step for event in steps_of(run) if event.step is not None]
-    assert trained == sorted(set(trained)) == list(range(6))
+    assert trained == sorted(set(trained)) == list(range(end))
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import pickle
 import re
 import select
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -106,10 +108,16 @@ async def test_a_worker_that_does_not_open_in_time_is_killed() -> None:
             pass
 
 
-async def test_a_worker_whose_guard_does_not_start_in_time_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.cluster.process._GUARD_LIMIT_S", 0.0)
+async def test_a_worker_whose_guard_does_not_start_in_time_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 600\n")
+    slow.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setattr("tailrace.cluster.process._GUARD_LIMIT_S", 0.1)
     before = set(os.listdir("/proc/self/fd"))
-    with pytest.raises(WorkerDied, match=r"rollout-0 .*its guard had not started within 0 s"):
+    with pytest.raises(WorkerDied, match=r"rollout-0 .*its guard had not started within 0\.1 s"):
         async with started(servant()):
             pass
     assert set(os.listdir("/proc/self/fd")) == before

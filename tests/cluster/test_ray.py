@@ -230,7 +230,8 @@ async def test_ctrl_c_leaves_the_workers_to_the_driver_which_leaves_nothing() ->
         os.killpg(process.pid, signal.SIGINT)
         out, err = await process.communicate()
     assert (process.returncode, out.decode()) == (0, "3\n"), err.decode()
-    assert err.decode() == "Stopping; once more to exit at once.\n"
+    said = [line for line in err.decode().splitlines() if " has not started yet, and is waited for" not in line]
+    assert said == ["Stopping; once more to exit at once."]
     await nothing_left(*parts)
 
 

@@ -96,7 +96,8 @@ class Servant(Worker):
     async def start_child(self) -> int:
         """A process that hides from its parent: in a session of its own, whose parent is gone."""
         code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
-        return int(subprocess.check_output([sys.executable, "-c", code], start_new_session=True, timeout=20))
+        command = [sys.executable, "-c", code]
+        return int(await asyncio.to_thread(subprocess.check_output, command, start_new_session=True, timeout=20))
 
     async def stand_still(self) -> None:
         """Hold up the event loop."""

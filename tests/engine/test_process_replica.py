@@ -451,10 +451,18 @@ def test_where_one_process_cannot_be_started_the_others_end(
     assert [Path(f"/proc/{pid}").exists() for pid in started] == [False]
 
 
-def test_interrupting_ends_the_wait_for_a_rank_that_stands_still(architecture: Architecture, memory: Path) -> None:
+def test_interrupting_ends_the_wait_for_a_rank_that_stands_still(
+    architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stopped(WorkerProcess):
+        def __init__(self, rank: int) -> None:
+            super().__init__(rank)
+            if rank == 1:
+                os.kill(self.pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(worker_process, "WorkerProcess", Stopped)
     crew = Crew()
     replica = ProcessReplica(settings(2), architecture, 0, device=CPU, crew=crew)
-    os.kill(replica.pids[1], signal.SIGSTOP)
     interruption = threading.Thread(target=crew.interrupt)
     interruption.start()
     with pytest.raises(RankDied, match="died while starting: SIGKILL"):

@@ -162,14 +162,12 @@ def train(served: Served, seen: list[int], *, kill: bool = False, **options: Any
 
 
 def test_leases_are_renewed_while_batches_wait(tmp_path: Path) -> None:
-    with serving(tmp_path, TABLE, lease_s=0.5) as served:
+    with serving(tmp_path, TABLE, lease_s=3.0) as served:
         put(served.queue, 4)
         with dataset(served) as rows:
             batch = next(iter(DataLoader(rows, batch_size=None)))
             with pytest.raises(QueueTimeout):
-                served.queue.claim(
-                    "rollout", timeout=1.5
-                )  # three times as long as the lease, so nobody else is handed them
+                served.queue.claim("rollout", timeout=4.0)  # longer than the lease, so nobody else is handed them
             rows.ack(batch, rewards(batch))
 
 
@@ -199,6 +197,8 @@ def test_the_rows_of_a_process_that_dies_go_back_when_it_is_not_heard_of(served:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=train_for_ever, args=(served, theirs))
     process.start()
+    theirs.close()  # so that its end is heard
+    assert ours.poll(LIMIT_S)
     assert ours.recv_bytes() == b"it has them"
     process.kill()
     process.join(LIMIT_S)

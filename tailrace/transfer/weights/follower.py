@@ -221,13 +221,13 @@ class Follower(Service, Owner):
 
     def _lose(self, error: SenderLost) -> None:
         """Tell those that wait, and try again in a while."""
-        self.error = error
         link, self._link, self._plan = self._link, None, None
         assert link is not None
         self.server.unlink(link)
         self.broadcasts.leave()
         self._again_at = self.server.now + self.retry_s
         remove_orphans(self.pool.directory.parent)  # it may have been killed
+        self.error = error
         self.bell.ring()
 
     # Versions

@@ -251,7 +251,7 @@ def test_a_queue_goes_on_from_its_snapshot(tmp_path: Path, make: Make, face: Fac
 
 
 def test_rows_survive_a_unit_that_dies_where_another_has_them(tmp_path: Path) -> None:
-    with serving(tmp_path, units=2, replicas=2, unit_limit_s=1.0) as served, blocking(served, limit_s=2.0) as queue:
+    with serving(tmp_path, units=2, replicas=2, unit_limit_s=3.0) as served, blocking(served, limit_s=2.0) as queue:
         queue.put(group(0, 2, prompt=LONG))
         first = queue.claim("rollout", timeout=LIMIT_S)
         assert sorted(first.rows[0].units) == [0, 1]
@@ -267,20 +267,20 @@ def test_rows_survive_a_unit_that_dies_where_another_has_them(tmp_path: Path) ->
 
 def test_a_dead_unit_holds_up_nobody_until_the_limit(tmp_path: Path, face: Face) -> None:
     """The limits are longer than any test."""
-    with serving(tmp_path, units=2, replicas=2, unit_limit_s=0.5) as served, face(served, limit_s=3600.0) as queue:
+    with serving(tmp_path, units=2, replicas=2, unit_limit_s=3.0) as served, face(served, limit_s=3600.0) as queue:
         queue.put(group(0, 3))
-        first, second = queue.claim("rollout"), queue.claim("rollout")
+        first, second = (queue.claim("rollout", timeout=LIMIT_S) for _ in range(2))
         served.stop_unit(0)
         queue.ack(first, outputs(first, response_ids=tokens(3)))
         whole_rows(queue, response_ids=tokens(4))
         served.stop_unit(1)
         with pytest.raises(StaleRowError):
             queue.ack(second, outputs(second, response_ids=tokens(5)))
-        assert queue.lost_groups() == [0]
+        assert queue.lost_groups(timeout=LIMIT_S) == [0]
 
 
 def test_groups_that_went_with_a_unit_are_put_again(tmp_path: Path) -> None:
-    with serving(tmp_path, units=2, unit_limit_s=1.0) as served, blocking(served, limit_s=2.0) as queue:
+    with serving(tmp_path, units=2, unit_limit_s=3.0) as served, blocking(served, limit_s=2.0) as queue:
         queue.put(group(0, 2))
         queue.put(group(1, 2))
         served.stop_unit(0)
@@ -328,22 +328,22 @@ async def test_a_cancelled_claim_or_put_has_done_nothing(tmp_path: Path) -> None
 
 
 async def test_a_claim_is_held_while_its_work_takes_longer_than_the_lease(tmp_path: Path) -> None:
-    with serving(tmp_path, lease_s=1.0) as served:
+    with serving(tmp_path, lease_s=3.0) as served:
         async with asyncio.timeout(LIMIT_S), RemoteQueue(served.address, name="tester") as queue:
             await queue.put(group(0))
             async with queue.held(await queue.claim("rollout")) as claim:
                 with pytest.raises(QueueTimeout):
-                    await queue.claim("rollout", timeout=1.5)
+                    await queue.claim("rollout", timeout=4.0)
                 await queue.ack(claim, outputs(claim, response_ids=tokens(1)))
             assert (await queue.stats()).tasks["rollout"].expired == 0
 
 
 def test_a_blocking_client_holds_its_claim_by_a_thread(tmp_path: Path) -> None:
-    with serving(tmp_path, lease_s=1.0) as served, blocking(served) as queue, blocking(served) as other:
+    with serving(tmp_path, lease_s=3.0) as served, blocking(served) as queue, blocking(served) as other:
         queue.put(group(0))
         with queue.held(queue.claim("rollout")) as claim:
             with pytest.raises(QueueTimeout):
-                other.claim("rollout", timeout=1.5)
+                other.claim("rollout", timeout=4.0)
             queue.ack(claim, outputs(claim, response_ids=tokens(1)))
         queue.put(group(1))
         with queue.held(queue.claim("rollout")) as claim:

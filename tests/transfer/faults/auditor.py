@@ -16,8 +16,8 @@ from tests.transfer.faults.worker import SILENCE_S, TIMEOUT_S
 class Auditor:
     """Consumes what the others have made, and knows what it has seen."""
 
-    def __init__(self, address: QueueAddress) -> None:
-        self._queue = SyncQueue(address, name="auditor", timeout_s=TIMEOUT_S, limit_s=SILENCE_S)
+    def __init__(self, address: QueueAddress, *, silence_s: float = SILENCE_S) -> None:
+        self._queue = SyncQueue(address, name="auditor", timeout_s=TIMEOUT_S, limit_s=silence_s)
         self.groups: set[int] = set()
         """Whose rows were acked."""
         self.doubtful: set[int] = set()

@@ -14,16 +14,20 @@ from tests.transfer.faults.worker import TIMEOUT_S
 from tests.transfer.faults.workers import Workers
 
 GROUPS = 20
+SILENCE_S = 4.0
+"""Only one of them is to be silent for so long."""
 
 
 def test_rows_of_a_stopped_consumer_go_to_another_and_its_late_ack_is_refused(tmp_path: Path) -> None:
     with (
         QueueProcesses(ServiceQueueConfig(), TABLE, tmp_path) as processes,
-        Workers(processes.connection, {"producer": f"produce {GROUPS}", "stopped": "stop"}) as workers,
+        Workers(
+            processes.connection, {"producer": f"produce {GROUPS}", "stopped": "stop"}, silence_s=SILENCE_S
+        ) as workers,
     ):
         until(lambda: look(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"].leased == 1)
         workers.start("consumer", "consume")
-        auditor = Auditor(processes.address)
+        auditor = Auditor(processes.address, silence_s=SILENCE_S)
         while len(auditor.groups) < GROUPS:
             auditor.audit()
         auditor.close()

@@ -1,4 +1,4 @@
-"""Producers and consumers that may be killed: `python -m tests.transfer.faults.worker CONNECTION`.
+"""Producers and consumers that may be killed: `python -m tests.transfer.faults.worker CONNECTION SILENCE_S`.
 
     test ──"produce 0 100 2"──▶ this process, which has everything imported ──fork──▶ producer
          ◀──────pid───────────                                              ──fork──▶ consumer
@@ -69,9 +69,9 @@ def _answer(row: Row) -> IntArray:
     return response(prompt_ids)
 
 
-async def _work(connection: Path, words: list[str]) -> None:
+async def _work(connection: Path, words: list[str], silence_s: float) -> None:
     async with RemoteQueue(
-        QueueAddress.read(connection), name=words[0], timeout_s=TIMEOUT_S, limit_s=SILENCE_S
+        QueueAddress.read(connection), name=words[0], timeout_s=TIMEOUT_S, limit_s=silence_s
     ) as queue:
         with suppress(QueueClosed):
             match words:
@@ -90,7 +90,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            asyncio.run(_work(Path(sys.argv[1]), line.split()))
+            asyncio.run(_work(Path(sys.argv[1]), line.split(), float(sys.argv[2])))
             os._exit(0)
         print(child, flush=True)
     os.killpg(0, signal.SIGKILL)

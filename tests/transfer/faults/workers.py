@@ -9,19 +9,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.transfer.faults.worker import TIMEOUT_S
+from tests.transfer.faults.worker import SILENCE_S, TIMEOUT_S
 
 
 class Workers:
     """Producers and consumers by name, each started again as it was when it is killed."""
 
-    def __init__(self, connection: Path, roles: dict[str, str]) -> None:
+    def __init__(self, connection: Path, roles: dict[str, str], *, silence_s: float = SILENCE_S) -> None:
         self._roles = roles
         self._errors = connection.with_name("workers.log")
         self.pids: dict[str, int] = {}
         with self._errors.open("wb") as errors:
             self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "tests.transfer.faults.worker", str(connection)],
+                [sys.executable, "-m", "tests.transfer.faults.worker", str(connection), str(silence_s)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -29,6 +29,13 @@ async def grouped(sender: WeightSender, *names: str) -> None:
     assert found, f"{sender.stats().group} are in the group: {sender.stats().group_error}"
 
 
+async def everybody_listens(sender: WeightSender) -> None:
+    """Until the sender can tell every receiver that it is closed."""
+    members = sender._roster.members
+    listen = lambda: all(member.ticket for member in members.values()) or None  # noqa: E731
+    assert await sender._roster.bell.until(listen, timeout_s=LIMIT_S)
+
+
 def check(receiver: WeightReceiver, version: int, *, scale: int = 1, dtype: torch.dtype | None = None) -> None:
     """The receiver has exactly this version."""
     with receiver.weights() as (number, got):

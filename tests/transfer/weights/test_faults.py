@@ -93,6 +93,16 @@ async def test_what_a_network_spoils_is_fetched_again(change: Callable[[bytes], 
         assert sender.stats().bytes_sent > 3 * sender.stats().nbytes
 
 
+async def comes(engine: WeightReceiver, version: int) -> None:
+    """Wait for a version as an engine does that the sender has lost and found meanwhile."""
+    async with asyncio.timeout(LIMIT_S):
+        while engine.received != version:
+            try:
+                await engine.wait(version, timeout_s=LIMIT_S)
+            except SenderLost:
+                await engine.heard(timeout_s=LIMIT_S)
+
+
 async def test_connections_that_are_lost_cost_time_alone() -> None:
     with (
         behind_a_proxy() as (sender, proxy),
@@ -101,7 +111,7 @@ async def test_connections_that_are_lost_cost_time_alone() -> None:
         proxy.worsen(delay_s=0.0, cut_every=60)
         for version in range(3):
             sender.publish(version, tensors(version, scale=4).items())
-            await engine.wait(version, timeout_s=LIMIT_S)
+            await comes(engine, version)
             check(engine, version, scale=4)
         assert proxy.cuts > 0
 
@@ -122,11 +132,7 @@ async def test_a_receiver_that_was_away_catches_up_with_the_newest() -> None:
         for version in (1, 2, 3):
             sender.publish(version, tensors(version).items())
         proxy.worsen(delay_s=0.0, cut_every=0)
-        while engine.received != 3:
-            try:
-                await engine.wait(3, timeout_s=LIMIT_S)
-            except SenderLost:
-                await engine.heard(timeout_s=LIMIT_S)
+        await comes(engine, 3)
         check(engine, 3)
 
 
@@ -145,11 +151,11 @@ def start(stack: ExitStack, role: Callable[..., None], **options: Any) -> Peer:
 async def test_a_sender_that_is_killed_ends_the_wait_and_leaves_nothing(stack: ExitStack, tmp_path: Path) -> None:
     process = start(stack, send, directory=tmp_path)
     address = await process.hear()
-    with WeightReceiver(address, name="engine", limit_s=0.5, directory=tmp_path) as engine:
+    with WeightReceiver(address, name="engine", limit_s=2.0, directory=tmp_path) as engine:
         process.pipe.send(0)
         await engine.wait(0, timeout_s=LIMIT_S)
-        process.kill()
         assert shared(tmp_path) == 2
+        process.kill()
         with pytest.raises(SenderLost, match="is lost"):
             await engine.wait(1, timeout_s=LIMIT_S)
         assert shared(tmp_path) == 1, "the receiver has its own alone"
@@ -191,7 +197,7 @@ async def test_a_sender_killed_in_the_middle_of_a_version_leaves_receivers_with_
 ) -> None:
     process = start(stack, send, scale=400, directory=tmp_path)
     address = await process.hear()
-    with WeightReceiver(address, name="engine", limit_s=0.5, directory=tmp_path, medium="tcp") as engine:
+    with WeightReceiver(address, name="engine", limit_s=2.0, directory=tmp_path, medium="tcp") as engine:
         process.pipe.send(0)
         await engine.wait(0, timeout_s=LIMIT_S)
         process.pipe.send(1)

@@ -139,10 +139,10 @@ async def test_the_children_of_a_relay_that_left_get_another_parent(stack: ExitS
 async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunks_are_kept(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sender = make_sender(stack, limit_s=1.0)
-    first = far(stack, sender, "first", limit_s=1.0)
+    sender = make_sender(stack, limit_s=3.0)
+    first = far(stack, sender, "first", limit_s=3.0)
     await joined(sender, 1)
-    second = far(stack, sender, "second", limit_s=1.0)
+    second = far(stack, sender, "second", limit_s=3.0)
     await joined(sender, 2)
     enough = 3
     fetching = Fetching(second)

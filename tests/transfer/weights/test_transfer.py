@@ -18,7 +18,7 @@ from tailrace.transfer.weights.messages import Describe
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.shelf import Wanted
-from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
 MEDIA: list[MediumName] = [name for name in get_args(MediumName) if name != "nccl"]
 """Those that need no GPU."""
@@ -173,6 +173,7 @@ async def test_a_closed_sender_ends_the_wait_of_receivers() -> None:
         waiting = asyncio.create_task(engine.wait(0, timeout_s=LIMIT_S))
         sender.publish(1, tensors(1).items())
         assert await waiting == 1
+        await everybody_listens(sender)
         sender.close()
         with pytest.raises(SenderLost, match="closed"):
             await engine.wait(2, timeout_s=LIMIT_S)
@@ -370,9 +371,12 @@ async def test_a_machine_without_room_is_an_error_and_not_a_signal(
         raise OSError(28, os.strerror(28))
 
     sender.publish(0, tensors(0).items())
-    with monkeypatch.context() as patch, receiver(sender, medium="tcp") as engine:
+    with monkeypatch.context() as patch:
         patch.setattr("tailrace.transfer.weights.segments.map_new", full)
-        with pytest.raises(WeightsError, match=r"cannot be had in .*: No space left on device; make room"):
+        with (
+            receiver(sender, medium="tcp") as engine,
+            pytest.raises(WeightsError, match=r"cannot be had in .*: No space left on device; make room"),
+        ):
             await engine.wait(0, timeout_s=LIMIT_S)
         with pytest.raises(WeightsError, match="No space left"):
             sender.publish(1, tensors(1).items())

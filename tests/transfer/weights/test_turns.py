@@ -14,7 +14,7 @@ from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.turns import TurnLine
-from tests.transfer.weights.helpers import LIMIT_S
+from tests.transfer.weights.helpers import LIMIT_S, everybody_listens
 from tests.transfer.weights.peer import Peer, hold
 
 
@@ -47,12 +47,6 @@ class Place:
         """Until the sender knows of so many that want or have a turn."""
         found = await self._bell.until(lambda: len(self._line._wishes) == count or None, timeout_s=LIMIT_S)
         assert found, f"{len(self._line._wishes)} are in line, not {count}"
-
-    async def everybody_listens(self) -> None:
-        """Until the sender can tell every receiver that it is closed."""
-        members = self.sender._roster.members
-        listen = lambda: all(member.ticket for member in members.values()) or None  # noqa: E731
-        assert await self.sender._roster.bell.until(listen, timeout_s=LIMIT_S)
 
 
 @pytest.fixture
@@ -136,7 +130,7 @@ async def test_who_is_cancelled_while_waiting_is_out_of_the_line(place: Place) -
 
 async def test_a_closed_sender_ends_the_wait_of_those_in_line(place: Place) -> None:
     async with line_of(place, 2) as (_, waiting):
-        await place.everybody_listens()
+        await everybody_listens(place.sender)
         place.sender.close()
         with pytest.raises(SenderLost, match="closed"):
             await waiting.task
@@ -153,8 +147,8 @@ async def test_a_closed_receiver_gives_its_turn_back_and_ends_its_wait(place: Pl
 
 async def test_the_turn_of_an_engine_that_is_killed_goes_to_the_next() -> None:
     with ExitStack() as stack:
-        place = Place(stack, limit_s=0.5)
-        dead = stack.enter_context(closing(Peer(hold, name="dead")))
+        place = Place(stack, limit_s=3.0)
+        dead = stack.enter_context(closing(Peer(hold, name="dead", limit_s=3.0)))
         dead.pipe.send(place.sender.address)
         assert await dead.hear() == "has the turn"
         engine = Engine(place.receiver("alive"))
@@ -167,7 +161,7 @@ async def test_the_turn_of_an_engine_that_is_killed_goes_to_the_next() -> None:
 
 async def test_an_engine_that_connects_again_in_its_turn_keeps_it() -> None:
     with ExitStack() as stack:
-        place = Place(stack, limit_s=0.5)
+        place = Place(stack, limit_s=3.0)
         async with line_of(place, 2) as (holder, waiting):
             roster, follower = place.sender._roster, holder._receiver._follower
             before = next(iter(roster.members))

@@ -172,16 +172,16 @@ def test_what_is_done_meanwhile_is_done_when_the_calls_are_on_their_way(desk: Pr
 def test_an_operation_that_is_too_late_is_given_up_and_told_so(desk: Process, face: Face) -> None:
     to = desk.endpoints[0]
 
-    def slow() -> Operation[None]:
-        yield from talk.put(to, ints([1]))
-        lease, _ = yield from talk.claim(to)
+    def slow(lease: int) -> Operation[None]:
         yield Step(
             [Call(to, Claim("actor", None, None, LIMIT_S), wait_s=LIMIT_S)], otherwise=[Call(to, Nack(lease, None))]
         )
 
     with using(face) as client:
+        client.run(talk.put(to, ints([1])))
+        lease, _ = client.run(talk.claim(to))
         with pytest.raises(PeerLost, match=r"have not done it within 0\.5 s"):
-            client.run(slow(), within_s=0.5)
+            client.run(slow(lease), within_s=0.5)
         lease, _ = client.run(talk.claim(to))
         client.run(talk.ack(to, lease))
         while client.run(talk.stats(to)).blocked_puts:
