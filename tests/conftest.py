@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from tailrace.events import Event, EventLog
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script is born deaf to it
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("tests")  # no test of this one is of time, and each fails again as it did
 
