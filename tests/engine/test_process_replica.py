@@ -138,7 +138,7 @@ def local(architecture: Architecture) -> LocalReplica:
 
 @pytest.fixture(scope="module")
 def _made(architecture: Architecture, memory: Path) -> Iterator[ProcessReplica]:
-    made = ProcessReplica(settings(2, step_timeout_s=STEP_LIMIT_S), architecture, 0, device=CPU)
+    made = ProcessReplica(settings(2), architecture, 0, device=CPU)
     yield made
     left = made.pids
     made.close()
@@ -231,7 +231,9 @@ def test_an_error_of_a_rank_that_lives_comes_with_its_words(replica: ProcessRepl
     assert replica.pids == before
 
 
-def test_a_rank_that_stands_still_is_killed(replica: ProcessReplica) -> None:
+def test_a_rank_that_stands_still_is_killed(architecture: Architecture, memory: Path, weights: Named) -> None:
+    replica = ProcessReplica(settings(2, step_timeout_s=STEP_LIMIT_S), architecture, 0, device=CPU)
+    replica.load(weights)
     replica.settle()
     first, second = replica.pids
     os.kill(second, signal.SIGSTOP)
