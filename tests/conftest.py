@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import hypothesis
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from tailrace import cli
 from tailrace.events import Event, EventLog
@@ -21,8 +21,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script is born deaf to it
-hypothesis.settings.register_profile("tests", deadline=None, derandomize=True)
-hypothesis.settings.load_profile("tests")  # no test of this one is of time, and each fails again as it did
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")  # no test of this one is of time, and what fails fails again as it did
 
 TinyModel = Callable[..., Path]
 Command = Callable[..., subprocess.CompletedProcess[str]]

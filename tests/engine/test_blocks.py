@@ -180,7 +180,7 @@ class BooksMachine(RuleBasedStateMachine):
 
 
 TestBlockManager = BooksMachine.TestCase
-TestBlockManager.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestBlockManager.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def live(books: Books, chance: random.Random, *, greed: float, alphabet: int, forgetful: float) -> None:
@@ -200,7 +200,7 @@ def live(books: Books, chance: random.Random, *, greed: float, alphabet: int, fo
 def test_a_million_random_operations_leak_no_block_and_find_no_wrong_token() -> None:
     operations = []
 
-    @settings(max_examples=BOOKS, deadline=None, database=None)
+    @settings(max_examples=BOOKS, database=None)
     @given(
         st.integers(2, 60), st.integers(1, 8), st.integers(0, 2**64), st.floats(0, 1), st.integers(1, 3), st.booleans()
     )

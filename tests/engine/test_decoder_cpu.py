@@ -138,7 +138,7 @@ def test_logits_are_those_of_transformers_within_bf16_whatever_the_tp_degree(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(cuts=st.lists(st.integers(1, 249), max_size=4, unique=True))
 def test_a_prompt_in_chunks_gives_the_bits_of_the_whole_prompt(
     models: dict[str, Path], name: str, cuts: list[int]

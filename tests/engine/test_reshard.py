@@ -244,7 +244,7 @@ def test_after_every_change_of_degree_ranks_equal_freshly_made_ones_bit_for_bit(
 
 
 @kinds
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_any_sequence_of_switches_leaves_the_ranks_as_if_they_had_been_made_so(kind: str, data: st.DataObject) -> None:
     ranks = data.draw(st.sampled_from([2, 3, 4, 6]))

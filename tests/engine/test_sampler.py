@@ -92,7 +92,7 @@ def test_tokens_and_log_probs_follow_transformers_warpers(setting: dict[str, Any
     np.testing.assert_allclose(log_probs, expected[tokens], atol=1e-4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.builds(
@@ -183,7 +183,7 @@ def test_one_logit_that_is_not_finite_is_an_error_on_every_rank(setting: dict[st
     assert run_ranks(2, attempt) == [True, True]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     configs=st.lists(
         st.builds(

@@ -168,7 +168,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
 
 TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(max_examples=80, stateful_step_count=25, deadline=None)
+TestScheduler.settings = settings(max_examples=80, stateful_step_count=25)
 
 
 def test_a_group_prefills_its_prompt_once_and_shares_its_full_blocks() -> None:
@@ -310,7 +310,7 @@ def test_seeds_of_any_size_are_drawn_with_in_64_bits() -> None:
         assert chunk.draw.seed == drawn
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(1, 6))
 def test_the_smallest_cache_that_accepts_a_request_serves_it(
     prompt: int, tokens: int, block_size: int, prefill_tokens: int

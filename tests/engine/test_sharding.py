@@ -60,7 +60,7 @@ def shards_of(architecture: Architecture, tp: int) -> list[dict[str, torch.Tenso
     return [shard_weights(architecture, Shard(index, tp), named) for index in range(tp)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(splits())
 def test_all_shards_have_the_shapes_of_the_local_architecture(split: tuple[Architecture, int]) -> None:
     architecture, tp = split
@@ -70,7 +70,7 @@ def test_all_shards_have_the_shapes_of_the_local_architecture(split: tuple[Archi
         assert {name: tuple(tensor.shape) for name, tensor in shard.items()} == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(splits())
 def test_every_query_head_is_computed_once_beside_its_own_kv_head(split: tuple[Architecture, int]) -> None:
     architecture, tp = split
@@ -85,7 +85,7 @@ def test_every_query_head_is_computed_once_beside_its_own_kv_head(split: tuple[A
     assert all(len(slot.query_heads) <= width for shard in slots for slot in shard)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(splits())
 def test_the_shards_without_their_zeros_are_the_whole_model(split: tuple[Architecture, int]) -> None:
     architecture, tp = split
@@ -117,7 +117,7 @@ def first_holders(architecture: Architecture, tp: int) -> list[bool]:
     return first
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(splits())
 def test_every_token_is_on_one_shard_and_shards_begin_at_whole_blocks(split: tuple[Architecture, int]) -> None:
     architecture, tp = split
@@ -143,7 +143,7 @@ def test_qwens_two_kv_heads_are_on_two_ranks_each_of_four() -> None:
     assert [len(slot.query_heads) for slot in slots] == [4, 3, 4, 3]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(splits(), st.data())
 def test_pieces_of_the_shards_of_one_degree_make_up_those_of_another(
     split: tuple[Architecture, int], data: st.DataObject

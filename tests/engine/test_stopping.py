@@ -46,7 +46,7 @@ def test_the_token_that_completes_a_stop_string_is_found(text: str, stop: str, e
     assert stops_at(text, stop) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.text(alphabet="ab ß😀é", max_size=14), st.lists(st.text(alphabet="ab ß😀é", min_size=1, max_size=3), min_size=1)
 )

@@ -209,7 +209,7 @@ class TransplantMachine(RuleBasedStateMachine):
 
 
 TestTransplant = TransplantMachine.TestCase
-TestTransplant.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestTransplant.settings = settings(max_examples=60, stateful_step_count=25)
 
 
 def node_of(blocks: dict[int, int], **changes: int) -> Node:
@@ -255,7 +255,7 @@ def test_what_older_weights_computed_is_not_shared_after_a_switch() -> None:
 
 
 @given(running=st.integers(1, 12), blocks=st.integers(4, 20), batch=st.integers(1, 8))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_who_has_no_room_or_no_place_waits_and_the_last_in_the_order_does_so_first(
     running: int, blocks: int, batch: int
 ) -> None:

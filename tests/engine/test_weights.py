@@ -36,7 +36,7 @@ def shard(rows: slice, columns: slice = slice(0, 8), *, dtype: torch.dtype = tor
     return TensorShard(full_weights()[EMBEDDING][rows, columns].to(dtype), (rows.start, columns.start))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.data())
 def test_shards_in_any_order_make_the_parameter_that_they_were_cut_from(data: st.DataObject) -> None:
     pieces: list[tuple[str, torch.Tensor | TensorShard]] = []

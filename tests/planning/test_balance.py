@@ -36,7 +36,6 @@ def best(costs: Sequence[float], parts: int, *, equal_count: bool = False) -> fl
 
 @pytest.mark.parametrize("split", SPLITS)
 @given(costs=COSTS, parts=st.integers(1, 9))
-@settings(deadline=None, derandomize=True)
 def test_every_item_is_in_one_part_and_the_heaviest_part_comes_first(
     split: Split, costs: list[int], parts: int
 ) -> None:
@@ -49,21 +48,18 @@ def test_every_item_is_in_one_part_and_the_heaviest_part_comes_first(
 
 
 @given(costs=COSTS, parts=st.integers(1, 9))
-@settings(deadline=None, derandomize=True)
 def test_numbers_of_items_differ_by_one_at_most_where_they_are_to_be_equal(costs: list[int], parts: int) -> None:
     counts = [len(items) for items in partition(costs, parts, equal_count=True)]
     assert max(counts) - min(counts) <= (1 if len(costs) % parts else 0)
 
 
 @given(costs=COSTS, parts=st.integers(1, 9), equal_count=st.booleans())
-@settings(deadline=None, derandomize=True)
 def test_parts_differ_by_the_dearest_item_at_most(costs: list[int], parts: int, equal_count: bool) -> None:
     weights = sums(costs, partition(costs, parts, equal_count=equal_count))
     assert max(weights) - min(weights) <= max(costs, default=0)
 
 
 @given(costs=COSTS, parts=st.integers(1, 9))
-@settings(deadline=None, derandomize=True)
 def test_differencing_is_never_worse_than_lpt_by_more_than_its_bound(costs: list[int], parts: int) -> None:
     ours = max(sums(costs, partition(costs, parts, equal_count=False)))
     theirs = max(sums(costs, lpt(costs, parts)))
@@ -72,14 +68,14 @@ def test_differencing_is_never_worse_than_lpt_by_more_than_its_bound(costs: list
 
 @pytest.mark.parametrize("split", [SPLITS[0], lpt])
 @given(costs=FEW_COSTS, parts=st.integers(1, 3))
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 def test_the_heaviest_part_is_within_the_bound_of_the_best_split(split: Split, costs: list[int], parts: int) -> None:
     heaviest = max(sums(costs, split(costs, parts)))
     assert heaviest <= (4 / 3 - 1 / (3 * parts)) * best(costs, parts) + 1e-9
 
 
 @given(costs=FEW_COSTS, parts=st.integers(1, 3))
-@settings(deadline=None, derandomize=True, max_examples=50)
+@settings(max_examples=50)
 def test_parts_of_equal_number_are_within_their_bound_of_the_best_such_split(costs: list[int], parts: int) -> None:
     bound = min(2 - 1 / parts, RATIOS[-(-len(costs) // parts)])
     heaviest = max(sums(costs, partition(costs, parts, equal_count=True)))

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.planning.drain import Drained, Work, drain, drain_s
@@ -98,21 +98,18 @@ def seen_of(state: Drained) -> tuple[Any, list[Work], list[Work]]:
     return pytest.approx(state.seconds), sorted(running), state.waiting
 
 
-@settings(deadline=None)
 @given(RUNNING, RUNNING, st.integers(6, 8))
 def test_events_give_the_same_time_as_single_steps(running: list[Work], waiting: list[Work], slots: int) -> None:
     ((seconds, _, _),) = step_by_step(running, waiting, slots)
     assert drain_s(LINEAR, 4, [running], waiting, slots=slots) == pytest.approx(seconds)
 
 
-@settings(deadline=None)
 @given(st.lists(RUNNING, min_size=4, max_size=4), st.integers(0, 3), WORK)
 def test_another_sequence_never_takes_less_time(replicas: list[list[Work]], index: int, work: Work) -> None:
     more = [[*running, work] if place == index else running for place, running in enumerate(replicas)]
     assert drain_s(LINEAR, 1, more, [], slots=8) >= drain_s(LINEAR, 1, replicas, [], slots=8) - 1e-9
 
 
-@settings(deadline=None)
 @given(st.lists(RUNNING.filter(bool), min_size=2, max_size=2), st.integers(1, 20))
 def test_longer_sequences_never_take_less_time(replicas: list[list[Work]], longer: int) -> None:
     first, *others = replicas[0]
@@ -120,14 +117,12 @@ def test_longer_sequences_never_take_less_time(replicas: list[list[Work]], longe
     assert drain_s(LINEAR, 2, more, [], slots=8) >= drain_s(LINEAR, 2, replicas, [], slots=8) - 1e-9
 
 
-@settings(deadline=None)
 @given(st.lists(RUNNING, min_size=4, max_size=4), RUNNING, st.integers(1, 6))
 def test_it_takes_no_less_than_any_sequence_alone(replicas: list[list[Work]], waiting: list[Work], slots: int) -> None:
     alone = [drain_s(LINEAR, 1, [[work]], [], slots=1) for running in [*replicas, waiting] for work in running]
     assert drain_s(LINEAR, 1, replicas, waiting, slots=slots) >= max(alone, default=0.0) - 1e-9
 
 
-@settings(deadline=None)
 @given(RUNNING, RUNNING, st.integers(6, 8), st.sets(st.integers(1, 12)))
 def test_every_stop_that_is_crossed_has_the_state_that_single_steps_give(
     running: list[Work], waiting: list[Work], slots: int, stops: set[int]
@@ -137,7 +132,6 @@ def test_every_stop_that_is_crossed_has_the_state_that_single_steps_give(
     assert [seen_of(state) for state in states] == step_by_step(running, waiting, slots, stops)
 
 
-@settings(deadline=None)
 @given(RUNNING, RUNNING, st.integers(6, 8), st.sets(st.integers(1, 12), min_size=1))
 def test_what_is_left_on_the_way_takes_the_rest_of_the_time(
     running: list[Work], waiting: list[Work], slots: int, stops: set[int]

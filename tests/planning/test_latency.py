@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.planning.latency import CorrectedPredictor, LatencyPredictor, rms
@@ -35,7 +35,6 @@ def test_a_profiled_prefill_is_predicted_exactly(point: PrefillPoint) -> None:
     assert PREDICTOR.prefill_s(point.tp, point.batch_size, point.length) == pytest.approx(point.seconds)
 
 
-@settings(deadline=None)
 @given(st.sampled_from([1, 2, 4]), st.integers(1, 64), st.integers(1, 100_000), st.integers(1, 4))
 def test_what_is_linear_is_predicted_exactly_inside_and_outside_of_the_grid(
     tp: int, size: int, tokens: int, replicas: int
@@ -44,7 +43,6 @@ def test_what_is_linear_is_predicted_exactly_inside_and_outside_of_the_grid(
     assert LINEAR.step_s(tp, size, tokens, active) == pytest.approx(linear(tp, size, tokens, active))
 
 
-@settings(deadline=None)
 @given(st.sampled_from([1, 2]), st.integers(1, 40), st.tuples(st.integers(0, 20_000), st.integers(0, 20_000)))
 def test_more_context_never_takes_less_time(tp: int, size: int, tokens: tuple[int, int]) -> None:
     fewer, more = (PREDICTOR.step_s(tp, size, count, 1) for count in sorted(tokens))
@@ -137,7 +135,6 @@ def test_degrees_that_are_wrong_in_different_ways_are_told_apart() -> None:
     assert predictor.ratio(2, 1) == pytest.approx(1.0, rel=0.25)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from([1, 2]), st.floats(0, 1e9)), max_size=50))
 def test_the_correction_stays_within_a_quarter_and_four(measured: list[tuple[int, float]]) -> None:
     predictor = corrected()

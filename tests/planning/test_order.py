@@ -5,7 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.planning.order import first_in, longest_first
@@ -38,7 +38,6 @@ def test_a_long_request_that_came_last_no_longer_prolongs_the_end() -> None:
     assert makespan(lengths, started(longest_first(lengths)), 2) == 60
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=6), st.integers(1, 3))
 def test_longest_first_is_at_most_a_third_worse_than_the_best_order(lengths: list[int], places: int) -> None:
     best = min(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import ConfigError
@@ -80,7 +80,6 @@ def test_those_that_are_expected_to_make_less_end_first() -> None:
     assert few < many
 
 
-@settings(deadline=None)
 @given(SEQUENCES, LENGTHS, st.sampled_from(ESTIMATES))
 def test_every_estimate_is_between_one_and_the_bound(
     sequences: list[Unfinished], lengths: list[int], name: str
@@ -90,7 +89,6 @@ def test_every_estimate_is_between_one_and_the_bound(
     assert all(1 <= tokens <= s.most for tokens, s in zip(estimated, sequences, strict=True))
 
 
-@settings(deadline=None)
 @given(LENGTHS.filter(bool))
 def test_fresh_ones_drain_as_those_before_them_did(lengths: list[int]) -> None:
     # as many as finished before, none of them begun: the ends are those lengths themselves

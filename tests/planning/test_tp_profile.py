@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import ConfigError
@@ -106,7 +106,6 @@ def test_figures_that_do_not_go_together_are_refused(changes: dict[str, Any], me
         made_profile(STEP, **changes)
 
 
-@settings(deadline=None)
 @given(st.integers(16, 1 << 20), st.integers(1, 256), st.integers(1, 1 << 17), st.integers(3, 80))
 def test_points_of_a_grid_are_within_every_bound(budget: int, sequences: int, longest: int, points: int) -> None:
     sampled = grid(budget, sequences, longest, points=points)

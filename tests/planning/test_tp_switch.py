@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import ConfigError
@@ -366,7 +366,6 @@ def test_after_a_switch_the_same_sequences_are_no_reason_to_switch_back() -> Non
     assert not decided.decide(switched).switch
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.builds(one, st.integers(1, 250), st.integers(1, 400)), min_size=1, max_size=12),
     st.sampled_from([1, 4]),
@@ -418,7 +417,6 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(ROWS, st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(1, 8))
 def test_totals_are_the_sums_of_their_parts_and_the_least_is_chosen(
     rows: list[list[Unfinished]], tp: int, max_batch_size: int
@@ -470,7 +468,6 @@ def test_the_same_degree_changes_nothing() -> None:
     assert merge([[1, 9], [5]], 2, 2, tokens=tokens) == [[1, 9], [5]]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(st.integers(1, 1000), max_size=6), min_size=12, max_size=12),
     st.sampled_from([1, 2, 3, 4, 6, 12]),

@@ -70,7 +70,7 @@ def test_held_out_and_training_prompts_share_no_text(tmp_path: Path, tokenizer: 
     assert len(found.train) == sum(f"<user>{prompt}<eos><assistant>" not in held_out for prompt in prompts)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.sampled_from("abcdef"), min_size=2, max_size=20), st.integers(0, 5), st.integers(0, 99))
 def test_split_loses_only_repeats_of_held_out_texts(
     tmp_path_factory: pytest.TempPathFactory, prompts: list[str], held_out: int, seed: int

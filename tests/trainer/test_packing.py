@@ -34,7 +34,7 @@ def draw(shape: list[tuple[int, list[int]]]) -> list[TrainSample]:
     return make_samples(groups=shape) if shape else []
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(groups, budgets)
 def test_every_scored_sample_is_packed_once_and_in_order(shape: list[tuple[int, list[int]]], budget: int) -> None:
     samples = draw(shape)
@@ -44,14 +44,14 @@ def test_every_scored_sample_is_packed_once_and_in_order(shape: list[tuple[int, 
     assert all(part.samples == tuple(samples[index] for index in part.indices) for part in parts)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(groups, budgets)
 def test_only_a_lone_sample_exceeds_the_budget(shape: list[tuple[int, list[int]]], budget: int) -> None:
     for batch in plan_micro_batches(draw(shape), budget):
         assert cost(batch) <= budget or (len(batch) == 1 and len(batch[0].samples) == 1)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(groups, budgets)
 def test_a_group_that_fits_alone_stays_whole(shape: list[tuple[int, list[int]]], budget: int) -> None:
     samples = draw(shape)
@@ -61,7 +61,7 @@ def test_a_group_that_fits_alone_stays_whole(shape: list[tuple[int, list[int]]],
             assert [part.tokens for part in parts if part.samples[0].group_id == group_id] == [tokens]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(groups, budgets)
 def test_a_micro_batch_closes_only_when_the_next_part_does_not_fit(
     shape: list[tuple[int, list[int]]], budget: int
@@ -70,7 +70,7 @@ def test_a_micro_batch_closes_only_when_the_next_part_does_not_fit(
         assert cost(closed) + following[0].tokens > budget
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(groups, budgets, st.integers(0, 20))
 def test_planning_in_two_calls_that_meet_between_micro_batches_changes_nothing(
     shape: list[tuple[int, list[int]]], budget: int, cut: int

@@ -49,7 +49,6 @@ def same(got: Value, expected: Value) -> None:
         assert (type(got), repr(got)) == (type(expected), repr(expected))
 
 
-@settings(deadline=None)
 @given(CELLS)
 def test_cells_come_back_as_they_were(cells: dict[str, Value]) -> None:
     part = CODEC.measure(cells)
@@ -59,7 +58,6 @@ def test_cells_come_back_as_they_were(cells: dict[str, Value]) -> None:
         same(got[column], value)
 
 
-@settings(deadline=None)
 @given(st.lists(CELLS, max_size=4))
 def test_rows_written_together_are_the_rows_written_one_by_one(rows: list[dict[str, Value]]) -> None:
     parts = CODEC.measure_rows(rows)
@@ -68,7 +66,6 @@ def test_rows_written_together_are_the_rows_written_one_by_one(rows: list[dict[s
     assert memory == b"".join(to_bytes(CODEC.measure(cells)) for cells in rows) == b"".join(map(written, rows))
 
 
-@settings(deadline=None)
 @given(st.lists(CELLS, max_size=4))
 def test_rows_measured_together_are_the_rows_measured_one_by_one(rows: list[dict[str, Value]]) -> None:
     together = [
@@ -80,7 +77,6 @@ def test_rows_measured_together_are_the_rows_measured_one_by_one(rows: list[dict
     assert [list(lengths) for lengths, _ in together] == [list(cells) for cells in rows]
 
 
-@settings(deadline=None)
 @given(st.lists(CELLS, max_size=4), st.sets(st.sampled_from(sorted(KINDS))))
 def test_rows_read_together_are_the_rows_read_one_by_one(rows: list[dict[str, Value]], columns: set[str]) -> None:
     rows = [cells for cells in rows if columns <= cells.keys()]
@@ -92,7 +88,6 @@ def test_rows_read_together_are_the_rows_read_one_by_one(rows: list[dict[str, Va
         assert repr(got) == repr(alone)
 
 
-@settings(deadline=None)
 @given(CELLS)
 def test_a_layout_is_aligned_without_gaps_and_as_long_as_what_was_measured(cells: dict[str, Value]) -> None:
     part = CODEC.measure(cells)
@@ -107,7 +102,6 @@ def test_a_layout_is_aligned_without_gaps_and_as_long_as_what_was_measured(cells
     assert layout.nbytes == end
 
 
-@settings(deadline=None)
 @given(CELLS, CELLS)
 def test_parts_of_one_row_joined_are_a_part(first: dict[str, Value], second: dict[str, Value]) -> None:
     second = {column: value for column, value in second.items() if column not in first}
@@ -218,7 +212,6 @@ def test_json_that_claims_more_than_is_there_gets_no_memory(claim: bytes) -> Non
         tracemalloc.stop()
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=64), LENGTHS)
 def test_garbage_is_read_or_refused(data: bytes, lengths: dict[str, int]) -> None:
     try:
@@ -228,7 +221,6 @@ def test_garbage_is_read_or_refused(data: bytes, lengths: dict[str, int]) -> Non
     assert list(cells) == list(lengths)
 
 
-@settings(deadline=None)
 @given(CELLS, st.data())
 def test_a_damaged_part_is_read_or_refused(cells: dict[str, Value], data: st.DataObject) -> None:
     lengths = CODEC.measure(cells).lengths
@@ -244,7 +236,6 @@ def test_a_damaged_part_is_read_or_refused(cells: dict[str, Value], data: st.Dat
     }
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 255) | st.integers(0x80, 0x9F) | st.integers(0xC0, 0xDF), max_size=40).map(bytes))
 def test_any_bytes_of_json_are_read_or_refused(data: bytes) -> None:
     with contextlib.suppress(ColumnError):
@@ -252,7 +243,7 @@ def test_any_bytes_of_json_are_read_or_refused(data: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from(sorted(KINDS)), unique=True), st.data())
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 def test_many_parts_are_measured_as_each_alone(columns: list[str], data: st.DataObject) -> None:
     row = st.tuples(*(st.just(1) if column in ("int", "float") else st.integers(0, 99) for column in columns))
     rows = data.draw(st.lists(row, min_size=1, max_size=5))

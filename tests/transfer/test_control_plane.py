@@ -72,9 +72,7 @@ class ControlMachine(QueueMachine):
 
 
 TestControlPlaneEqualsAScan = ControlMachine.TestCase
-TestControlPlaneEqualsAScan.settings = settings(
-    max_examples=50, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestControlPlaneEqualsAScan.settings = settings(max_examples=50, stateful_step_count=40)
 
 
 def plane_of(tasks: Sequence[QueueTask], rows: Sequence[NewRow] = ()) -> tuple[ControlPlane, list[RowId]]:

@@ -2,7 +2,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import ColumnError
@@ -43,7 +43,6 @@ def test_packed_arrays_lie_one_after_the_other() -> None:
     np.testing.assert_array_equal(packed.offsets, np.array([0, 2, 2, 5]), strict=True)
 
 
-@settings(deadline=None)
 @given(ARRAYS)
 def test_packed_arrays_come_back(arrays: list[Array]) -> None:
     packed = pack(arrays)
@@ -60,7 +59,6 @@ def test_padding_fills_up_to_the_longest(side: Literal["left", "right"], rows: l
     np.testing.assert_array_equal(padded.lengths, np.array([2, 0, 3]), strict=True)
 
 
-@settings(deadline=None)
 @given(ARRAYS, SIDES)
 def test_padded_arrays_come_back(arrays: list[Array], side: Literal["left", "right"]) -> None:
     padded = pad(arrays, value=3, side=side)
@@ -77,7 +75,6 @@ def test_floats_are_padded_with_any_number_and_ints_with_ints_alone() -> None:
             pad([tokens(1)], value=value)
 
 
-@settings(deadline=None)
 @given(ARRAYS)
 def test_a_nested_tensor_has_the_arrays_and_shares_their_memory(arrays: list[Array]) -> None:
     packed = pack(arrays)

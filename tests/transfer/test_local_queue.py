@@ -139,7 +139,7 @@ class LocalQueueMachine(QueueMachine):
 
 
 TestLocalQueueEqualsAScan = LocalQueueMachine.TestCase
-TestLocalQueueEqualsAScan.settings = settings(max_examples=40, stateful_step_count=40, deadline=None, derandomize=True)
+TestLocalQueueEqualsAScan.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @virtual_time

@@ -174,4 +174,4 @@ class ControllerMachine(QueueMachine):
 
 
 TestControllerEqualsAScan = ControllerMachine.TestCase
-TestControllerEqualsAScan.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+TestControllerEqualsAScan.settings = settings(max_examples=120, stateful_step_count=40)

@@ -137,7 +137,7 @@ class BalancedMachine(RuleBasedStateMachine):
 
 
 TestBalancedEqualsAScan = BalancedMachine.TestCase
-TestBalancedEqualsAScan.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+TestBalancedEqualsAScan.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_ranks_get_equally_many_rows_of_nearly_equal_cost() -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import QueueError
@@ -47,7 +47,6 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(deadline=None, derandomize=True)
 def test_every_claim_is_what_a_sort_of_all_ready_rows_gives(steps: list[Step]) -> None:
     policy = OldestVersionFirst(3)
     ready: list[RowMeta] = []

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import QueueError
@@ -131,7 +131,6 @@ def next_fit(groups: list[list[RowMeta]], tokens: int) -> list[list[int]]:
     tokens=st.integers(1, 40),
     random=st.randoms(use_true_random=False),
 )
-@settings(deadline=None, derandomize=True)
 def test_streamed_in_order_the_claims_are_the_micro_batches_of_the_whole_batch(
     lengths: list[list[int]], tokens: int, random: Random
 ) -> None:

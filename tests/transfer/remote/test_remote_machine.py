@@ -137,7 +137,7 @@ class ArenaMachine(RemoteMachine):
             self.patches.close()
 
 
-SETTINGS = settings(max_examples=15, stateful_step_count=40, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=15, stateful_step_count=40)
 TestOverTcp = TcpMachine.TestCase
 TestOverTcp.settings = SETTINGS
 TestThroughSharedMemory = ArenaMachine.TestCase

@@ -239,4 +239,4 @@ class DurableMachine(StorageMachine):
 def run_machine(make: Callable[[], StorageMachine]) -> None:
     """Let random users loose on what `make` makes."""
     run: Any = run_state_machine_as_test
-    run(make, settings=settings(max_examples=30, stateful_step_count=30, deadline=None))
+    run(make, settings=settings(max_examples=30, stateful_step_count=30))

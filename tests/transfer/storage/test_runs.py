@@ -83,7 +83,7 @@ class RunsMachine(RuleBasedStateMachine):
 
 
 test_runs_are_the_free_bytes_and_the_best_fit_is_taken = RunsMachine.TestCase
-test_runs_are_the_free_bytes_and_the_best_fit_is_taken.settings = settings(max_examples=50, deadline=None)
+test_runs_are_the_free_bytes_and_the_best_fit_is_taken.settings = settings(max_examples=50)
 
 
 @given(

@@ -189,5 +189,5 @@ def run_machine(start: Callable[[], AbstractContextManager[Running]]) -> None:
     run: Any = run_state_machine_as_test
     run(
         lambda: UnitMachine(start),
-        settings=settings(max_examples=40, stateful_step_count=30, deadline=None, derandomize=True),
+        settings=settings(max_examples=40, stateful_step_count=30),
     )

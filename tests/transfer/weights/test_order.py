@@ -72,7 +72,7 @@ class Play:
             assert all((got[name] == tensor).all() for name, tensor in tensors(version).items())
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(steps)
 def test_what_is_here_is_one_version(plan: list[tuple[str, Any]]) -> None:
     async def play() -> None:

@@ -55,7 +55,7 @@ def test_a_cancelled_request_gets_no_answer() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), max_size=60))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_what_is_kept_is_what_was_answered_and_not_forgotten(steps: list[tuple[int, int]]) -> None:
     answers, kept, oldest = Answers(), set[int](), 0
     for number, floor in steps:

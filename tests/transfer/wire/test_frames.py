@@ -143,7 +143,7 @@ def read(frame: bytes) -> list[Request | Answer]:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_any_bytes_are_a_message_or_a_wire_error(frame: bytes) -> None:
     for start in (b"", b"\x93\x01\x00", b"\x93\x01\x00\x95\xa5Claim"):
         with suppress(WireError):
@@ -151,7 +151,7 @@ def test_any_bytes_are_a_message_or_a_wire_error(frame: bytes) -> None:
 
 
 @given(st.sampled_from(EXAMPLES), st.data())
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_a_damaged_message_is_a_message_or_a_wire_error(message: Request | Answer, data: st.DataObject) -> None:
     frame = bytearray(encode(7, 5, message)[0])
     for _ in range(data.draw(st.integers(1, 3))):

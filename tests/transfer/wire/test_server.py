@@ -159,9 +159,7 @@ def test_another_protocol_is_told_so(stranger: Peer) -> None:
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=4), st.booleans())
-@settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_garbage_is_dropped_and_the_service_goes_on(peer: Peer, frames: list[bytes], numbered: bool) -> None:
     if numbered:
         frames[0] = b"\x93\xcd\x10\x00\x00" + frames[0]
