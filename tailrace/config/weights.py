@@ -22,7 +22,7 @@ class WeightsConfig(Config):
     to all engines at once, through the memory of CPUs or of GPUs; nccl has never run."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Of floats that travel; by default the engine's."""
-    chunk_mib: Annotated[float, Field(ge=0.001)] = 4.0
+    chunk_mib: Annotated[float, Field(ge=0.001, le=1024)] = 4.0
     """Size of the pieces in which they travel, in MiB."""
     timeout_s: PositiveFloat = 600.0
     """Seconds that an engine, or a synchronous update, waits for weights at the most; the time in which engines finish

@@ -157,7 +157,7 @@ class BroadcastReceiver:
             for chunk, value in enumerate(packed_sums(broadcast.sums)):
                 size = min(broadcast.chunk_bytes, broadcast.nbytes - chunk * broadcast.chunk_bytes)
                 buffer = self._buffer(broadcast.chunk_bytes)
-                self._group.broadcast(buffer[:size])
+                self._fill(self._group, buffer[:size])
                 self._put(broadcast.serial, chunk, buffer, size, value)
             self._group.meet()
         except WeightsError:
@@ -172,6 +172,13 @@ class BroadcastReceiver:
         if self._is_closed:
             raise WeightsError("this receiver of weights was closed")
         return buffer if buffer is not None and len(buffer) >= nbytes else torch.empty(nbytes, dtype=torch.uint8)
+
+    def _fill(self, group: ProcessGroup, buffer: torch.Tensor) -> None:
+        try:
+            group.broadcast(buffer)
+        except WeightsError:
+            self._free.put(None)  # room for another: this one may still be written to
+            raise
 
     def _put(self, serial: int, chunk: int, buffer: torch.Tensor, size: int, value: bytes) -> None:
         data = buffer.numpy().data[:size]

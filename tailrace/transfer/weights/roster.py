@@ -42,6 +42,8 @@ from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.weights.versions import Holding, sum_of
 
+_FAN_OUT = 2
+"""Receivers of a datacentre that get weights from one process over the network, at the most."""
 _OLDER = 2
 """Versions that are kept beside the newest, at the most, for those that are at them: those that began first."""
 
@@ -72,9 +74,7 @@ class Member:
 class Roster(Service):
     """Everything is called in the thread of `server`, but for `members` and `bell`."""
 
-    def __init__(
-        self, server: Server, address: WeightsAddress, *, datacentre: str, fan_out: int, limit_s: float
-    ) -> None:
+    def __init__(self, server: Server, address: WeightsAddress, *, datacentre: str, limit_s: float) -> None:
         """Nobody is there, and there is no version."""
         self.server = server
         self.address = address
@@ -85,7 +85,6 @@ class Roster(Service):
         self.broadcaster = Broadcaster(server, host=host_of(address), limit_s=limit_s, changed=self._regrouped)
         self._turns = TurnLine(lambda ticket: server.reply(ticket, encode_reply(Noted())))
         self._root = Site(name=ROOT, host=address.host, datacentre=datacentre)
-        self._fan_out = fan_out
         self._epoch = 1
         self._offers: list[Offer] = []
         self._parents: dict[str, str] = {}
@@ -144,12 +143,23 @@ class Roster(Service):
             relays = any(map(is_far_reaching, follow.endpoints)) or follow.host == self.address.host
             site = Site(name=ticket.client, host=follow.host, datacentre=self._datacentre(follow), relays=relays)
             facts = (follow.name, follow.endpoints, follow.backend, follow.standing)
+            self._replace_former(follow)
             member = self.members[ticket.client] = Member(site, *facts)
             self._plan()
         member.ticket = ticket
         member.epoch = follow.epoch
         self._hear(ticket.client, follow.standing)
         self._tell(member)
+
+    def _replace_former(self, follow: Follow) -> None:
+        """One that has taken this sender for lost comes by another connection, and would be told to fetch from itself.
+
+        Its turns stay until the server misses the former connection: it asks for them again, and keeps its place.
+        """
+        who = (follow.name, follow.endpoints)
+        for client in [client for client, member in self.members.items() if (member.name, member.endpoints) == who]:
+            del self.members[client]
+            self.shelf.leave(client)
 
     def _datacentre(self, follow: Follow) -> str:
         """One host is in one datacentre: that of the first from there."""
@@ -189,11 +199,12 @@ class Roster(Service):
         self.broadcaster.complete()
         self._announce()
 
-    def withdraw(self) -> None:
-        """It could not be written."""
-        self.shelf.drop([self._offers.pop().serial])
-        self.broadcaster.withdraw()
-        self._announce()
+    def withdraw(self, serial: int) -> None:
+        """It could not be written, or not even begun."""
+        if self._offers and self._offers[-1].serial == serial:
+            self.shelf.drop([self._offers.pop().serial])
+            self.broadcaster.withdraw()
+            self._announce()
 
     def trim(self) -> None:
         """Keep of the versions the newest, and those that somebody is at: their memory is not used again."""
@@ -224,7 +235,7 @@ class Roster(Service):
 
     def _plan(self) -> None:
         sites = [member.site for member in self.members.values()]
-        self._parents = broadcast_tree(self._root, sites, fan_out=self._fan_out)
+        self._parents = broadcast_tree(self._root, sites, fan_out=_FAN_OUT)
         grouped = {name: member.backend for name, member in self.members.items() if member.backend}
         self.broadcaster.want(grouped)
         self._announce()

@@ -31,11 +31,15 @@ class Segment:
         """`file`: open, and from now on this segment's; it bears the lock.
 
         Raises:
-            OSError: it cannot be mapped.
+            OSError, ValueError: it cannot be mapped.
         """
         self.path = path
         self._file = file
-        self._memory = map_file(os.dup(file))
+        try:
+            self._memory = map_file(os.dup(file))
+        except (OSError, ValueError):  # the latter for an empty one
+            os.close(file)
+            raise
         self.payload = self._memory[_HEADER_BYTES:]
         self._holds = 0
         self._retired = False

@@ -22,6 +22,7 @@ import torch
 
 from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import Event, EventLog
+from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
@@ -90,7 +91,6 @@ class WeightSender:
         chunk_mib: float = 4.0,
         datacentre: str = "",
         listen: Sequence[str] = LISTEN,
-        fan_out: int = 2,
         limit_s: float = 10.0,
         directory: Path = SHARED,
         log: EventLog | None = None,
@@ -99,20 +99,19 @@ class WeightSender:
 
         Args:
             dtype: of floats as they travel; None leaves them as they are.
-            chunk_mib: size of the pieces in which they travel, in MiB.
+            chunk_mib: size of the pieces in which they travel, in MiB, up to 1024.
             datacentre: where it is, see `planning.broadcast`.
             listen: receivers on other hosts need an address of the network, such as tcp://10.0.0.7:*.
-            fan_out: receivers of a datacentre that get weights from one process over the network, at the most.
             limit_s: seconds without a sign of life after which a receiver counts as dead.
             directory: of shared memory.
             log: told of each version that is published, in the thread that publishes.
 
         Raises:
-            WeightsError: there is no shared memory, or `fan_out` is less than 1.
+            WeightsError: there is no shared memory, or pieces are larger than messages may be.
             WireError: it cannot listen there.
         """
-        if fan_out < 1:
-            raise WeightsError(f"fan_out is {fan_out}; give 1 or more")
+        if chunk_mib > (most := MAX_FRAME_BYTES / 2**20):
+            raise WeightsError(f"chunk_mib is {chunk_mib:g}; give {most:g} or less")
         self._dtype = dtype
         self._chunk_bytes = max(ALIGNMENT, int(chunk_mib * 2**20) // ALIGNMENT * ALIGNMENT)
         self._log = log
@@ -129,7 +128,7 @@ class WeightSender:
             self._open = stack.pop_all()
         self.address = WeightsAddress(endpoints=self._server.endpoints, host=host_id(), token=token)
         """For receivers; it holds the token."""
-        self._roster = Roster(self._server, self.address, datacentre=datacentre, fan_out=fan_out, limit_s=limit_s)
+        self._roster = Roster(self._server, self.address, datacentre=datacentre, limit_s=limit_s)
         self._thread = ServerThread(
             self._server, self._roster, self._roster.bell, name="weights", what="this sender of weights"
         )
@@ -234,8 +233,8 @@ class WeightSender:
     def _write(self, manifest: Manifest, sources: list[torch.Tensor]) -> None:
         """Write the payload, while receivers follow."""
         roster = self._roster
-        holding = self._thread.do(lambda: self._begin(manifest))
         try:
+            holding = self._thread.do(lambda: self._begin(manifest))
             writer = Writer(holding, sources)
             for chunk, pieces in enumerate(self._cut(manifest)):
                 writer.write(chunk, pieces)
@@ -245,7 +244,7 @@ class WeightSender:
             seal = holding.seal()
             self._thread.do(lambda: roster.complete(seal))
         except BaseException:
-            self._thread.do(roster.withdraw)
+            self._thread.do(lambda: roster.withdraw(manifest.serial))
             raise
         self._holding = holding
 

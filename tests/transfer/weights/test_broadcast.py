@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, WeightsError
 from tailrace.events import Event, EventLog
 from tailrace.transfer.weights.media.process_group import ProcessGroup
 from tailrace.transfer.weights.receiver import WeightReceiver
@@ -18,7 +18,7 @@ from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, grouped, tensors
 from tests.transfer.weights.peer import Peer, receive, send
 
-SHORT_S = 2.0
+SHORT_S = 4.0
 """A limit that tests wait for."""
 
 
@@ -165,6 +165,29 @@ async def test_a_member_that_falls_silent_holds_up_the_others_for_the_limit_and_
     await hear(7, *rest)
     assert sender.stats().bytes_sent == before.bytes_sent
     assert sender.stats().bytes_broadcast == before.bytes_broadcast + before.nbytes
+
+
+async def test_a_receiver_whose_groups_broke_again_and_again_takes_part_in_the_next(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    engine = member(stack, sender, "engine")
+    broadcast = ProcessGroup.broadcast
+
+    def fail(self: ProcessGroup, data: torch.Tensor) -> None:
+        if self._rank:
+            raise WeightsError("a member is lost")
+        broadcast(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProcessGroup, "broadcast", fail)
+        for version in range(6):
+            await grouped(sender, "engine")
+            await give(sender, version, engine)
+    await grouped(sender, "engine")
+    before = sender.stats()
+    await give(sender, 6, engine)
+    assert sender.stats().bytes_sent == before.bytes_sent
 
 
 async def test_a_killed_sender_leaves_members_that_close(stack: ExitStack) -> None:

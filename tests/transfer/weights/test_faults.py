@@ -20,7 +20,7 @@ from tailrace.rollout.updater import EngineUpdater
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.remote.proxy import Proxy
-from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 from tests.transfer.weights.peer import Peer, receive, send, shared
 
 TCP = ("tcp://127.0.0.1:*",)
@@ -190,6 +190,22 @@ async def test_an_engine_goes_on_after_a_trainer_was_silent_for_longer_than_a_re
     assert not updating.done()
     updating.cancel()
     await asyncio.wait([updating])
+
+
+async def test_a_receiver_that_connects_anew_does_not_wait_for_the_one_it_was(stack: ExitStack) -> None:
+    """It took its sender for lost, which has not missed it."""
+    sender = stack.enter_context(WeightSender(limit_s=10 * LIMIT_S))
+    receiver = stack.enter_context(WeightReceiver(sender.address, name="engine", medium="tcp", limit_s=1.0))
+    await everybody_listens(sender)
+    follower = receiver._follower
+    follower.server.call(lambda: follower._lose(SenderLost("it was silent")))
+    assert await follower.bell.until(lambda: follower.error, timeout_s=LIMIT_S)
+    assert await follower.bell.until(lambda: follower.error is None or None, timeout_s=LIMIT_S)
+    sender.publish(1, tensors(1).items())
+    assert await receiver.wait(1, timeout_s=LIMIT_S) == 1
+    check(receiver, 1)
+    receiver.installed(1)
+    await sender.installed(1, timeout_s=LIMIT_S)
 
 
 async def test_a_sender_killed_in_the_middle_of_a_version_leaves_receivers_with_the_one_before(

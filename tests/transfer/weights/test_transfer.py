@@ -358,8 +358,8 @@ def test_what_was_closed_leaves_nothing(tmp_path: Path) -> None:
 def test_a_place_without_room_and_an_endpoint_that_is_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="no directory for shared memory"):
         WeightSender(directory=tmp_path / "missing")
-    with pytest.raises(WeightsError, match="fan_out is 0"):
-        WeightSender(fan_out=0)
+    with pytest.raises(WeightsError, match="chunk_mib is 2000; give 1024 or less"):
+        WeightSender(chunk_mib=2000)
     with pytest.raises(WireError, match="cannot listen"):
         WeightSender(listen=("tcp://nowhere",))
 
