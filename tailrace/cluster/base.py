@@ -196,6 +196,11 @@ def foreign(worker: str, error: Exception) -> WorkerError:
     return WorkerError(f"worker {worker}: {type(error).__name__}: {one_line(error)}")
 
 
+def cancelled_itself(worker: str) -> WorkerError:
+    """What a driver raises for work that was cancelled, and not by the driver."""
+    return WorkerError(f"worker {worker} cancelled itself")
+
+
 def make_worker(factory: str, settings: bytes, context: WorkerContext) -> Worker:
     """The worker that `factory`, `module:callable`, makes."""
     module, _, name = factory.partition(":")

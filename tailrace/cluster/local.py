@@ -20,13 +20,14 @@ from tailrace.cluster.base import (
     WorkerHandle,
     WorkerSpec,
     call_method,
+    cancelled_itself,
     close_unopened,
     each,
     foreign,
     make_worker,
 )
 from tailrace.config.cluster import ClusterConfig
-from tailrace.errors import TailraceError, WorkerDied, WorkerError
+from tailrace.errors import TailraceError, WorkerDied
 from tailrace.events import Event
 
 Result = TypeVar("Result")
@@ -124,7 +125,7 @@ class LocalHandle(WorkerHandle):
         if not task.done():
             raise self._obituary()
         if task.cancelled():
-            raise self._obituary() if self._died is not None else WorkerError(f"worker {self.name} cancelled itself")
+            raise self._obituary() if self._died is not None else cancelled_itself(self.name)
         try:
             return task.result()
         except TailraceError:

@@ -26,7 +26,15 @@ from typing import Self
 
 import psutil
 
-from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, HEARTBEAT_S, Report, WorkerSpec, close_unopened
+from tailrace.cluster.base import (
+    CANCEL_LIMIT_S,
+    CLOSE_LIMIT_S,
+    HEARTBEAT_S,
+    Report,
+    WorkerSpec,
+    cancelled_itself,
+    close_unopened,
+)
 from tailrace.cluster.environment import environment
 from tailrace.cluster.output import Output
 from tailrace.cluster.wire import (
@@ -168,11 +176,13 @@ class WorkerProcess:
     async def close(self) -> Report:
         """As WorkerHandle.close."""
         self._how = self._how or "it was closed"
-        with suppress(TimeoutError, WorkerDied):
-            async with asyncio.timeout(CLOSE_LIMIT_S):
-                await self._ask(CLOSE, Close())
-                await asyncio.wait([self._life])
-        await self.kill()
+        try:
+            with suppress(TimeoutError, WorkerDied):
+                async with asyncio.timeout(CLOSE_LIMIT_S):
+                    await self._ask(CLOSE, Close())
+                    await asyncio.wait([self._life])
+        finally:
+            await self.kill()
         return self._report()
 
     async def kill(self, how: str = "killed") -> None:
@@ -193,14 +203,17 @@ class WorkerProcess:
             await self._send(message)
             await asyncio.wait([answer])
         except asyncio.CancelledError:
-            await self._send(Cancel(id))
-            await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
+            if isinstance(message, Run | Call):  # whoever has given up to open or to close it kills it now
+                await self._send(Cancel(id))
+                await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
             raise
         finally:
             del self._answers[id]
         returned: Returned | None = answer.result()
-        if returned is None or returned.cancelled:  # by nobody but `close`
+        if returned is None or (returned.cancelled and self._how):  # by `close`
             raise self._obituary()
+        if returned.cancelled:
+            raise cancelled_itself(self.name)
         if returned.error:
             raise unpack_error(returned.error)
         return returned.value

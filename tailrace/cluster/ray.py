@@ -305,7 +305,13 @@ class RayCluster(Cluster):
                 await self._in_thread(self._connection.open)
             elif self._config.address is not None:
                 _check_connected_to(self._config.address)
-            check_room(self._pools, [node["Resources"] for node in _nodes() if node["Alive"]])
+            machines = [node["Resources"] for node in _nodes() if node["Alive"]]
+            if self._config.address is None and len(machines) > 1:
+                raise ConfigError(
+                    f"this process is connected to a Ray of {len(machines)} machines, and without cluster.address the "
+                    "workers of a run listen on this machine alone; give cluster.address=auto"
+                )
+            check_room(self._pools, machines)
         except BaseException:
             await self.close()
             raise

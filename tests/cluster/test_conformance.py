@@ -41,6 +41,8 @@ async def test_an_error_is_told_in_one_line_and_one_of_tailrace_keeps_its_type(c
     with pytest.raises(WorkerError) as failed:
         await handle.call("fail", "in lines")
     assert str(failed.value) == "worker rollout-0: ValueError: one two"
+    with pytest.raises(WorkerError, match="worker rollout-0 cancelled itself"):
+        await handle.call("cancel_itself")
 
 
 async def test_what_is_no_command_cannot_be_called(cluster: Cluster) -> None:

@@ -73,6 +73,16 @@ async def test_what_is_printed_after_the_last_report_comes_with_the_close() -> N
         assert (await worker.close()).lines == ("saved",)
 
 
+async def test_a_worker_that_does_not_close_in_time_is_killed_and_its_last_words_are_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tailrace.cluster.process.CLOSE_LIMIT_S", 1.0)
+    async with started(servant(kind="Stuck")) as worker:
+        async with asyncio.timeout(20.0):  # less than it would be given for a cancellation
+            assert (await worker.close()).lines == ("closing",)
+        await gone(worker.pid)
+
+
 async def test_a_progress_bar_is_one_line() -> None:
     async with started(servant()) as worker, Hearing(worker) as hearing:
         await call(worker, "say", "1 %\r50 %\r100 %\r")

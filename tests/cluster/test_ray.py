@@ -120,6 +120,18 @@ async def test_a_process_that_is_connected_joins_no_other_cluster(ray_connection
             pass
 
 
+async def test_a_process_that_is_connected_to_several_machines_says_that_it_means_them(
+    ray_connection: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 1.0}}] * 2
+    monkeypatch.setattr("tailrace.cluster.ray._nodes", lambda: nodes)
+    with pytest.raises(ConfigError, match=r"connected to a Ray of 2 machines, .* give cluster\.address=auto"):
+        async with RayCluster(ClusterConfig(), {}):
+            pass
+    async with RayCluster(ClusterConfig(address="auto"), {}):
+        pass
+
+
 def test_a_run_s_ray_leaves_the_environment_as_it_was_and_the_driver_its_own_end() -> None:
     """In a process of its own: this one shares a Ray among its tests. A second Ray starts as the first did, and has not
     been closed when the driver ends.

@@ -99,6 +99,9 @@ class Servant(Worker):
         command = [sys.executable, "-c", code]
         return int(await asyncio.to_thread(subprocess.check_output, command, start_new_session=True, timeout=20))
 
+    async def cancel_itself(self) -> None:
+        raise asyncio.CancelledError
+
     async def stand_still(self) -> None:
         """Hold up the event loop."""
         time.sleep(600)
@@ -138,6 +141,14 @@ class Unclosed(Servant):
 
     async def close(self) -> None:
         raise ModelError("not saved")
+
+
+class Stuck(Servant):
+    """Is at something when it shall close."""
+
+    async def close(self) -> None:
+        print("closing")
+        await self.stand_still()
 
 
 class Endless(Servant):
