@@ -2,6 +2,7 @@
 
 import torch
 
+from tailrace.transfer.weights.media.process_group import ProcessGroup
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 
@@ -19,14 +20,21 @@ def tensors(version: int, *, scale: int = 1) -> dict[str, torch.Tensor]:
     }
 
 
-async def grouped(sender: WeightSender, *names: str) -> None:
-    """Until these receivers are the members of the sender's group."""
+async def grouped(sender: WeightSender, *names: str, after: ProcessGroup | None = None) -> ProcessGroup:
+    """The sender's group, once these receivers are its members.
 
-    def look() -> bool | None:
-        return sorted(sender.stats().group) == sorted(names) or None
+    Args:
+        after: it is another one than this, of which the sender may not know yet that it broke.
+    """
+    broadcaster = sender._roster.broadcaster
+
+    def look() -> ProcessGroup | None:
+        is_it = broadcaster._group is not after and sorted(sender.stats().group) == sorted(names)
+        return broadcaster._group if is_it else None
 
     found = await sender._roster.bell.until(look, timeout_s=LIMIT_S)
     assert found, f"{sender.stats().group} are in the group: {sender.stats().group_error}"
+    return found
 
 
 async def everybody_listens(sender: WeightSender) -> None:

@@ -179,12 +179,13 @@ async def test_a_receiver_whose_groups_broke_again_and_again_takes_part_in_the_n
             raise WeightsError("a member is lost")
         broadcast(self, data)
 
+    group = None
     with monkeypatch.context() as patch:
         patch.setattr(ProcessGroup, "broadcast", fail)
         for version in range(6):
-            await grouped(sender, "engine")
+            group = await grouped(sender, "engine", after=group)
             await give(sender, version, engine)
-    await grouped(sender, "engine")
+    await grouped(sender, "engine", after=group)
     before = sender.stats()
     await give(sender, 6, engine)
     assert sender.stats().bytes_sent == before.bytes_sent
