@@ -76,7 +76,7 @@ async def test_what_is_printed_after_the_last_report_comes_with_the_close() -> N
 async def test_a_worker_that_does_not_close_in_time_is_killed_and_its_last_words_are_heard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tailrace.cluster.process.CLOSE_LIMIT_S", 1.0)
+    monkeypatch.setattr("tailrace.cluster.process.CLOSE_LIMIT_S", 3.0)
     async with started(servant(kind="Stuck")) as worker:
         async with asyncio.timeout(20.0):  # less than it would be given for a cancellation
             assert (await worker.close()).lines == ("closing",)
