@@ -1,8 +1,8 @@
-"""A separated run that loses processes at random moments: `python -m tests.faulty_run CONFIG SEED FAULTS`.
+"""A separated run that loses processes at random moments: `python -m tests.faulty_run CONFIG SEED`.
 
-CONFIG is a recipe as JSON. At FAULTS seeded moments, each an event that the driver hears, a process of the run is
-killed or stopped; one that is not there then, as soon as it is. `trained.jsonl` in the run's directory gets a line for
-each step that the trainer has made.
+CONFIG is a recipe as JSON. At seeded moments, each an event that the driver hears, one process of each kind is killed
+or stopped; one that is not there then, as soon as it is. `trained.jsonl` in the run's directory gets a line for each
+step that the trainer has made.
 """
 
 import asyncio
@@ -29,8 +29,10 @@ from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.workers.trainer import TrainerHost
 from tailrace.workers.trainer import make as make_trainer
 
-QUEUE = ("controller", "unit-0", "unit-1")
-WORKERS = ("rollout-0", "rollout-1", "reward-0", "reference-0", "trainer")
+WORKERS = (("rollout-0", "rollout-1"), ("reward-0",), ("reference-0",), ("trainer",))
+"""Of each kind."""
+KINDS = (*WORKERS, ("controller",), ("unit-0", "unit-1"))
+"""With those of the queue."""
 _EVENTS = 150
 """That a run of a few steps makes at the least: faults come with one of these."""
 
@@ -50,13 +52,13 @@ def recording(settings: bytes, context: WorkerContext) -> TrainerHost:
 
 
 class Faults:
-    """What goes wrong with which process at which event."""
+    """At which event one process of each kind is harmed."""
 
-    def __init__(self, seed: int, count: int, *, local: Sequence[LocalCluster] | None = None) -> None:
+    def __init__(self, seed: int, *, local: Sequence[LocalCluster] | None = None) -> None:
         """`local`: the clusters that were made, where workers are in this process; such are never stopped."""
         choose = random.Random(seed)
-        victims = (*WORKERS, *QUEUE)
-        self.plan = {moment: choose.choice(victims) for moment in choose.sample(range(5, _EVENTS), count)}
+        moments = choose.sample(range(5, _EVENTS), len(KINDS))
+        self.plan = {moment: choose.choice(kind) for moment, kind in zip(moments, KINDS, strict=True)}
         self._stops = {moment for moment in self.plan if choose.random() < 0.3}
         self._local = local
         self.done: list[str] = []
@@ -78,7 +80,7 @@ class Faults:
             self.workers.pop(event.actor, None)
         self._events += 1
         if victim := self.plan.pop(self._events, None):
-            stopped = self._events in self._stops and victim in WORKERS
+            stopped = self._events in self._stops and _is_worker(victim)
             self._due.append((victim, signal.SIGSTOP if stopped else signal.SIGKILL))
         self._due = [(victim, how) for victim, how in self._due if not self._harm(victim, how)]
 
@@ -87,7 +89,7 @@ class Faults:
         pid = (self.workers | self.queues[-1].pids).get(victim)
         if pid is None:
             return False
-        if victim in WORKERS and self._local is not None:
+        if self._local is not None and _is_worker(victim):
             handle = next(one for one in self._local[-1].handles[::-1] if one.name == victim)
             self.workers.pop(victim)
             self._killing.append(asyncio.get_running_loop().create_task(_kill(handle)))
@@ -98,6 +100,10 @@ class Faults:
                 return False
         self.done.append(f"{self._events}: {how.name} {victim}")
         return True
+
+
+def _is_worker(name: str) -> bool:
+    return any(name in kind for kind in WORKERS)
 
 
 async def _kill(handle: LocalHandle) -> None:
@@ -137,8 +143,8 @@ def rows_of_steps(directory: Path) -> dict[int, list[int]]:
 
 
 def main() -> int:
-    config, seed, count = sys.argv[1:]
-    faults = Faults(int(seed), int(count))
+    config, seed = sys.argv[1:]
+    faults = Faults(int(seed))
     try:
         return run(parse_config(json.loads(config), source="test"), faults)
     finally:

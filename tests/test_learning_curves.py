@@ -15,7 +15,7 @@ from tests.runs import small_run, steps_of, write_prompts
 
 MODES: dict[str, dict[str, Any]] = {
     "synchronous": {"max_staleness": 0},
-    "one_step": {"max_staleness": 1},
+    "one_step": {"placement": "separated", "max_staleness": 1},
     "fully_asynchronous": {"placement": "separated", "max_staleness": 1, "streaming": True},
 }
 SEEDS = range(3)
@@ -33,6 +33,7 @@ def curve(directory: Path, model: Path, prompts: Path, mode: str, seed: int) -> 
         prompts,
         seed=seed,
         pipeline=MODES[mode],
+        weights={"mode": "delayed"} if mode == "one_step" else {},
         prompts__held_out=0,
         algorithm={"group_size": 8},
         trainer={"steps": STEPS, "train_batch_size": 32, "precision": "fp32", "lr": 3e-3},

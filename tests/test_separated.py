@@ -28,6 +28,7 @@ from tailrace.errors import CheckpointError, ClusterError, ConfigError, ModelErr
 from tailrace.events import Event, EventLog, read_events
 from tailrace.report.prometheus import PrometheusSink
 from tailrace.run import train
+from tailrace.separated import RemoteLearner
 from tailrace.transfer.queue.base import Claim
 from tailrace.workers.base import WatchedQueue
 from tests.conftest import TinyModel
@@ -70,14 +71,6 @@ def at_events(monkeypatch: pytest.MonkeyPatch, deeds: dict[str, Callable[[dict[s
                 deed(pids)
 
     monkeypatch.setattr("tailrace.run.EventLog", Watched)
-
-
-def killing(*workers: str) -> Callable[[dict[str, int]], None]:
-    def kill(pids: dict[str, int]) -> None:
-        for worker in workers:
-            os.kill(pids[worker], signal.SIGKILL)
-
-    return kill
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -515,12 +508,24 @@ def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
         cluster={kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward", "reference")},
         **KL,
     )
-    deaths = {
-        "step 1": killing("rollout-0"),  # too early for what is left to have been generated, so that each is missed
-        "step 3": killing("reward-0", "reference-0"),
-        "step 5": killing("trainer"),
-    }
-    at_events(monkeypatch, deaths)
+    # The prompts of step s are let in when step s - 1 begins: each death is missed before the next one.
+    deaths = {1: ("rollout-0",), 3: ("reward-0", "reference-0"), 6: ("trainer",)}
+    pids: dict[str, int] = {}
+
+    class Watched(EventLog):
+        def emit(self, event: Event) -> None:
+            super().emit(event)
+            if event.task == "worker_started":
+                pids[event.actor] = event.info["pid"]
+
+    class Deadly(RemoteLearner):
+        async def train(self, step: int) -> None:
+            for worker in deaths.pop(step, ()):
+                os.kill(pids[worker], signal.SIGKILL)
+            await super().train(step)
+
+    monkeypatch.setattr("tailrace.run.EventLog", Watched)
+    monkeypatch.setattr("tailrace.separated.RemoteLearner", Deadly)
     assert train(config, resume=False) == 0
     assert not deaths
     died = Counter(event.actor for event in of(run, "worker_died"))

@@ -8,7 +8,7 @@ import pytest
 from tests.rollout.schedules import Run, Saved, Schedule, versions
 from tests.transfer.virtual_time import VirtualLoop
 
-SCHEDULES = 400
+SCHEDULES = 2000
 CHUNKS = 4
 
 

@@ -90,8 +90,8 @@ class RunConfig(OnDevice):
 
     @property
     def wire_dtype(self) -> Literal["bfloat16", "float32"]:
-        """Of floats of weights on their way to separate engines."""
-        dtype: Literal["bfloat16", "float32"] = getattr(self.engine, "dtype", "bfloat16")
+        """Of floats of weights on their way to separate engines; in full where nobody knows what the engine has."""
+        dtype: Literal["bfloat16", "float32"] = getattr(self.engine, "dtype", "float32")
         return self.weights.dtype or dtype
 
     @classmethod

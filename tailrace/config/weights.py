@@ -21,7 +21,7 @@ class WeightsConfig(Config):
     """What they travel through; auto: shared memory within a machine, TCP between machines. `gloo`, `nccl`: broadcasts
     to all engines at once, through the memory of CPUs or of GPUs; nccl has never run."""
     dtype: Literal["bfloat16", "float32"] | None = None
-    """Of floats that travel; by default the engine's."""
+    """Of floats that travel; by default `engine.dtype`, or float32 where the engine has no such key."""
     chunk_mib: Annotated[float, Field(ge=0.001, le=1024)] = 4.0
     """Size of the pieces in which they travel, in MiB."""
     timeout_s: PositiveFloat = 600.0

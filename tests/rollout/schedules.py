@@ -202,7 +202,8 @@ class Schedule:
     spare_rows: int
     """Rows that it has room for beyond those."""
     slowest_update_s: float
-    steps: int = 5
+    steps: int
+    """Of which the last ones could be staler than the bound allows."""
     group_size: int = 2
     groups_per_step: int = 2
 
@@ -225,6 +226,7 @@ class Schedule:
             full_steps=chance.randint(1, most + 1),
             spare_rows=chance.randrange(4),
             slowest_update_s=chance.choice((0.5, 5.0, 30.0)),
+            steps=most + 3,
         )
 
     @property
