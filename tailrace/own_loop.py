@@ -17,6 +17,7 @@ import threading
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import AsyncExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +26,7 @@ import torch
 
 import tailrace
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import Inputs, load_inputs
+from tailrace.assembly import Inputs, load_inputs, make_run_trainer
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget
 from tailrace.config.cluster import PoolConfig
@@ -51,11 +52,13 @@ from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import OpenQueue, check_queue, client_options, open_queue, run_table
 from tailrace.separated import OBSERVE_S, Workers, pools_of
+from tailrace.trainer.actor import train_sample
+from tailrace.trainer.base import Loss, Trainer, TrainSample
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.experience import Experience
-from tailrace.transfer.queue.tensors import Column, Layout, TensorBatch
+from tailrace.transfer.queue.tensors import Column, Layout, TensorBatch, make_cells
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt, WeightVersion
 from tailrace.workers.settings import check_gpus
@@ -136,6 +139,28 @@ class Engines:
     def model_dir(self) -> Path:
         """Of the initial weights, for `AutoModelForCausalLM.from_pretrained`."""
         return self._inputs.model_dir
+
+    @property
+    def loss(self) -> Loss:
+        """Of the recipe's algorithm, for `Trainer.accumulate`."""
+        return make_algorithm(self._config.resolved_algorithm).loss
+
+    def make_trainer(self) -> Trainer:
+        """The recipe's trainer in this process, with the initial weights; it knows nothing of the engines.
+
+        Raises:
+            UserError: it cannot be made as configured.
+        """
+        return make_run_trainer(self._config, self.model_dir, reference=False)
+
+    def train_samples(self, batch: TensorBatch) -> list[TrainSample]:
+        """The rows of a batch of the actor, for `Trainer.accumulate`.
+
+        Raises:
+            ColumnError: `batch.columns` were replaced by something that is none.
+        """
+        cells = make_cells(batch.columns, self._queue.columns)
+        return [train_sample(replace(row, cells=own)) for row, own in zip(batch.claim.rows, cells, strict=True)]
 
     def put_prompts_data(self, prompts: Sequence[Prompt]) -> list[int]:
         """Have `algorithm.group_size` responses generated for each; returns at once, with the group_ids.

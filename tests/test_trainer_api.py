@@ -19,8 +19,6 @@ import yaml
 from safetensors.torch import load_file
 
 from tailrace import Trainer
-from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import make_run_trainer
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
 from tailrace.errors import (
@@ -38,7 +36,6 @@ from tailrace.events import Event, EventLog, read_events
 from tailrace.own_loop import Engines
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.run import train
-from tailrace.trainer.base import TrainSample
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.tensors import PackedTensor, TensorBatch
 from tailrace.transfer.weights.sender import WeightSender
@@ -169,20 +166,6 @@ def test_an_interrupted_fit_saves_and_raises_and_resumes(
         Trainer(config).fit()
 
 
-def samples_of(batch: TensorBatch) -> list[TrainSample]:
-    """The batch's rows for a trainer of ours."""
-    columns = {}
-    for name in ("prompt_ids", "response_ids", "response_mask", "advantages", "rollout_log_probs"):
-        column = batch.columns[name]
-        assert isinstance(column, PackedTensor)
-        columns[name] = [cell.numpy() for cell in column.split()]
-    cells = zip(*columns.values(), strict=True)
-    return [
-        TrainSample(group_id=row.group_id, ref_log_probs=None, **dict(zip(columns, own, strict=True)))
-        for row, own in zip(batch.claim.rows, cells, strict=True)
-    ]
-
-
 def versions_of(batch: TensorBatch) -> set[int]:
     column = batch.columns["weight_versions"]
     assert isinstance(column, PackedTensor)
@@ -204,14 +187,13 @@ def test_a_loop_of_ones_own_with_our_trainer_makes_the_run_bit_for_bit(
     changes = {"prompts__shuffle": False, **SEPARATED}
     run = Trainer(small("run", **changes)).fit()
     config = small("own", **changes)
-    algorithm = make_algorithm(config.resolved_algorithm)
     with Trainer(config).init_engines() as engines:
-        trainer = make_run_trainer(config, engines.model_dir, reference=False)
+        trainer = engines.make_trainer()
         assert engines.put_prompts_data(all_prompts(config, engines)) == list(range(8))
         for version in range(1, config.trainer.steps + 1):
             batch = engines.get_experience_data()
             with engines.held(batch):
-                trainer.accumulate(samples_of(batch), algorithm.loss)
+                trainer.accumulate(engines.train_samples(batch), engines.loss)
                 trainer.apply()
                 engines.put_experience_data(batch)
             assert versions_of(batch) == {version - 1}
