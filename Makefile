@@ -9,6 +9,9 @@ VLLM_READY := $(VLLM_VENV)/.ready
 # The one that comes with Python 3.11 takes twice the time: it weighs each wheel of a package that there is.
 PIP := pip==26.3
 
+# Two environments may be made at once, and an editable install writes into this directory.
+ALONE := $(shell command -v flock > /dev/null && echo flock Makefile)
+
 # Where it is set, every process that the tests start would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -20,7 +23,7 @@ define install
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/pip install --quiet $(PIP)
 	$(1)/bin/pip install --quiet --no-deps --no-compile --requirement $(2)
-	$(1)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(ALONE) $(1)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(1)/.ready
 endef
 

@@ -7,6 +7,7 @@ Colocated: engine and trainer share one single-threaded executor, and with it th
 
 import asyncio
 import logging
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -19,9 +20,11 @@ from transformers import PreTrainedTokenizerBase
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.checkpointing import Checkpointer
+from tailrace.config.cluster import ClusterConfig
 from tailrace.config.run import RunConfig
+from tailrace.config.weights import WeightsConfig
 from tailrace.engine.base import Engine
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, TailraceWarning
 from tailrace.evaluation import Evaluator, Generator
 from tailrace.events import EventLog
 from tailrace.learner import Learner, LocalLearner, Publisher
@@ -66,11 +69,12 @@ class Inputs:
 
 
 def load_inputs(config: RunConfig) -> Inputs:
-    """Find the model and load the prompts.
+    """Find the model and load the prompts; warn of what the recipe says in vain.
 
     Raises:
         UserError: the sampling, the engine, the model, the prompts or their lengths do not fit what was asked for.
     """
+    _warn_of_worker_settings(config)
     model_dir = resolve_model(config.model)
     check_sampling(config.engine, config.sampling, model_dir)
     here = config.pipeline.placement == "colocated" or config.cluster.address is None
@@ -81,6 +85,19 @@ def load_inputs(config: RunConfig) -> Inputs:
         config.prompts, tokenizer, seed=config.seed, max_tokens=_max_prompt_tokens(config, model_dir)
     )
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
+
+
+def _warn_of_worker_settings(config: RunConfig) -> None:
+    """No error, since one recipe may be tried in both placements."""
+    given = {"cluster": config.cluster != ClusterConfig(), "weights": config.weights != WeightsConfig()}
+    if config.pipeline.placement == "colocated" and any(given.values()):
+        sections = " and ".join(section for section, is_given in given.items() if is_given)
+        warnings.warn(
+            f"pipeline.placement is colocated, where {sections} of the recipe means nothing: all is in this process; "
+            "for worker processes give pipeline.placement=separated",
+            TailraceWarning,
+            stacklevel=2,
+        )
 
 
 def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:

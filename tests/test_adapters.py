@@ -14,6 +14,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from tailrace.cluster.local import LocalCluster
 from tailrace.config.engine import AdapterEngineConfig
 from tailrace.config.trainer import AdapterTrainerBackend, TrainerConfig
 from tailrace.dry_run import print_plan
@@ -84,6 +85,28 @@ def test_the_engine_of_the_page_makes_the_run_that_ours_makes(
     for name, engine in engines.items():
         train(small_run(tmp_path / name, tiny_model("llama"), prompts, engine=engine, trainer__steps=2), resume=False)
     ours, theirs = (list(map(learned, steps_of(tmp_path / name))) for name in engines)
+    assert ours == theirs
+
+
+@pytest.mark.usefixtures("adapters")
+def test_the_adapters_of_the_page_make_the_same_run_in_workers_of_their_own(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.separated.make_cluster", lambda config, _: LocalCluster(config))
+    placements: tuple[dict[str, Any], ...] = ({}, {"placement": "separated"})
+    together, apart = (
+        small_run(
+            tmp_path / f"run-{number}",
+            tiny_model("llama"),
+            prompts,
+            engine=SECTIONS["engine"],
+            trainer__backend=SECTIONS["trainer"]["backend"],
+            pipeline=pipeline,
+        )
+        for number, pipeline in enumerate(placements)
+    )
+    assert [train(config, resume=False) for config in (together, apart)] == [0, 0]
+    ours, theirs = (list(map(learned, steps_of(Path(config.output_dir)))) for config in (together, apart))
     assert ours == theirs
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config.run import RunConfig
-from tailrace.errors import ConfigError, NonFiniteError, UserError
+from tailrace.errors import ConfigError, NonFiniteError, TailraceWarning, UserError
 from tailrace.events import read_events
 from tailrace.interrupt import Interrupt
 from tailrace.run import train
@@ -216,6 +216,16 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not run.exists()
+
+
+def test_settings_of_workers_that_a_run_does_not_have_are_told_of(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    config = small_run(
+        tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=1, cluster={"rollout": {"workers": 2}}
+    )
+    with pytest.warns(TailraceWarning, match=r"placement is colocated, where cluster of the recipe means nothing"):
+        assert train(config, resume=False) == 0
 
 
 def test_a_directory_with_a_run_is_not_overwritten(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
