@@ -72,8 +72,11 @@ class EventLog:
         return perf_counter - self._zero
 
     def emit(self, event: Event) -> None:
-        """Hand `event` to the sinks. Metrics that are not finite are dropped: JSON has no word for them."""
-        event.metrics = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
+        """Hand `event` to the sinks. Metrics that are not finite are dropped: JSON has no word for them.
+
+        The others become plain floats: those of a user's trainer may be NumPy's, which no encoder knows.
+        """
+        event.metrics = {name: float(value) for name, value in event.metrics.items() if math.isfinite(value)}
         event.worker = event.worker or self._worker
         self.forward(event)
 

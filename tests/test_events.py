@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from tailrace.errors import UserError
@@ -24,6 +25,18 @@ def test_events_read_back_as_written(tmp_path: Path) -> None:
     assert [event] == seen
     assert (event.task, event.step, event.tokens, event.worker) == ("actor", 3, 7, "")
     assert event.end >= event.start >= 100.0
+
+
+def test_metrics_are_plain_finite_floats_whatever_was_counted_with(log: EventLog, events: list[Event]) -> None:
+    counted = {"loss": np.mean([1.0, 2.0]), "lr": np.float32(0.5), "rows": np.int64(3), "kl": np.float64("nan"), "n": 1}
+    with log.span("actor", "trainer", metrics=counted):
+        pass
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(events[0]), type=Event).metrics == {
+        "loss": 1.5,
+        "lr": 0.5,
+        "rows": 3.0,
+        "n": 1.0,
+    }
 
 
 def test_work_that_raises_leaves_no_event(log: EventLog, events: list[Event]) -> None:

@@ -112,7 +112,7 @@ class WorkerHandle(ABC):
         """Let the worker `run`, and hear from it until that has returned. Once only.
 
         Raises:
-            TailraceError: what `run` raised; a WorkerError if that was none of tailrace.errors.
+            TailraceError: what `run` raised; a WorkerError if that was none of Tailrace's.
             WorkerDied: its process ended, or it has not been heard of for `heartbeat_limit_s` and was killed.
         """
 
@@ -123,7 +123,7 @@ class WorkerHandle(ABC):
         The cancellation of the caller cancels the method, and waits until it has ended (at most CANCEL_LIMIT_S).
 
         Raises:
-            TailraceError: what the method raised; a WorkerError if that was none of tailrace.errors.
+            TailraceError: what the method raised; a WorkerError if that was none of Tailrace's.
             WorkerDied: its process ended, before or meanwhile.
         """
 
@@ -166,7 +166,7 @@ class Cluster(ABC):
 
         Raises:
             ConfigError: the machine has no such cores, or the cluster no room for it within `start_limit_s`.
-            TailraceError: what its factory or `open` raised; a WorkerError if that was none of tailrace.errors.
+            TailraceError: what its factory or `open` raised; a WorkerError if that was none of Tailrace's.
             WorkerDied: its process ended, or was killed since it had not opened within `start_limit_s`.
         """
 
@@ -191,8 +191,13 @@ async def each(*work: Coroutine[Any, Any, None]) -> None:
             raise end
 
 
+def is_ours(error: Exception) -> bool:
+    """Whether a driver raises a worker's `error` as it is. A class of a user's may be one that cannot be pickled."""
+    return isinstance(error, TailraceError) and type(error).__module__.partition(".")[0] == "tailrace"
+
+
 def foreign(worker: str, error: Exception) -> WorkerError:
-    """What a driver raises for a worker's error that is none of tailrace.errors."""
+    """What a driver raises for a worker's error that is none of Tailrace's."""
     return WorkerError(f"worker {worker}: {type(error).__name__}: {one_line(error)}")
 
 

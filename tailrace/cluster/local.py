@@ -24,10 +24,11 @@ from tailrace.cluster.base import (
     close_unopened,
     each,
     foreign,
+    is_ours,
     make_worker,
 )
 from tailrace.config.cluster import ClusterConfig
-from tailrace.errors import TailraceError, WorkerDied
+from tailrace.errors import WorkerDied
 from tailrace.events import Event
 
 Result = TypeVar("Result")
@@ -128,9 +129,9 @@ class LocalHandle(WorkerHandle):
             raise self._obituary() if self._died is not None else cancelled_itself(self.name)
         try:
             return task.result()
-        except TailraceError:
-            raise
         except Exception as error:  # whatever it is: the driver hears of it
+            if is_ours(error):
+                raise
             raise foreign(self.name, error) from error
 
     async def _end_of(self, task: Task[Any]) -> None:
@@ -149,9 +150,9 @@ class LocalHandle(WorkerHandle):
             await self._end(_CLOSED, CLOSE_LIMIT_S)
             try:
                 await self.free()
-            except TailraceError:
-                raise
             except Exception as error:  # whatever it is: the driver hears of it
+                if is_ours(error):
+                    raise
                 raise foreign(self.name, error) from error
         await asyncio.sleep(0)  # what it emitted as its last
         return Report(events=self._outbox.take())

@@ -12,6 +12,7 @@ import pickle
 import signal
 import socket
 import sys
+import traceback
 from asyncio import StreamReader, StreamWriter, Task
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -78,6 +79,7 @@ class _Serving:
 
     async def serve(self) -> None:
         beats = asyncio.create_task(self._beat())
+        beats.add_done_callback(_end_if_failed)
         self._begin(OPEN, self._open())
         while not isinstance(message := await read_to_worker(self._reader), Close | None):
             match message:
@@ -98,17 +100,18 @@ class _Serving:
         answer = asyncio.create_task(self._answer(id, self._work[id]))
         self._answers.add(answer)
         answer.add_done_callback(self._answers.discard)
+        answer.add_done_callback(_end_if_failed)
 
     async def _answer(self, id: int, work: Task[Any]) -> None:
         """Never cancelled itself: work that is cancelled before it has begun is answered, too."""
         await asyncio.wait([work])
         try:
+            await self._tell_events()  # what it emitted comes before its end
             answer: ToKeeper = Returned(id, value=pickle.dumps(work.result()))
         except asyncio.CancelledError:
             answer = Returned(id, cancelled=True)
         except Exception as error:  # whatever it is: the driver hears of it
             answer = Returned(id, error=pack_error(self._start.name, error))
-        await self._tell_events()  # what it emitted comes before its end
         await self._send(answer)
 
     async def _open(self) -> dict[str, Any]:
@@ -149,6 +152,13 @@ class _Serving:
         with suppress(ConnectionError):  # the keeper is gone, and this process will be
             self._writer.write(frame(message))
             await self._writer.drain()
+
+
+def _end_if_failed(telling: Task[None]) -> None:
+    """End the process, which says why, instead of leaving the driver without a beat or an answer."""
+    if not telling.cancelled() and (error := telling.exception()) is not None:
+        traceback.print_exception(error)
+        os._exit(1)
 
 
 def bind(cores: tuple[int, ...] | None) -> None:

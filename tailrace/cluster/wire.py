@@ -10,7 +10,7 @@ import traceback
 
 import msgspec
 
-from tailrace.cluster.base import foreign
+from tailrace.cluster.base import foreign, is_ours
 from tailrace.errors import TailraceError
 from tailrace.events import Event
 
@@ -102,8 +102,8 @@ async def _read(reader: asyncio.StreamReader) -> bytes | None:
 
 
 def pack_error(worker: str, error: Exception) -> bytes:
-    """`error` for another process, with its traceback in a note; a WorkerError if it is none of tailrace.errors."""
-    ours = error if isinstance(error, TailraceError) else foreign(worker, error)
+    """`error` for another process, with its traceback in a note; a WorkerError if it is none of Tailrace's."""
+    ours = error if is_ours(error) else foreign(worker, error)
     ours.add_note(f"In worker {worker}:\n{''.join(traceback.format_exception(error)).rstrip()}")
     return pickle.dumps(ours)
 

@@ -36,6 +36,8 @@ async def test_an_error_is_told_in_one_line_and_one_of_tailrace_keeps_its_type(c
     handle = await cluster.start(servant())
     with pytest.raises(ModelError, match="no such model"):
         await handle.call("fail", "ours")
+    with pytest.raises(WorkerError, match="worker rollout-0: UserModelError: 7B: no such model"):
+        await handle.call("fail", "a user's")
     with pytest.raises(WorkerError, match="worker rollout-0: KeyError: 'colour'"):
         await handle.call("fail", "another")
     with pytest.raises(WorkerError) as failed:

@@ -18,7 +18,7 @@ import pytest
 from tailrace.cluster.base import WorkerSpec
 from tailrace.cluster.process import WorkerProcess
 from tailrace.config.cluster import PoolConfig
-from tailrace.errors import ConfigError, WorkerDied
+from tailrace.errors import ConfigError, WorkerDied, WorkerError
 from tests.cluster.conftest import servant
 from tests.cluster.hearing import LIMIT_S, Hearing
 
@@ -160,6 +160,19 @@ async def test_a_worker_whose_event_loop_stands_still_is_killed() -> None:
     async with started(servant(), heartbeat_s=2.0) as worker:
         with pytest.raises(WorkerDied, match="no sign of life"):
             await call(worker, "stand_still")
+
+
+async def test_a_call_whose_events_cannot_be_sent_fails_of_that() -> None:
+    async with started(servant()) as worker:
+        with pytest.raises(WorkerError, match="rollout-0: TypeError: Encoding objects of type object is unsupported"):
+            await call(worker, "babble", True)
+        assert await call(worker, "add", 1, 1) == 2
+
+
+async def test_a_worker_that_cannot_beat_any_more_ends_and_says_why() -> None:
+    async with started(servant()) as worker:
+        with pytest.raises(WorkerDied, match="exit code 1; its last output: TypeError: Encoding objects of type obj"):
+            await call(worker, "babble", False)
 
 
 async def test_a_call_and_its_cancellation_that_come_together_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:

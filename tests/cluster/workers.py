@@ -17,6 +17,13 @@ from tailrace.errors import ModelError
 from tailrace.events import Event
 
 
+class UserModelError(ModelError):
+    """Pickle makes no second one of it."""
+
+    def __init__(self, model: str, problem: str) -> None:
+        super().__init__(f"{model}: {problem}")
+
+
 class Servant(Worker):
     """Runs until it is told to stop, and does as it is told."""
 
@@ -51,7 +58,11 @@ class Servant(Worker):
         return a + b
 
     async def fail(self, kind: str) -> None:
-        errors = {"ours": ModelError("no such model"), "another": KeyError("colour")}
+        errors = {
+            "ours": ModelError("no such model"),
+            "a user's": UserModelError("7B", "no such model"),
+            "another": KeyError("colour"),
+        }
         raise errors.get(kind, ValueError("one\ntwo\n"))
 
     async def tell(self, *tasks: str) -> None:
@@ -60,6 +71,12 @@ class Servant(Worker):
 
     def emit(self, task: str) -> None:
         self.context.emit(Event(task=task, actor=self.context.name, start=0.0, end=1.0))
+
+    async def babble(self, is_done: bool) -> None:
+        """Emit what nobody can send."""
+        self.context.emit(Event(task="babble", actor=self.context.name, start=0.0, end=1.0, info={"what": object()}))
+        if not is_done:
+            await asyncio.Event().wait()
 
     async def linger(self, name: str) -> None:
         self.begun[name].set()
