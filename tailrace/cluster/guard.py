@@ -59,7 +59,7 @@ def _kill_descendants() -> None:
     deadline = time.monotonic() + _KILL_LIMIT_S
     while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
         for child in children:
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has become another user's
                 os.kill(child.pid, signal.SIGKILL)
         psutil.wait_procs(children, timeout=0.1)
 

@@ -175,6 +175,8 @@ class WorkerProcess:
 
     async def close(self) -> Report:
         """As WorkerHandle.close."""
+        if self._watching is not None:  # what closes has a limit of its own, and beats no more
+            self._watching.cancel()
         self._how = self._how or "it was closed"
         try:
             with suppress(TimeoutError, WorkerDied):
@@ -275,7 +277,7 @@ def _kill_group(group: int) -> None:
             if os.getpgid(process.pid) == group:
                 family |= {process, *process.children(recursive=True)}
     for process in family:
-        with suppress(psutil.NoSuchProcess):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it has ended, or has become another user's
             process.kill()
 
 

@@ -6,9 +6,11 @@ import pickle
 import re
 import select
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,19 @@ async def test_a_worker_that_does_not_close_in_time_is_killed_and_its_last_words
         async with asyncio.timeout(20.0):  # less than it would be given for a cancellation
             assert (await worker.close()).lines == ("closing",)
         await gone(worker.pid)
+
+
+async def test_a_worker_that_closes_need_not_beat(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDWR), "wb", buffering=0) as pipe:
+        async with started(replace(servant(kind="Slow"), settings=bytes(path)), heartbeat_s=2.0) as worker:
+            closing = asyncio.create_task(worker.close())
+            assert worker._watching is not None
+            async with asyncio.timeout(LIMIT_S):
+                await asyncio.wait([worker._watching])  # it was silent for too long, or is no longer watched
+                pipe.write(b"1")
+                assert (await closing).lines == ("closed",)
 
 
 async def test_a_progress_bar_is_one_line() -> None:
@@ -207,6 +222,26 @@ async def test_what_a_worker_started_ends_with_it(ending: str) -> None:
                 # as when the keeper is killed: nobody holds the lifeline any more
                 worker._child.lifeline[1].transport.abort()
         await gone(child, worker.pid)
+
+
+@pytest.mark.parametrize("kill", ["guard._kill_descendants()", "process._kill_group(os.getpgid(refused.pid))"])
+def test_a_child_that_may_not_be_killed_keeps_none_of_the_others_alive(kill: str) -> None:
+    """The kernel refuses where it has become another user's; here a stand-in for it does."""
+    code = (
+        "import os, subprocess; from tailrace.cluster import guard, process\n"
+        "guard._KILL_LIMIT_S = 0.2\n"
+        "refused = subprocess.Popen(['sleep', '600'], process_group=0)\n"
+        "other = subprocess.Popen(['sleep', '600'], process_group=refused.pid)\n"
+        "kill = os.kill\n"
+        "def refuse(pid, number):\n"
+        "    if pid == refused.pid: raise PermissionError\n"
+        "    kill(pid, number)\n"
+        "os.kill = refuse\n"
+        f"try: {kill}; other.wait(20)\n"
+        "finally: os.killpg(refused.pid, 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 async def test_ctrl_c_does_not_reach_a_worker() -> None:

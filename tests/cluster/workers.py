@@ -168,6 +168,15 @@ class Stuck(Servant):
         await self.stand_still()
 
 
+class Slow(Servant):
+    """Has closed when a byte comes through the pipe that its settings name."""
+
+    async def close(self) -> None:
+        with open(self.settings, "rb", buffering=0) as pipe:
+            await asyncio.to_thread(pipe.read, 1)
+        print("closed")
+
+
 class Endless(Servant):
     """Does not open."""
 
