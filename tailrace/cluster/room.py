@@ -12,6 +12,9 @@ from tailrace.errors import ConfigError, did_you_mean
 Resources = Mapping[str, float]
 """Amounts by Ray's names: CPU, GPU and others."""
 
+_PARTS = 10_000
+"""Ray counts in such parts of 1, where 0.3 is three times 0.1, as it is not in floats."""
+
 
 def asked(pool: PoolConfig) -> dict[str, float]:
     """What each worker of `pool` reserves."""
@@ -20,29 +23,49 @@ def asked(pool: PoolConfig) -> dict[str, float]:
 
 
 def check_room(pools: Mapping[str, PoolConfig], nodes: Sequence[Resources]) -> None:
-    """Check that `nodes`, all free, have what `pools` ask for, and for each worker one that has it all.
+    """Check that `nodes`, all free, have what `pools` ask for together, and hold all workers of each pool alone.
 
-    Whether everything can be placed at once is Ray's to find out: this finds what can never be.
+    Whether all pools can be placed at once is Ray's to find out: this finds what can never be.
 
     Raises:
         ConfigError: they have not.
     """
+    there_each = " or ".join(sorted({described(_ours(node, pools)) for node in nodes}))
     for name, pool in pools.items():
-        if not any(all(node.get(kind, 0.0) >= amount for kind, amount in asked(pool).items()) for node in nodes):
+        if not _held(pool, nodes):
             raise ConfigError(
                 f"cluster.{name} asks for {described(asked(pool))} for each worker, and no machine of the cluster has "
-                f"that: they have {' or '.join(sorted({described(_ours(node, pools)) for node in nodes}))}; "
-                f"ask for less, or join a cluster that has it{_meant(pool, nodes)}"
+                f"that: they have {there_each}; ask for less, or join a cluster that has it{_meant(pool, nodes)}"
             )
     for kind in sorted({kind for pool in pools.values() for kind in asked(pool)}):
         shares = {name: pool.workers * asked(pool).get(kind, 0.0) for name, pool in pools.items()}
         total, there = sum(shares.values()), sum(node.get(kind, 0.0) for node in nodes)
-        if total > there:
+        if _parts(total) > _parts(there):
             parts = ", ".join(f"{name} {share:g}" for name, share in shares.items() if share)
             raise ConfigError(
                 f"the worker pools of `cluster` ask for {total:g} {kind} together ({parts}), and the cluster has "
                 f"{there:g}; use fewer workers, ask for less, or join a larger cluster"
             )
+    for name, pool in pools.items():
+        if (held := _held(pool, nodes)) < pool.workers:
+            raise ConfigError(
+                f"cluster.{name} asks for {pool.workers} workers of {described(asked(pool))} each, and the "
+                f"{len(nodes)} machines of the cluster hold {held}: they have {there_each}; use fewer workers, ask for "
+                "less for each, or join a larger cluster"
+            )
+
+
+def _held(pool: PoolConfig, nodes: Sequence[Resources]) -> int:
+    """How many workers of `pool` alone `nodes` hold; where these reserve nothing, all that there are."""
+    each = asked(pool)
+    return sum(
+        min((_parts(node.get(kind, 0.0)) // _parts(each[kind]) for kind in each), default=pool.workers)
+        for node in nodes
+    )
+
+
+def _parts(amount: float) -> int:
+    return round(amount * _PARTS)
 
 
 def check_this_machine(pools: Mapping[str, PoolConfig], *, gpus: int) -> None:

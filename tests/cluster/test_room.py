@@ -30,6 +30,22 @@ def test_a_worker_that_fits_no_single_machine_is_named() -> None:
         check_room({"trainer": PoolConfig(cpus=3.0)}, [TWO_CORES, TWO_CORES])
 
 
+def test_workers_that_no_spread_over_the_machines_can_hold_are_named() -> None:
+    machines = [{"CPU": 3.0}, {"CPU": 3.0}]
+    with pytest.raises(
+        ConfigError,
+        match=r"^cluster\.rollout asks for 3 workers of 2 CPU each, and the 2 machines .* hold 2: they have 3 CPU; use",
+    ):
+        check_room({"rollout": PoolConfig(workers=3, cpus=2.0)}, machines)
+    check_room({"rollout": PoolConfig(workers=2, cpus=2.0), "trainer": PoolConfig(workers=2)}, machines)
+
+
+def test_tenths_of_a_core_add_up() -> None:
+    check_room({"rollout": PoolConfig(workers=3, cpus=0.1)}, [{"CPU": 0.3}])
+    with pytest.raises(ConfigError, match=r"ask for 1\.1 CPU together"):
+        check_room({"rollout": PoolConfig(workers=11, cpus=0.1)}, [{"CPU": 1.0}])
+
+
 def test_machines_count_together() -> None:
     check_room({"rollout": PoolConfig(workers=4)}, [TWO_CORES, TWO_CORES])
 
