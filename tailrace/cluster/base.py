@@ -165,7 +165,8 @@ class Cluster(ABC):
         """A worker that is open. Cancelling this kills it.
 
         Raises:
-            ConfigError: the machine has no such cores, or the cluster no room for it within `start_limit_s`.
+            ConfigError: the machine has no such cores.
+            ClusterError: it was given no place within `start_limit_s`.
             TailraceError: what its factory or `open` raised; a WorkerError if that was none of Tailrace's.
             WorkerDied: its process ended, or was killed since it had not opened within `start_limit_s`.
         """

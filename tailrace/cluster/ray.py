@@ -165,7 +165,7 @@ class RayHandle(WorkerHandle):
         labels = {node["NodeID"]: node.get("Labels", {}) for node in _nodes()}
         datacentre = labels.get(place["node"], {}).get("datacentre", "")
         opening = self._keeper.open.remote(place["address"], datacentre)
-        facts = pickle.loads(await self._answer(opening, lambda: ray.cancel(opening)))
+        facts = pickle.loads(await self._answer(opening, cancel=lambda: ray.cancel(opening)))
         self.pid = facts["pid"]
         self.facts = facts | place | {"datacentre": datacentre}
 
@@ -180,9 +180,9 @@ class RayHandle(WorkerHandle):
                 print(message, file=sys.stderr)
                 await asyncio.wait([placed], timeout=limit_s - _PLACED_SOON_S)
             if not placed.done():
-                raise ConfigError(
-                    f"{self.name} was given no place within {limit_s:g} s: it needs {what}, and that is in use; wait "
-                    "for it to be free, raise cluster.start_limit_s, or use fewer workers"
+                raise ClusterError(  # not the input's fault: it was checked, and the run may be hours old
+                    f"{self.name} was given no place within {limit_s:g} s: its keeper starts slowly, or waits for "
+                    f"what it needs, {what}; see that this is free, raise cluster.start_limit_s, or use fewer workers"
                 )
             place: dict[str, Any] = placed.result()
             self._has_place = True
@@ -232,16 +232,16 @@ class RayHandle(WorkerHandle):
     async def call(self, method: str, *args: Any) -> Any:
         id = next(self._calls)
         answer = self._keeper.call.remote(id, method, pickle.dumps(args))
-        return pickle.loads(await self._answer(answer, lambda: self._keeper.cancel.remote(id)))
+        return pickle.loads(await self._answer(answer, cancel=lambda: self._keeper.cancel.remote(id)))
 
-    async def _answer(self, ref: Any, cancel: Callable[[], object]) -> bytes:
-        """The value that a keeper's method returns. What is cancelled here is to be cancelled there, by `cancel`."""
+    async def _answer(self, ref: Any, *, cancel: Callable[[], object] | None) -> bytes:
+        """The value that a keeper's method returns. What is cancelled here is to be there, by `cancel`, if at all."""
         answer = asyncio.ensure_future(_result(ref))
         try:
             await asyncio.wait([answer])
         except asyncio.CancelledError:
             answer.add_done_callback(_known)  # the cancellation
-            if ray.is_initialized():  # else it has ended with it, and would be started anew
+            if cancel is not None and ray.is_initialized():  # else it has ended with it, and would be started anew
                 cancel()
                 await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
             raise
@@ -275,8 +275,7 @@ class RayHandle(WorkerHandle):
         try:
             with suppress(TimeoutError, WorkerDied):
                 async with asyncio.timeout(limit_s if self._has_place else 0.0):  # without one it has no worker
-                    ending = method.remote()
-                    return await self._answer(ending, lambda: ray.cancel(ending))
+                    return await self._answer(method.remote(), cancel=None)  # it ends below in any case
         finally:
             if ray.is_initialized():
                 ray.kill(self._keeper)
@@ -333,12 +332,14 @@ class RayCluster(Cluster):
         return handle
 
     async def close(self) -> None:
-        await asyncio.gather(*(handle.kill() for handle in self._handles))
-        self._handles.clear()
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            await self._in_thread(connection.close)
-        self._thread.shutdown(wait=False)
+        try:
+            await asyncio.gather(*(handle.kill() for handle in self._handles))
+        finally:  # also where the kills are cancelled
+            self._handles.clear()
+            if self._connection is not None:
+                connection, self._connection = self._connection, None
+                await self._in_thread(connection.close)
+            self._thread.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -15,15 +15,17 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 import ray
 
 from tailrace.cluster import ray as ray_module
-from tailrace.cluster.ray import Keeper, RayCluster, RayConnection
+from tailrace.cluster.base import Report
+from tailrace.cluster.ray import Keeper, RayCluster, RayConnection, RayHandle
 from tailrace.config.cluster import ClusterConfig, PoolConfig
-from tailrace.errors import ConfigError, WorkerDied
+from tailrace.errors import ClusterError, ConfigError, WorkerDied
 from tests.cluster.conftest import CONFIG, servant
 from tests.cluster.hearing import LIMIT_S, Hearing
 from tests.cluster.test_process import gone
@@ -72,7 +74,8 @@ async def test_a_worker_without_a_place_in_time_is_an_error(ray_connection: None
     async with RayCluster(CONFIG, {"rollout": pool}) as cluster:
         await cluster.start(servant(pool=pool))
         hasty = RayCluster(ClusterConfig(start_limit_s=0.2), {"rollout": pool})
-        with pytest.raises(ConfigError, match=r"rollout-1 was given no place within 0\.2 s: it needs \d+ CPU"):
+        expected = r"rollout-1 was given no place within 0\.2 s: its keeper starts slowly, or waits for .*, \d+ CPU"
+        with pytest.raises(ClusterError, match=expected):
             await hasty.start(servant("rollout-1", pool=pool))
         await hasty.close()
 
@@ -110,6 +113,42 @@ async def test_a_stopped_keeper_is_killed_when_nobody_reads_reports(ray_connecti
         psutil.Process(handle.facts["keeper"]).suspend()
         with pytest.raises(WorkerDied, match="its keeper gave no sign of life for 3 s"):
             await asyncio.wait_for(handle.call("add", 1, 1), LIMIT_S)
+
+
+async def test_a_stopped_keeper_is_waited_for_no_longer_than_the_close_may_take(
+    ray_connection: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with RayCluster(CONFIG, {}) as cluster:
+        handle = await cluster.start(servant())
+        psutil.Process(handle.facts["keeper"]).suspend()
+        for name in ("CLOSE_LIMIT_S", "_KILL_LIMIT_S"):
+            monkeypatch.setattr(ray_module, name, 0.1)
+        monkeypatch.setattr(ray_module, "CANCEL_LIMIT_S", None)
+        async with asyncio.timeout(LIMIT_S):
+            assert await handle.close() == Report()
+        await gone(handle.pid)
+
+
+async def test_a_close_that_is_cancelled_disconnects_all_the_same() -> None:
+    class Hanging:
+        async def kill(self) -> None:
+            await asyncio.Event().wait()
+
+    class Connection:
+        is_open = True
+
+        def close(self) -> None:
+            self.is_open = False
+
+    cluster = RayCluster(CONFIG, {})
+    connection = Connection()
+    cluster._handles, cluster._connection = [cast(RayHandle, Hanging())], cast(RayConnection, connection)
+    closing = asyncio.create_task(cluster.close())
+    await asyncio.sleep(0)  # it has begun
+    closing.cancel()
+    await asyncio.wait([closing], timeout=LIMIT_S)
+    assert closing.cancelled()
+    assert not connection.is_open
 
 
 async def test_a_process_that_is_connected_joins_no_other_cluster(ray_connection: None) -> None:
