@@ -15,13 +15,13 @@ from typing import Self
 from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import RewardError, UserError
 from tailrace.rewards.base import Grade, GradingRequest
-from tailrace.rewards.process import WorkerDied, WorkerProcess
+from tailrace.rewards.process import GraderDied, GraderProcess
 
 
 class _Slot:
     """A place for one worker, which may be dead until the slot's next grading."""
 
-    worker: WorkerProcess | None = None
+    worker: GraderProcess | None = None
 
 
 class GraderPool:
@@ -92,14 +92,14 @@ class GraderPool:
             return await worker.grade(request, limit_s)
         except TimeoutError:
             return Grade(reward=None, error=f"timeout: grading took longer than {limit_s:g} s")
-        except WorkerDied as error:
+        except GraderDied as error:
             return Grade(reward=None, error=str(error))
         except UserError as error:
             return Grade(reward=None, error=f"died: it cannot start again: {error}")
 
-    async def _worker_of(self, slot: _Slot) -> WorkerProcess:
+    async def _worker_of(self, slot: _Slot) -> GraderProcess:
         if slot.worker is None or not slot.worker.alive:
-            slot.worker = await WorkerProcess.spawn()
+            slot.worker = await GraderProcess.spawn()
             if self._closed:
                 await slot.worker.kill()
             await slot.worker.prepare(self._config.grader)
@@ -113,4 +113,4 @@ class GraderPool:
 def _cause(error: BaseException) -> BaseException:
     """The user's error behind a failed start, out of the task group's wrapping."""
     cause = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error
-    return UserError(f"rewards.grader: at the start its process {cause}") if isinstance(cause, WorkerDied) else cause
+    return UserError(f"rewards.grader: at the start its process {cause}") if isinstance(cause, GraderDied) else cause

@@ -26,11 +26,11 @@ _EXIT_LIMIT_S = 1.0
 _TAIL_BYTES = 2000
 
 
-class WorkerDied(RewardError):
+class GraderDied(RewardError):
     """The process ended, or broke the protocol, in the middle of a conversation: `died: how`."""
 
 
-class WorkerProcess:
+class GraderProcess:
     """One running worker. An error or the cancellation of a call kills it: make another."""
 
     def __init__(self, process: Process) -> None:
@@ -41,11 +41,11 @@ class WorkerProcess:
         self._chores = {asyncio.create_task(self._keep_tail()), asyncio.create_task(self._kill_group_at_exit())}
 
     @classmethod
-    async def spawn(cls) -> "WorkerProcess":
+    async def spawn(cls) -> "GraderProcess":
         """Start a process, which waits for `prepare`.
 
         Raises:
-            WorkerDied: the machine has no room for another process.
+            GraderDied: the machine has no room for another process.
         """
         # -P: a file of the working directory named like a module of Python must not take its place.
         command = (sys.executable, "-P", "-m", "tailrace.rewards.worker")
@@ -56,7 +56,7 @@ class WorkerProcess:
                 )
             )
         except OSError as error:
-            raise WorkerDied(f"died: no process could be started: {error.strerror}") from None
+            raise GraderDied(f"died: no process could be started: {error.strerror}") from None
 
     @property
     def alive(self) -> bool:
@@ -68,12 +68,12 @@ class WorkerProcess:
 
         Raises:
             UserError: it cannot be made.
-            WorkerDied: the process died on the way, or was killed after START_LIMIT_S.
+            GraderDied: the process died on the way, or was killed after START_LIMIT_S.
         """
         try:
             ready = await self._ask(config.model_dump_json().encode(), Ready, START_LIMIT_S)
         except TimeoutError:
-            raise WorkerDied(f"died: its grader was not made within {START_LIMIT_S:g} s") from None
+            raise GraderDied(f"died: its grader was not made within {START_LIMIT_S:g} s") from None
         if ready.error is not None:
             await self.kill()
             raise UserError(ready.error)
@@ -82,7 +82,7 @@ class WorkerProcess:
         """What the worker says of `request`.
 
         Raises:
-            WorkerDied: the process died.
+            GraderDied: the process died.
             TimeoutError: it took longer than `limit_s`, and was killed.
         """
         return await self._ask(request, Grade, limit_s)
@@ -112,7 +112,7 @@ class WorkerProcess:
                 return await self._exchange(message, kind)
         except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
             await self._end()
-            raise WorkerDied(self._obituary()) from None
+            raise GraderDied(self._obituary()) from None
         except BaseException:  # too late, or cancelled: its reply would be taken for the next one's
             await self.kill()
             raise
