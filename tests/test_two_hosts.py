@@ -5,16 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tailrace.events import read_events
-from tests.cluster.namespaces import HEAD, NODE, available, two_hosts
+from tests.cluster.namespaces import HEAD, NODE, needs_two_hosts, two_hosts
 from tests.conftest import TinyModel
 from tests.runs import small_run, steps_of, write_prompts
 
 
-@pytest.mark.skipif(not available(), reason="network namespaces need root and `ip`")
+@needs_two_hosts
 def test_a_run_generates_on_another_host(tmp_path: Path, tiny_model: TinyModel) -> None:
     run = tmp_path / "run"
     kinds = ("trainer", "reward", "reference")

@@ -1,7 +1,8 @@
-"""A driver that joins a cluster of two hosts: `python -m tests.cluster.joining_driver ADDRESS`.
+"""A driver that joins a cluster of two hosts: `python -m tests.cluster.joining_driver ADDRESS END`.
 
-It starts two workers, each of which takes the one CPU of a host, and prints the facts about them as JSON, then what
-they reply; it kills the second one, and prints how it hears of that.
+It starts two workers, each of which takes the one CPU of a host, and prints the facts about them as JSON, then the pids
+of what they have started. END says how it goes on: `death` kills the second worker, and prints how it hears of that,
+`wait` waits to be killed itself.
 """
 
 import asyncio
@@ -14,12 +15,14 @@ from tailrace.errors import WorkerDied
 from tests.cluster.conftest import servant
 
 
-async def main(address: str) -> None:
+async def main(address: str, end: str) -> None:
     pool = PoolConfig(workers=2)
     async with make_cluster(ClusterConfig(address=address, start_limit_s=60.0), {"rollout": pool}) as cluster:
         workers = [await cluster.start(servant(f"rollout-{index}", pool=pool)) for index in range(2)]
-        print(json.dumps([worker.facts for worker in workers]))
-        print(json.dumps([await worker.call("add", 1, 2) for worker in workers]))
+        print(json.dumps([worker.facts for worker in workers]), flush=True)
+        print(json.dumps([await worker.call("start_child") for worker in workers]), flush=True)
+        if end == "wait":
+            await asyncio.Event().wait()
         try:
             await workers[1].call("die", 9)
         except WorkerDied as death:
@@ -27,4 +30,4 @@ async def main(address: str) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,33 +1,63 @@
 """A cluster of two hosts, which are two network namespaces of this machine."""
 
+import asyncio
 import json
 import os
-import subprocess
 import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
-from tests.cluster.namespaces import HEAD, NODE, available, two_hosts
+from tests.cluster.namespaces import HEAD, NODE, TwoHosts, needs_two_hosts, two_hosts
+from tests.cluster.test_process import gone
+
+pytestmark = needs_two_hosts
+
+_LIMIT_S = 120.0
 
 
-@pytest.mark.skipif(not available(), reason="network namespaces need root and `ip`")
-def test_a_run_joins_a_cluster_of_two_hosts_and_hears_of_a_death_on_the_other() -> None:
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[TwoHosts]:
+    """Ray on both."""
     with two_hosts() as hosts:
         head = ("--head", "--port", "6379", "--include-dashboard", "false", "--temp-dir", hosts.environment["TMPDIR"])
         hosts.start_ray(hosts.head, *head, "--node-ip-address", HEAD)
         there = ("--address", f"{HEAD}:6379", "--labels", "datacentre=north")
         hosts.start_ray(hosts.node, *there, "--node-ip-address", NODE)
-        driver = (sys.executable, "-m", "tests.cluster.joining_driver", f"{HEAD}:6379")
-        ended = subprocess.run(
-            hosts.command(hosts.head, *driver),
-            env=os.environ | hosts.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-    assert ended.returncode == 0, ended.stderr
-    facts, replies, death = ended.stdout.splitlines()
-    where = {(worker["address"], worker["datacentre"]) for worker in json.loads(facts)}
-    assert where == {(HEAD, ""), (NODE, "north")}
-    assert json.loads(replies) == [3, 3]
-    assert death.endswith("died: exit code 9; its last output: last words")
+        yield hosts
+
+
+@asynccontextmanager
+async def driver(hosts: TwoHosts, end: str) -> AsyncIterator[tuple[Process, list[dict[str, Any]], list[int]]]:
+    """A driver that has joined, the facts about its workers, and the pids of these and of what they have started."""
+    command = hosts.command(hosts.head, sys.executable, "-m", "tests.cluster.joining_driver", f"{HEAD}:6379", end)
+    process = await asyncio.create_subprocess_exec(*command, env=os.environ | hosts.environment, stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(_LIMIT_S):
+            facts = json.loads(await process.stdout.readline())
+            children = json.loads(await process.stdout.readline())
+            yield process, facts, [*children, *(worker["pid"] for worker in facts)]
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.communicate()
+
+
+async def test_a_run_joins_a_cluster_of_two_hosts_and_hears_of_a_death_on_the_other(cluster: TwoHosts) -> None:
+    async with driver(cluster, "death") as (process, facts, pids):
+        death, _ = await process.communicate()
+    assert process.returncode == 0
+    assert {(worker["address"], worker["datacentre"]) for worker in facts} == {(HEAD, ""), (NODE, "north")}
+    assert death.decode().endswith("died: exit code 9; its last output: last words\n")
+    await gone(*pids)
+
+
+async def test_a_killed_driver_leaves_no_worker_on_either_host(cluster: TwoHosts) -> None:
+    async with driver(cluster, "wait") as (process, facts, pids):
+        assert {worker["address"] for worker in facts} == {HEAD, NODE}
+        process.kill()
+        await gone(*pids)
