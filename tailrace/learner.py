@@ -54,8 +54,8 @@ class Learner(ABC):
         """Write a checkpoint of this moment. `next_step`: see `RunState`.
 
         Raises:
-            CheckpointError: it cannot be written, or the weights are of no step, because one failed between its
-                optimizer steps; the checkpoint before is as it was.
+            CheckpointError: it cannot be written, or the weights are of no step, because one failed in the middle of
+                its update; the checkpoint before is as it was.
         """
 
     @abstractmethod
@@ -127,8 +127,8 @@ class LocalLearner(Learner):
         async with self._turn:
             if self._actor.torn_by is not None:
                 raise CheckpointError(
-                    f"nothing is saved, since step {self._trained_steps + 1} has failed between two of its optimizer "
-                    f"steps ({one_line(self._actor.torn_by)}); go on from the checkpoint before"
+                    f"nothing is saved, since step {self._trained_steps + 1} has failed in the middle of its update "
+                    f"({one_line(self._actor.torn_by)}); go on from the checkpoint before"
                 )
             await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked)
 

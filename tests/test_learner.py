@@ -1,13 +1,14 @@
 """A learner does one thing at a time."""
 
 import asyncio
+import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tailrace.checkpointing import Checkpointer
-from tailrace.errors import CheckpointError
+from tailrace.errors import CheckpointError, NonFiniteError
 from tailrace.events import Event, EventLog
 from tailrace.learner import LocalLearner
 from tests.trainer.test_actor import Bench, RecordingTrainer, rows
@@ -93,23 +94,59 @@ async def test_a_checkpoint_does_not_wait_for_engines_that_will_not_install(
         await train
 
 
-@pytest.mark.parametrize(("failing", "saved"), [(0, [(0, 0)]), (1, [])])
+FULL = MemoryError("no memory")
+UNSAVED = "nothing is saved, since step 1 has failed in the middle of its update (no memory)"
+
+
+@pytest.mark.parametrize(("mini", "failing"), [(8, 0), (4, 0), (4, 1)])
 async def test_weights_in_the_middle_of_a_step_are_not_saved(
-    log: EventLog, executor: ThreadPoolExecutor, failing: int, saved: list[tuple[int, int]]
+    log: EventLog, executor: ThreadPoolExecutor, mini: int, failing: int
 ) -> None:
-    """The optimizer step that fails is the first of two, before which all is as it was, or the second."""
-    bench = Bench(log, executor, tokens=None, mini=4)
+    """The optimizer step that fails may have changed some of them: the only one, or one of two."""
+    bench = Bench(log, executor, tokens=None, mini=mini)
     witness = Witness(bench.trainer)
     learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
     await bench.queue.put(rows(0) + rows(1))
-    bench.trainer.fails, bench.trainer.fails_after = MemoryError("no memory"), failing
+    bench.trainer.fails, bench.trainer.fails_after = FULL, failing
     with pytest.raises(MemoryError):
         await learner.train(0)
-    if saved:
+    with pytest.raises(CheckpointError, match=re.escape(UNSAVED)):
         await learner.save(1)
-    else:
-        with pytest.raises(
-            CheckpointError, match=r"step 1 has failed between two of its optimizer steps \(no memory\)"
-        ):
-            await learner.save(1)
-    assert witness.saved == saved
+    assert witness.saved == []
+
+
+async def test_weights_of_an_optimizer_step_that_could_not_be_told_of_are_not_saved(
+    executor: ThreadPoolExecutor,
+) -> None:
+    """Its rows went back, and would be trained on twice."""
+
+    def full(event: Event) -> None:
+        if event.task == "optimizer":
+            raise FULL
+
+    log = EventLog(sinks=(full,))
+    bench = Bench(log, executor, tokens=None, mini=8)
+    witness = Witness(bench.trainer)
+    learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
+    await bench.queue.put(rows(0) + rows(1))
+    with pytest.raises(MemoryError):
+        await learner.train(0)
+    assert (len(bench.trainer.applied), (await bench.queue.stats()).tasks["actor"].ready) == (1, 8)
+    with pytest.raises(CheckpointError, match=re.escape(UNSAVED)):
+        await learner.save(1)
+    assert witness.saved == []
+
+
+@pytest.mark.parametrize("mini", [8, 4])
+async def test_a_step_that_was_refused_before_its_first_optimizer_step_leaves_weights_to_save(
+    log: EventLog, executor: ThreadPoolExecutor, mini: int
+) -> None:
+    bench = Bench(log, executor, tokens=None, mini=mini)
+    witness = Witness(bench.trainer)
+    learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
+    await bench.queue.put(rows(0) + rows(1))
+    bench.trainer.fails = NonFiniteError("loss is nan")
+    with pytest.raises(NonFiniteError):
+        await learner.train(0)
+    await learner.save(1)
+    assert witness.saved == [(0, 0)]

@@ -162,7 +162,7 @@ def test_ctrl_c_does_not_hide_the_error_of_a_step_that_is_half_done(
     config = small_run(run, tiny_model("llama"), prompts, trainer__mini_batch_size=4)
     with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
         train(config, resume=False, interrupt=interrupt)
-    assert "step 1 has failed between two of its optimizer steps (loss is nan)" in capsys.readouterr().err
+    assert "step 1 has failed in the middle of its update (loss is nan)" in capsys.readouterr().err
     assert list((run / "checkpoints").glob("step_*")) == []
 
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from tailrace.algorithms.base import Algorithm
+from tailrace.errors import NonFiniteError
 from tailrace.events import EventLog
 from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
@@ -73,7 +74,7 @@ class Actor:
         self.unacked: set[int] = set()
         """By `order`: rows that are in the weights, and that the queue may hand out again."""
         self.torn_by: BaseException | None = None
-        """What has ended a step between two of its optimizer steps: the weights are of no step."""
+        """What has ended a step in the middle of its update: the weights are of no step."""
         self._queue = queue
         self._trainer = trainer
         self._algorithm = algorithm
@@ -87,7 +88,7 @@ class Actor:
 
         `on_commit` is awaited with the result when the last optimizer step is done, then the rows are acked; from the
         first optimizer step on no cancellation comes between these. Whatever fails after the last one, the rows are in
-        the weights and, as long as they are not acked, in `unacked`; whatever fails before it and after the first is in
+        the weights and, as long as they are not acked, in `unacked`; whatever fails in one or between two is in
         `torn_by`.
         """
         batch = _Batch()
@@ -145,9 +146,15 @@ class Actor:
             await self._compute(lambda: self._trainer.accumulate(samples, self._algorithm.loss))
 
     async def _apply(self, step: int) -> UpdateResult:
-        with self._log.span("optimizer", "trainer", step=step) as span:
-            result = await self._compute(self._trainer.apply)
-            span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
+        try:
+            with self._log.span("optimizer", "trainer", step=step) as span:
+                result = await self._compute(self._trainer.apply)
+                span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
+        except NonFiniteError:  # instead of an optimizer step: it has changed no weight
+            raise
+        except BaseException as error:  # whatever it is: some weights may have changed, or all
+            self.torn_by = error
+            raise
         return result
 
     async def _apply_and_commit(self, step: int, batch: _Batch, on_commit: OnCommit) -> StepResult:
