@@ -83,7 +83,7 @@ class Actor:
         self._batch_size = batch_size
         self._mini_batch_size = mini_batch_size
 
-    async def update(self, step: int, *, on_commit: OnCommit) -> StepResult:
+    async def update(self, step: int, *, on_commit: OnCommit) -> None:
         """Train on the rows of one step.
 
         `on_commit` is awaited with the result when the last optimizer step is done, then the rows are acked; from the
@@ -97,17 +97,18 @@ class Actor:
                 if self._mini_batch_size == self._batch_size:
                     async for rows in self._new_rows(batch, hold):
                         await self._accumulate(step, [train_sample(row) for row in rows])
-                    return await uninterrupted(self._apply_and_commit(step, batch, on_commit))
+                    await uninterrupted(self._apply_and_commit(step, batch, on_commit))
+                    return
                 samples: dict[int, TrainSample] = {}
                 async for rows in self._new_rows(batch, hold):
                     samples |= await self._with_old_log_probs(rows)
                 in_order = [samples[order] for order in sorted(samples)]
-                return await uninterrupted(self._optimize(step, batch, in_order, on_commit))
+                await uninterrupted(self._optimize(step, batch, in_order, on_commit))
             except BaseException:
                 await self._compute(self._trainer.discard)
                 raise
 
-    async def _optimize(self, step: int, batch: _Batch, samples: list[TrainSample], on_commit: OnCommit) -> StepResult:
+    async def _optimize(self, step: int, batch: _Batch, samples: list[TrainSample], on_commit: OnCommit) -> None:
         updates: list[UpdateResult] = []
         try:
             for start in range(0, len(samples), self._mini_batch_size):
@@ -117,7 +118,7 @@ class Actor:
             if any(update.applied for update in updates):
                 self.torn_by = error
             raise
-        return await self._commit(batch, updates, on_commit)
+        await self._commit(batch, updates, on_commit)
 
     async def _new_rows(self, batch: _Batch, hold: Callable[[Claim], None]) -> AsyncIterator[list[Row]]:
         """Claim until `batch` is full; of each claim, the rows that neither it nor an earlier update has."""
@@ -157,17 +158,15 @@ class Actor:
             raise
         return result
 
-    async def _apply_and_commit(self, step: int, batch: _Batch, on_commit: OnCommit) -> StepResult:
-        return await self._commit(batch, [await self._apply(step)], on_commit)
+    async def _apply_and_commit(self, step: int, batch: _Batch, on_commit: OnCommit) -> None:
+        await self._commit(batch, [await self._apply(step)], on_commit)
 
-    async def _commit(self, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit) -> StepResult:
+    async def _commit(self, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit) -> None:
         self.unacked.update(batch.rows)
         rows = sorted(batch.rows.values(), key=lambda row: row.order)
-        result = StepResult(rows=tuple(rows), updates=tuple(updates))
-        await on_commit(result)
+        await on_commit(StepResult(rows=tuple(rows), updates=tuple(updates)))
         for claim in batch.claims:
             await self._ack(claim)
-        return result
 
     async def _ack(self, claim: Claim) -> None:
         """Ack rows that are in the weights now; those that are not under the claim any more come again."""

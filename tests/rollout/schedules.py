@@ -306,13 +306,13 @@ class WatchedActor(Actor):
     trained: dict[int, tuple[Row, ...]]
     """By step."""
 
-    async def update(self, step: int, *, on_commit: OnCommit) -> StepResult:
+    async def update(self, step: int, *, on_commit: OnCommit) -> None:
         async def commit(result: StepResult) -> None:
             assert step not in self.trained, f"step {step} is trained twice"
             self.trained[step] = result.rows
             await on_commit(result)
 
-        return await super().update(step, on_commit=commit)
+        await super().update(step, on_commit=commit)
 
 
 @dataclass(frozen=True, slots=True)

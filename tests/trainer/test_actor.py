@@ -115,7 +115,8 @@ class Bench:
             LocalQueueConfig(),
             clock=lambda: self.now,
         )
-        self.commits = 0
+        self.results: list[StepResult] = []
+        """What was committed."""
         self.actor = Actor(
             self.queue,
             self.trainer,
@@ -126,13 +127,13 @@ class Bench:
             mini_batch_size=mini,
         )
 
-    async def count(self, result: StepResult) -> None:
+    async def commit(self, result: StepResult) -> None:
         stats = (await self.queue.stats()).tasks["actor"]
         assert stats.waiting + stats.ready + stats.leased == len(self.actor.unacked)
-        self.commits += 1
+        self.results.append(result)
 
-    def update(self) -> asyncio.Task[Any]:
-        return asyncio.create_task(self.actor.update(0, on_commit=self.count))
+    def update(self) -> asyncio.Task[None]:
+        return asyncio.create_task(self.actor.update(0, on_commit=self.commit))
 
     async def lose_claims(self) -> None:
         """Every lease ends, and its rows are ready again."""
@@ -143,11 +144,11 @@ class Bench:
 async def test_one_optimizer_step_trains_on_the_whole_batch(log: EventLog, executor: ThreadPoolExecutor) -> None:
     bench = Bench(log, executor, tokens=None, mini=SAMPLES)
     await bench.queue.put(rows(1) + rows(0))
-    result = await bench.update()
+    await bench.update()
     assert bench.trainer.applied == [list(range(SAMPLES))]
-    assert [row.order for row in result.rows] == list(range(SAMPLES))
+    assert [row.order for row in bench.results[-1].rows] == list(range(SAMPLES))
     assert bench.trainer.old_log_probs == [None] * SAMPLES
-    assert ((await bench.queue.stats()).rows, bench.commits) == (0, 1)
+    assert ((await bench.queue.stats()).rows, len(bench.results)) == (0, 1)
 
 
 async def test_streaming_accumulates_a_group_before_the_next_is_there(
@@ -181,10 +182,10 @@ async def test_mini_batches_share_the_log_probs_of_the_start_of_the_step(
 ) -> None:
     bench = Bench(log, executor, tokens=None, mini=4)
     await bench.queue.put(rows(0) + rows(1))
-    result = await bench.update()
+    await bench.update()
     assert bench.trainer.applied == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [float(old[0]) for old in bench.trainer.old_log_probs if old is not None] == [0.0] * SAMPLES
-    assert (len(result.updates), bench.commits) == (2, 1)
+    assert (len(bench.results[0].updates), len(bench.results)) == (2, 1)
 
 
 async def test_a_cancelled_update_gives_its_rows_back_and_forgets_their_gradient(
@@ -200,7 +201,7 @@ async def test_a_cancelled_update_gives_its_rows_back_and_forgets_their_gradient
         await update
     stats = (await bench.queue.stats()).tasks["actor"]
     assert (stats.ready, stats.leased, stats.consumed) == (4, 0, 0)
-    assert (bench.trainer.pending, bench.trainer.applied, bench.commits) == ([], [], 0)
+    assert (bench.trainer.pending, bench.trainer.applied, len(bench.results)) == ([], [], 0)
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -220,7 +221,7 @@ async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
     with pytest.raises(asyncio.CancelledError):
         await update
     assert bench.trainer.applied == [list(range(SAMPLES))]
-    assert ((await bench.queue.stats()).rows, bench.commits) == (0, 1)
+    assert ((await bench.queue.stats()).rows, len(bench.results)) == (0, 1)
 
 
 @pytest.mark.parametrize("mini", [SAMPLES, 4])
@@ -234,10 +235,10 @@ async def test_rows_that_come_again_within_an_update_are_in_it_once(
         await asyncio.sleep(0)
     await bench.lose_claims()
     await bench.queue.put(rows(1))
-    result = await update
+    await update
     assert [order for applied in bench.trainer.applied for order in applied] == list(range(SAMPLES))
-    assert [row.order for row in result.rows] == list(range(SAMPLES))
-    assert ((await bench.queue.stats()).rows, bench.actor.unacked, bench.commits) == (0, set(), 1)
+    assert [row.order for row in bench.results[-1].rows] == list(range(SAMPLES))
+    assert ((await bench.queue.stats()).rows, bench.actor.unacked, len(bench.results)) == (0, set(), 1)
 
 
 @pytest.mark.parametrize("tokens", [None, 5])
@@ -255,10 +256,10 @@ async def test_rows_that_come_again_after_their_update_are_acked_without_another
     await update
     assert bench.actor.unacked == set(range(SAMPLES))
     await bench.queue.put(rows(2) + rows(3))
-    result = await bench.update()
+    await bench.update()
     assert bench.trainer.applied == [list(range(SAMPLES)), list(range(SAMPLES, 2 * SAMPLES))]
-    assert [row.order for row in result.rows] == list(range(SAMPLES, 2 * SAMPLES))
-    assert ((await bench.queue.stats()).rows, bench.actor.unacked, bench.commits) == (0, set(), 2)
+    assert [row.order for row in bench.results[-1].rows] == list(range(SAMPLES, 2 * SAMPLES))
+    assert ((await bench.queue.stats()).rows, bench.actor.unacked, len(bench.results)) == (0, set(), 2)
 
 
 class AcksFail(LocalQueue):
@@ -281,7 +282,7 @@ async def test_rows_whose_acks_fail_are_in_the_weights_and_their_step_counts(
     await bench.queue.put(rows(0) + rows(1))
     with pytest.raises(PeerLost):
         await bench.update()
-    assert (bench.trainer.applied, bench.commits) == ([list(range(SAMPLES))], 1)
+    assert (bench.trainer.applied, len(bench.results)) == ([list(range(SAMPLES))], 1)
     assert ((await bench.queue.stats()).tasks["actor"].ready, bench.actor.unacked) == (4, {4, 5, 6, 7})
 
 
