@@ -4,12 +4,17 @@ A checkpoint is a directory `step_000012`. It is written beside its final place 
 `manifest.json`, forced to disk and then renamed, which is one step for the file system. Whatever interrupts a save
 leaves the checkpoint before it untouched, and a hidden directory that the next save removes. A checkpoint whose step is
 saved again steps aside under a hidden name first, where it counts until the new one is there.
+
+What is to be removed and cannot be, since somebody has a file of it open on NFS for one, stays hidden: the next save
+tries again. No two hidden directories have one name, so that none of them is in the way of a save.
 """
 
 import contextlib
 import errno
+import logging
 import os
 import re
+import secrets
 import shutil
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,6 +24,8 @@ import msgspec
 from safetensors import SafetensorError
 
 from tailrace.errors import CheckpointError
+
+_log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 READ_BYTES = 2**22
@@ -101,7 +108,7 @@ class CheckpointStore:
 def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iterator[Path]:
     """Yield an empty directory that becomes `path`, on disk and complete, when the block ends without an error.
 
-    An existing `path` is replaced. Leftovers of blocks that a crash ended are removed first.
+    An existing `path` is replaced. Leftovers of blocks that a crash ended are removed first, where that is possible.
 
     Args:
         path: of the directory to make.
@@ -110,7 +117,7 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
     Raises:
         CheckpointError: the operating system refused to write, a full disk for one.
     """
-    partial = path.with_name(_TEMPORARY + path.name)
+    partial = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path.parent)
@@ -123,10 +130,10 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
         _replace(partial, path)
     except (OSError, SafetensorError) as error:
         written = sum(file.stat().st_size for file in _files(partial))
-        shutil.rmtree(partial)
+        _remove(partial)
         raise CheckpointError(f"{path} cannot be written: {_why(error, path, written)}; {otherwise}") from error
     except BaseException:
-        shutil.rmtree(partial)
+        _remove(partial)
         raise
 
 
@@ -146,17 +153,30 @@ def find_damage(directory: Path) -> str | None:
 def _remove_leftovers(parent: Path) -> None:
     """Remove what blocks that a crash ended have left: unfinished directories, and replaced ones with a successor."""
     for unfinished in parent.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(unfinished)
+        _remove(unfinished)
     for replaced in parent.glob(f"{_REPLACED}*"):
         if replaced.with_name(replaced.name.removeprefix(_REPLACED)).exists():
-            shutil.rmtree(replaced)
+            _remove(replaced)
+
+
+def _temporary(path: Path) -> Path:
+    """A hidden name beside `path` that nothing has."""
+    return path.with_name(f"{_TEMPORARY}{path.name}-{secrets.token_hex(4)}")
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint; a crash in the middle leaves an unfinished directory, not a damaged checkpoint."""
-    hidden = path.with_name(_TEMPORARY + path.name)
-    path.rename(hidden)
-    shutil.rmtree(hidden)
+    """Delete a directory that nobody needs; a crash in the middle leaves a hidden one, not a damaged checkpoint.
+
+    What cannot be deleted is told of, and no error: what was to be saved is there.
+    """
+    try:
+        if not path.name.startswith(_TEMPORARY):
+            path = path.rename(_temporary(path))
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        pass  # it was renamed, to be a checkpoint, or somebody else removes it
+    except OSError as error:
+        _log.warning("%s cannot be removed now: %s", path, error)
 
 
 def _why(error: OSError | SafetensorError, path: Path, written: int) -> str:
@@ -190,7 +210,7 @@ def _replace(partial: Path, path: Path) -> None:
     partial.rename(path)
     _sync(path.parent)
     if replaced.exists():
-        shutil.rmtree(replaced)
+        _remove(replaced)
 
 
 def _force_to_disk(directory: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import CheckpointError
+from tailrace.trainer import checkpoint
 from tailrace.trainer.checkpoint import MANIFEST, CheckpointStore, new_directory
 
 NAMES = ["data.bin", "nested/more.bin"]
@@ -88,11 +89,11 @@ store.save(4, lambda directory: (directory / "data").write_bytes(b"new"))
 """
 
 
-@pytest.mark.parametrize(("finished", "survivor"), [(0, b"old"), (1, b"old"), (2, b"new")])
+@pytest.mark.parametrize(("finished", "survivor"), [(0, b"old"), (1, b"old"), (2, b"new"), (3, b"new")])
 def test_a_crash_while_a_checkpoint_is_replaced_loses_neither_it_nor_the_next_save(
     store: CheckpointStore, finished: int, survivor: bytes
 ) -> None:
-    """Three operations replace it: the old one aside, the new one in its place, the old one away."""
+    """Four operations replace it: the old one aside, the new one in its place, the old one out of sight, and away."""
     command = [sys.executable, "-c", CRASH_WHILE_REPLACING, str(store.directory), str(finished)]
     assert subprocess.run(command, timeout=60, check=False).returncode == 7
     latest = store.latest()
@@ -119,6 +120,60 @@ CheckpointStore(Path(sys.argv[1]), keep=2).save(1, crash)
     assert store.list() == []
     store.save(2, write)
     assert names(store) == ["step_000002"]
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """While it says so, no directory can be removed: as on NFS those of which somebody has a file open."""
+    is_stuck, remove = [True], os.rmdir
+
+    def rmdir(path: str, **options: int) -> None:
+        if is_stuck[0]:
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        remove(path, **options)
+
+    monkeypatch.setattr(os, "rmdir", rmdir)
+    return is_stuck
+
+
+def test_what_cannot_be_removed_is_told_of_and_in_the_way_of_no_save(
+    tmp_path: Path, stuck: list[bool], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(tmp_path, keep=1)
+    for step in (1, 2, 3, 3, 3, 2):
+        path = store.save(step, lambda directory: write(directory, b"newest"))
+        assert store.list() == [path]
+    store.verify(path)
+    assert len(names(store)) == 6
+    assert re.search(r"\.partial-step_000001-\w+ cannot be removed now: .*Directory not empty", caplog.text)
+    stuck[0] = False
+    store.save(4, write)
+    assert names(store) == ["step_000004"]
+
+
+def test_what_cannot_be_removed_does_not_hide_why_nothing_was_saved(store: CheckpointStore, stuck: list[bool]) -> None:
+    def fail(directory: Path) -> None:
+        write(directory)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"step_000001 cannot be written: .*Input/output error"):
+            store.save(1, fail)
+
+
+def test_a_disk_that_fails_when_a_checkpoint_is_in_its_place_is_named(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force: Callable[[Path], None] = checkpoint._sync
+
+    def fail(path: Path) -> None:
+        if path == store.directory:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        force(path)
+
+    monkeypatch.setattr(checkpoint, "_sync", fail)
+    with pytest.raises(CheckpointError, match=r"step_000001 cannot be written: .*Input/output error"):
+        store.save(1, write)
 
 
 def truncate(path: Path) -> None:
