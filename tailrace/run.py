@@ -13,6 +13,7 @@ import sys
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import torch
@@ -50,6 +51,15 @@ class Resume:
 
     checkpoint: Path
     state: RunState
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Self:
+        """Of a checkpoint that is intact.
+
+        Raises:
+            CheckpointError: see `read_run_state`.
+        """
+        return cls(checkpoint=checkpoint, state=read_run_state(checkpoint))
 
 
 def train(
@@ -102,9 +112,13 @@ def train(
 def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
     path = checkpoint or store.latest()
     if path is None:
-        raise CheckpointError(f"output_dir {directory.path} holds no checkpoint; start again in a new output_dir")
+        which, fix = "", "start again in a new output_dir"
+        if left := store.list():
+            which = f" but those that the run has left behind, such as {left[-1]}"
+            fix = "choose one with --resume-from"
+        raise CheckpointError(f"output_dir {directory.path} holds no checkpoint{which}; {fix}")
     store.verify(path)
-    return Resume(checkpoint=path, state=read_run_state(path))
+    return Resume.read(path)
 
 
 class _Run:
@@ -129,8 +143,6 @@ class _Run:
         self._start = start
         self._interrupt = interrupt
         self._budget = DeathBudget(config.cluster.max_deaths)
-        self._left_behind = {_mark(path) for path in store.list()}
-        """Checkpoints that were there before the run, be they newer than its start."""
         self._from = start
         """Where the attempt of now began; None at the beginning."""
         self._in_vain = 0
@@ -183,18 +195,16 @@ class _Run:
         return 0
 
     def _newest(self, death: WorkerDied) -> Resume | None:
-        """Where to go on: the newest checkpoint of its own that is intact, else where the run began.
+        """Where to go on: the newest checkpoint of the run that is intact, else where it began.
 
         Raises:
             CheckpointError: that was a checkpoint, and it is gone or damaged by now.
         """
-        for path in reversed(self._store.list()):
-            if _mark(path) in self._left_behind:
-                continue
+        for path in reversed(self._store.of_run()):
             if problem := find_damage(path):
                 print(f"checkpoint {path} is damaged: {problem}", file=sys.stderr)
             else:
-                return Resume(checkpoint=path, state=read_run_state(path))
+                return Resume.read(path)
         if self._start is not None and (problem := find_damage(self._start.checkpoint)):
             raise CheckpointError(
                 f"{death}; the checkpoint that the run began with, {self._start.checkpoint}, is not intact any more "
@@ -219,6 +229,7 @@ class _Run:
             pipeline = await placement.connect(queue, self._store, _begin_log(config, start, self._sinks), stack)
         if start is not None:
             await pipeline.resume_at(start.checkpoint, start.state)
+        self._store.go_on_from(start.checkpoint if start else None)
         return pipeline
 
     def _go_on_after(self, death: WorkerDied) -> None:
@@ -243,12 +254,6 @@ class _Run:
                 f"mend that, or lower checkpoint.every ({self._config.checkpoint.every}), and go on with {fix}"
             ) from death
         print(f"{death}; the run goes on from {path or 'the beginning'}.", file=sys.stderr)
-
-
-def _mark(checkpoint: Path) -> tuple[int, int]:
-    """Tells a checkpoint from one that takes its place."""
-    status = checkpoint.stat()
-    return status.st_ino, status.st_mtime_ns
 
 
 def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) -> tuple[Sink, ...]:

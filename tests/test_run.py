@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, NonFiniteError, TailraceWarning, UserError
-from tailrace.events import read_events
+from tailrace.events import Event, EventLog, read_events
 from tailrace.interrupt import Interrupt
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
@@ -284,6 +284,54 @@ def test_a_corrupt_checkpoint_offers_the_one_before(tmp_path: Path, tiny_model: 
     with pytest.raises(UserError, match="step_000002"):
         train(config, resume=True)
     assert train(config, resume=True, checkpoint=newest.with_name("step_000002")) == 0
+
+
+def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
+    """The next run ends by this error at the first event `task step` of this name, and saves nothing."""
+
+    class Ending(EventLog):
+        def forward(self, event: Event) -> None:
+            super().forward(event)
+            if f"{event.task} {event.step}" == at:
+                monkeypatch.undo()
+                raise error
+
+    monkeypatch.setattr("tailrace.run.EventLog", Ending)
+
+
+def test_a_run_from_an_older_checkpoint_that_ends_before_it_has_saved_goes_on_from_there(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not from a newer one, which it has left behind."""
+    run = tmp_path / "run"
+    older, newer = (run / "checkpoints" / name for name in ("step_000002", "step_000004"))
+    config = small_run(run, tiny_model("llama"), prompts)
+    train(config, resume=False)
+    other = small_run(run, tiny_model("llama"), prompts, trainer__lr=1e-5)
+    ended_by(ZeroDivisionError(), monkeypatch, "sample 2")
+    with pytest.raises(ZeroDivisionError):
+        train(other, resume=True, checkpoint=older)
+    assert newer.is_dir()
+    train(other, resume=True)
+    runs = [event for event in read_events(run / "events.jsonl") if event.task == "run"]
+    assert [event.info["resumed_from"] for event in runs] == [None, str(older), str(older)]
+    assert [event.step for event in steps_of(run)] == [0, 1, 2, 3, 2, 3]
+
+
+def test_a_run_from_a_checkpoint_of_elsewhere_that_ends_before_it_has_saved_asks_where_to_go_on(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    config = small_run(run, tiny_model("llama"), prompts)
+    train(config, resume=False)
+    (run / "checkpoints" / "step_000004").rename(elsewhere)
+    ended_by(ZeroDivisionError(), monkeypatch, "sample 4")
+    longer = small_run(run, tiny_model("llama"), prompts, trainer__steps=6)
+    with pytest.raises(ZeroDivisionError):
+        train(longer, resume=True, checkpoint=elsewhere)
+    message = f"left behind, such as {run / 'checkpoints' / 'step_000002'}; choose one with --resume-from"
+    with pytest.raises(UserError, match=re.escape(message)):
+        train(longer, resume=True)
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:

@@ -7,6 +7,8 @@ saved again steps aside under a hidden name first, where it counts until the new
 
 What is to be removed and cannot be, since somebody has a file of it open on NFS for one, stays hidden: the next save
 tries again. No two hidden directories have one name, so that none of them is in the way of a save.
+
+A run that goes on from an older checkpoint leaves later ones behind. They are marked, and stay until it saves its own.
 """
 
 import contextlib
@@ -17,7 +19,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,6 +33,8 @@ MANIFEST = "manifest.json"
 READ_BYTES = 2**22
 _TEMPORARY = ".partial-"
 _REPLACED = ".replaced-"
+_LEFT_BEHIND = ".left-behind"
+"""Is in a checkpoint that does not lead to where its run stands."""
 _NAME = re.compile(rf"(?:{re.escape(_REPLACED)})?step_(\d{{6,}})")
 _ERROR_NUMBER = re.compile(r"os error (\d+)")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -57,15 +61,37 @@ class CheckpointStore:
         by_step = {_step(path): path for path in sorted(found)}  # ".replaced-…" first: it gives way to its successor
         return [by_step[step] for step in sorted(by_step)]
 
+    def of_run(self) -> Sequence[Path]:
+        """Those that the run has not left behind, oldest first."""
+        return [path for path in self.list() if not _is_left_behind(path)]
+
     def latest(self) -> Path | None:
-        """The newest complete checkpoint."""
-        return next(reversed(self.list()), None)
+        """The newest complete checkpoint of the run."""
+        return next(reversed(self.of_run()), None)
+
+    def go_on_from(self, start: Path | None) -> None:
+        """Leave behind what is later than `start`, or all where that is None or from elsewhere.
+
+        Whatever ends the run before its first save, `latest` is not of an attempt that it has left.
+
+        Raises:
+            CheckpointError: that cannot be marked.
+        """
+        try:
+            own = next((path for path in self.list() if start is not None and path.samefile(start)), None)
+            for path in self.list():
+                if own is None or _step(path) > _step(own):
+                    (path / _LEFT_BEHIND).touch()
+            if own is not None:
+                (own / _LEFT_BEHIND).unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"checkpoints that the run leaves behind cannot be marked: {error}") from error
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete the oldest ones.
 
         Checkpoints of this and of later steps are from an attempt that a resumed run has left: the new one takes their
-        place, so that the newest is always the run's.
+        place.
 
         Raises:
             CheckpointError: it could not be written; those that were there are intact.
@@ -94,10 +120,11 @@ class CheckpointStore:
 
     def _otherwise(self) -> str:
         latest = self.latest()
-        return f"the newest checkpoint is {latest}" if latest else f"there is no checkpoint in {self.directory}"
+        return f"the newest checkpoint is {latest}" if latest else f"the run has no checkpoint in {self.directory}"
 
     def _fallback(self, damaged: Path) -> str:
-        others = [path for path in self.list() if path.name != damaged.name]
+        own_last = sorted(self.list(), key=_is_left_behind, reverse=True)
+        others = [path for path in own_last if path.name != damaged.name]
         intact = next((path for path in reversed(others) if not find_damage(path)), None)
         if intact is None:
             return f"{self.directory} holds no intact one, so the run must start again"
@@ -226,6 +253,10 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_left_behind(path: Path) -> bool:
+    return (path / _LEFT_BEHIND).exists()
 
 
 def _step(path: Path) -> int:

@@ -55,6 +55,55 @@ def test_a_save_takes_the_place_of_this_and_later_steps_of_an_abandoned_attempt(
     store.verify(path)
 
 
+def test_what_a_run_leaves_behind_is_not_its_newest_and_stays_until_it_saves(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=5)
+    first, second, third = (store.save(step, write) for step in (4, 8, 12))
+    store.go_on_from(second)
+    assert (store.latest(), store.list()) == (second, [first, second, third])
+    store.verify(third)
+    new = store.save(9, write)
+    assert (store.latest(), store.list()) == (new, [first, second, new])
+
+
+def test_a_save_that_ends_before_it_has_removed_what_was_left_behind_is_the_newest(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older, newer = store.save(4, write), store.save(8, write)
+    store.go_on_from(older)
+    monkeypatch.setattr(checkpoint, "_remove", lambda _: None)
+    new = store.save(5, write)
+    assert (store.latest(), store.list()) == (new, [older, new, newer])
+
+
+def test_a_run_may_come_back_to_what_it_left_behind(store: CheckpointStore) -> None:
+    older, newer = store.save(4, write), store.save(8, write)
+    store.go_on_from(older)
+    store.go_on_from(newer.parent / "." / newer.name)
+    assert store.of_run() == [older, newer]
+    truncate(newer / NAMES[0])
+    with pytest.raises(CheckpointError, match=f"resume from {older}$"):
+        store.verify(newer)
+
+
+def test_a_run_that_begins_elsewhere_leaves_all_behind(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "one", keep=5)
+    elsewhere = CheckpointStore(tmp_path / "other", keep=1).save(8, write)
+    there = [store.save(step, write) for step in (4, 8)]
+    for start in (elsewhere, None):
+        store.go_on_from(start)
+        assert (store.latest(), store.list()) == (None, there)
+
+
+def test_own_checkpoints_are_offered_before_those_left_behind(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, keep=5)
+    first, second, third = (store.save(step, write) for step in (4, 8, 12))
+    store.go_on_from(second)
+    for damaged, intact in ((second, first), (first, third)):
+        truncate(damaged / NAMES[0])
+        with pytest.raises(CheckpointError, match=f"resume from {intact}$"):
+            store.verify(second)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_an_interrupted_save_leaves_nothing_and_prunes_nothing(
     store: CheckpointStore, error: type[BaseException]
@@ -276,7 +325,7 @@ def test_a_full_device_is_reported_with_the_space_that_is_free(store: Checkpoint
 
 def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"step_000001 cannot be written: .*; there is no checkpoint in"):
+    with pytest.raises(CheckpointError, match=r"step_000001 cannot be written: .*; the run has no checkpoint in"):
         CheckpointStore(tmp_path / "file", keep=1).save(1, write)
 
 
