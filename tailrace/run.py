@@ -148,6 +148,8 @@ class _Run:
         self._in_vain = 0
         """Attempts in a row that began at `_from` and died."""
         self._sinks: tuple[Sink, ...] = ()
+        self._begun = False
+        """Whether all workers have started once: one that dies while it starts is then no sign that it never can."""
         self._finished = False
         """Whether its model was exported."""
 
@@ -155,10 +157,8 @@ class _Run:
         """Make attempts until one ends, and the report; the exit code."""
         try:
             with self._interrupt.watching(), ExitStack() as stack:
-                end = await self._attempt(stack, first=True)
-                while isinstance(end, WorkerDied):
+                while isinstance(end := await self._attempt(stack), WorkerDied):
                     self._go_on_after(end)
-                    end = await self._attempt(stack, first=False)
                 return end
         finally:
             if self._finished:  # whatever came of closing it
@@ -166,32 +166,30 @@ class _Run:
                 write_trace(self._directory.path)
                 print(f"Report: {report}\nModel:  {self._directory.model}")
 
-    async def _attempt(self, shared: ExitStack, *, first: bool) -> int | WorkerDied:
+    async def _attempt(self, shared: ExitStack) -> int | WorkerDied:
         """Train to the end; the exit code, or the trainer's death, after which another attempt may be made.
 
-        `shared`: takes the sinks, which all attempts have. After the first one, workers have been able to start before:
-        one that dies while it starts is no sign that it never can.
+        `shared`: takes the sinks, which all attempts have.
         """
-        async with AsyncExitStack() as stack:
-            placement = self._placement()
-            await placement.open(stack)
-            self._interrupt.handle_signals()  # Ray's would print a stack first
-            begun = not first
-            try:
+        try:
+            async with AsyncExitStack() as stack:  # what closes hears of a death: errors of closing do not hide it
+                placement = self._placement()
+                await placement.open(stack)
+                self._interrupt.handle_signals()  # Ray's would print a stack first
                 pipeline = await self._connect(placement, stack, shared)
-                begun = True
+                self._begun = True
                 if not await _train(pipeline, self._directory, self._interrupt):
                     print(f"Interrupted and saved. Go on with: tailrace train {self._directory.config} --resume")
                     return INTERRUPTED
                 await pipeline.learner.export(self._directory.model)
                 self._finished = True
-            except WorkerDied as death:
-                if not begun:
-                    raise
-                if self._interrupt.asked:
-                    print(f"{death}; since the last checkpoint, nothing could be saved.", file=sys.stderr)
-                    return INTERRUPTED
-                return death
+        except WorkerDied as death:
+            if not self._begun:
+                raise
+            if self._interrupt.asked:
+                print(f"{death}; since the last checkpoint, nothing could be saved.", file=sys.stderr)
+                return INTERRUPTED
+            return death
         return 0
 
     def _newest(self, death: WorkerDied) -> Resume | None:

@@ -17,7 +17,8 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 
@@ -29,7 +30,7 @@ from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
-from tailrace.errors import WorkerDied, first_error
+from tailrace.errors import TailraceError, WorkerDied, first_error
 from tailrace.events import EventLog
 from tailrace.learner import Learner
 from tailrace.pipeline import Pipeline, Service
@@ -163,7 +164,7 @@ class Separated(Placement):
             self._budget,
             longest_prompt=self._inputs.longest_prompt,
         )
-        stack.push_async_callback(pools.close)
+        await stack.enter_async_context(pools)
         await pools.start()
         learner = RemoteLearner(pools.trainer)
         evaluator = None
@@ -254,6 +255,21 @@ class Workers:
         Raises: as Pool.close, the first error, when all have ended.
         """
         await each(*(pool.close() for pool in self._pools.values()))
+
+    async def __aenter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close all workers. What that raises is only told after an error of the block: a run may go on after that."""
+        try:
+            await self.close()
+        except TailraceError as failure:
+            if error is None:
+                raise
+            _log.warning("not all workers could be closed: %s", failure)
 
     def _pool(self, kind: str, settings: RunSettings) -> Pool:
         """Of the trainer there is one, and it is not replaced."""

@@ -362,6 +362,32 @@ def test_a_run_that_was_finished_has_its_report_even_if_it_cannot_be_closed(
     assert (run / "model" / "config.json").exists()
 
 
+def test_a_worker_that_cannot_be_closed_after_the_trainers_death_is_told_of_and_the_run_goes_on(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    local: list[LocalCluster],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = tmp_path / "run"
+    close = LocalHandle.close
+
+    async def fails_the_first_time(handle: LocalHandle) -> Report:
+        report = await close(handle)
+        if handle.name == "rollout-0" and len(local) == 1:
+            raise ModelError("the engine is not closed")
+        return report
+
+    monkeypatch.setattr(LocalHandle, "close", fails_the_first_time)
+    at_events(monkeypatch, {"sample 1": lambda _: kill_local(local[-1], "trainer")})
+    config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, trainer__steps=2)
+    assert train(config, resume=False) == 0
+    assert len(local) == 2
+    assert "not all workers could be closed: the engine is not closed" in caplog.text
+    assert [event.step for event in steps_of(run)] == [0, 0, 1]
+
+
 def hold_trainer(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
     """The trainer stands still at this moment, see tests/held_trainer.py."""
 
