@@ -144,6 +144,9 @@ class JustInTime:
     async def settle(self, version: WeightVersion) -> None:
         """Nobody waits."""
 
+    async def announcement(self, version: int, *, timeout_s: float) -> None:
+        """Whatever is waited for comes."""
+
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
         self._next = version
         while (

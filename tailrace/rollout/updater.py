@@ -44,6 +44,13 @@ if TYPE_CHECKING:
 class WeightSource(Protocol):
     """Where versions come from; `WeightReceiver` is one."""
 
+    async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
+        """Until `version` or a newer one is on its way, or here.
+
+        Raises:
+            WeightsTimeout, SenderLost: as for `wait`.
+        """
+
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
         """Until `version` or a newer one is wholly here; which one that is.
 
@@ -103,8 +110,10 @@ class EngineUpdater:
         self._source.installed(self.version)
         while True:
             try:
-                await self._source.wait(self.version + 1, timeout_s=self._timeout_s)
-                await self._take()
+                await self._source.announcement(self.version + 1, timeout_s=self._timeout_s)
+                with self._activity.waiting("weights"):  # also where no prompt is there to wait for them
+                    await self._source.wait(self.version + 1, timeout_s=self._timeout_s)
+                    await self._take()
             except WeightsTimeout:
                 continue  # an update takes as long as it takes; who needs its weights has a limit
             except SenderLost:  # whether it is dead is for the driver to say

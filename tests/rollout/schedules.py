@@ -95,6 +95,7 @@ class Hub:
         """See `Publisher`."""
         self.published = version
         for source in self.sources:
+            source.announce(version)
             after = self._chance.uniform(0.01, self._slowest)
             asyncio.get_running_loop().call_later(after, source.arrive, version)
 
@@ -108,6 +109,7 @@ class Source:
     """A `WeightSource` without tensors."""
 
     def __init__(self, hub: Hub) -> None:
+        self.announced: WeightVersion = 0
         self.received: WeightVersion = 0
         self.has: WeightVersion = 0
         """What the engine said it has."""
@@ -122,20 +124,32 @@ class Source:
         self._is_lost = lost
         self._tell()
 
+    def announce(self, version: WeightVersion) -> None:
+        """It is on its way."""
+        self.announced = max(self.announced, version)
+        self._tell()
+
     def arrive(self, version: WeightVersion) -> None:
         """It is wholly here."""
+        self.announce(version)
         self.received = max(self.received, version)
         self._tell()
 
+    async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
+        await self._reach(lambda: self.announced >= version, timeout_s)
+
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
+        await self._reach(lambda: self.received >= version, timeout_s)
+        return self.received
+
+    async def _reach(self, condition: Callable[[], bool], timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
-                await self.until(lambda: self.received >= version or self._is_lost)
+                await self.until(lambda: condition() or self._is_lost)
         except TimeoutError:
             raise WeightsTimeout("nothing has come") from None
-        if self.received < version:
+        if not condition():
             raise SenderLost("the trainer is silent")
-        return self.received
 
     async def heard(self, *, timeout_s: float) -> None:
         with suppress(TimeoutError):

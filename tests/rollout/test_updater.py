@@ -14,7 +14,7 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.config.weights import WeightsMode
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.errors import EngineError, WeightsError
-from tailrace.events import EventLog
+from tailrace.events import Event, EventLog
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.types import Request, Sample, WeightVersion
 from tests.rollout.schedules import LIMIT_S, MODES, Device, Hub, Source
@@ -24,16 +24,23 @@ SCHEDULES = 250
 """In each mode."""
 
 
+class LoopLog(EventLog):
+    """Its clock is the loop's."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+
 class Site:
     """An engine with its updater, and what it has made."""
 
     def __init__(self, chance: random.Random, source: Source, mode: WeightsMode, *, timeout_s: float = LIMIT_S) -> None:
-        log = EventLog(sinks=())
+        self.events: list[Event] = []
+        log = LoopLog(sinks=(self.events.append,))
+        self.activity = Activity(log, "rollout")
         self.device = Device(chance, chance.choice((0.2, 1.0)))
         self.engine = FakeEngine(executor=self.device, playwright=RandomPlaywright(50))
-        self.updater = EngineUpdater(
-            self.engine, source, mode, log=log, activity=Activity(log, "rollout"), timeout_s=timeout_s
-        )
+        self.updater = EngineUpdater(self.engine, source, mode, log=log, activity=self.activity, timeout_s=timeout_s)
         self.source = source
         self.made: list[tuple[WeightVersion, Sample]] = []
         """With what each needed."""
@@ -57,6 +64,11 @@ class Site:
             async for sample in self.engine.submit(requests):
                 self.made.append((needed, sample))
             self.unfinished -= 1
+
+    def seconds(self) -> dict[str, float]:
+        """Of each state, since this was asked before."""
+        self.activity.emit()
+        return self.events[-1].metrics
 
     @property
     def versions(self) -> list[list[WeightVersion]]:
@@ -137,6 +149,35 @@ def test_in_every_schedule_all_engines_take_all_weights_at_their_time(mode: Weig
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         spans = [runner.run(random_scene(mode, seed)) for seed in range(SCHEDULES)]
     assert any(spans) == (mode in ("in_flight", "synchronous"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_engine_waits_for_weights_from_their_announcement_until_they_are_in(mode: WeightsMode) -> None:
+    """Although nothing is there for it to do."""
+
+    @virtual_time
+    async def waits() -> None:
+        async with scene(mode) as made, asyncio.timeout(LIMIT_S):
+            (site,) = made.sites
+            await asyncio.sleep(10.0)
+            await made.hub.publish(1)
+            await site.source.until(lambda: site.source.has == 1)
+            took = asyncio.get_running_loop().time() - 10.0
+            await asyncio.sleep(5.0)
+            assert site.seconds() == pytest.approx({"busy": 0.0, "weights": took, "data": 0.0, "idle": 15.0})
+
+    waits()
+
+
+@virtual_time
+async def test_a_response_waits_for_weights_that_nobody_has_announced() -> None:
+    async with scene("in_flight") as made, asyncio.timeout(LIMIT_S):
+        (site,) = made.sites
+        response = asyncio.create_task(site.respond(1, tokens=1))
+        await asyncio.sleep(10.0)
+        assert site.seconds()["weights"] == 10.0
+        await made.hub.publish(1)
+        await response
 
 
 @virtual_time

@@ -9,7 +9,7 @@ done.
 """
 
 import secrets
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,6 +134,17 @@ class WeightReceiver:
         """The newest version that the sender has told of."""
         return _known(self._follower.announced)
 
+    async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
+        """Until the sender has told of `version` or a later one, which is on its way from then on.
+
+        Raises:
+            WeightsTimeout, SenderLost, WeightsError: as for `wait`.
+        """
+        follower = self._follower
+        await self._until(
+            lambda: follower.announced if follower.announced >= version else self._look(version), version, timeout_s
+        )
+
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
         """The newest version that is wholly here, once that is `version` or a later one.
 
@@ -143,16 +154,7 @@ class WeightReceiver:
             WeightsError: such a version came and was given up, since it arrived corrupt again and again, or there is
                 no room for it; or this was closed or has failed.
         """
-        found: WeightVersion | WeightsError | None
-        found = await self._follower.bell.until(lambda: self._look(version), timeout_s=timeout_s)
-        if isinstance(found, WeightsError):
-            raise again(found)
-        if found is None:
-            raise WeightsTimeout(
-                f"version {version} of the weights has not come within {timeout_s:g} s; here is {self.received}, "
-                f"announced {self.announced}; raise weights.timeout_s if the network needs longer"
-            )
-        return found
+        return await self._until(lambda: self._look(version), version, timeout_s)
 
     async def heard(self, *, timeout_s: float) -> None:
         """Until the sender gives signs of life, again if it was lost, or `timeout_s` have passed.
@@ -235,6 +237,21 @@ class WeightReceiver:
         self._follower.broadcasts.join()
         self._follower.attachments.close()
         self._open.close()
+
+    async def _until(
+        self, look: Callable[[], WeightVersion | WeightsError | None], version: WeightVersion, timeout_s: float
+    ) -> WeightVersion:
+        """What `look` finds of `version`; an error that it finds is raised."""
+        found: WeightVersion | WeightsError | None
+        found = await self._follower.bell.until(look, timeout_s=timeout_s)
+        if isinstance(found, WeightsError):
+            raise again(found)
+        if found is None:
+            raise WeightsTimeout(
+                f"version {version} of the weights has not come within {timeout_s:g} s; here is {self.received}, "
+                f"announced {self.announced}; raise weights.timeout_s if the network needs longer"
+            )
+        return found
 
     def _look(self, version: WeightVersion) -> WeightVersion | WeightsError | None:
         received = self.received

@@ -219,7 +219,8 @@ async def test_a_sender_killed_in_the_middle_of_a_version_leaves_receivers_with_
         process.pipe.send(0)
         await engine.wait(0, timeout_s=LIMIT_S)
         process.pipe.send(1)
-        assert await engine._follower.bell.until(lambda: engine.announced == 1 or None, timeout_s=LIMIT_S)
+        await engine.announcement(1, timeout_s=LIMIT_S)
+        assert engine.announced == 1
         process.kill()
         with pytest.raises(SenderLost):
             await engine.wait(2, timeout_s=LIMIT_S)

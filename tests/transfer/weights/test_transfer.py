@@ -164,6 +164,9 @@ async def test_a_wait_has_a_limit_and_says_what_is_here(sender: WeightSender) ->
         await engine.wait(0, timeout_s=LIMIT_S)
         with pytest.raises(WeightsTimeout, match=r"version 1 .* has not come within 0\.1 s; here is 0"):
             await engine.wait(1, timeout_s=0.1)
+        await engine.announcement(0, timeout_s=LIMIT_S)
+        with pytest.raises(WeightsTimeout, match="announced 0"):
+            await engine.announcement(1, timeout_s=0.1)
         assert engine.received == engine.announced == 0
 
 
@@ -177,6 +180,8 @@ async def test_a_closed_sender_ends_the_wait_of_receivers() -> None:
         sender.close()
         with pytest.raises(SenderLost, match="closed"):
             await engine.wait(2, timeout_s=LIMIT_S)
+        with pytest.raises(SenderLost, match="closed"):
+            await engine.announcement(2, timeout_s=LIMIT_S)
         check(engine, 1)
         with pytest.raises(WeightsError, match="closed"):
             sender.publish(2, tensors(2).items())
