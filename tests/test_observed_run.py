@@ -1,0 +1,79 @@
+"""What whole runs say of themselves: where the time of each worker went, its weights, and the queue.
+
+Workers are in this event loop, so that runs are quick; they say the same.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.cluster.local import LocalCluster
+from tailrace.events import Event, read_events
+from tailrace.run import train
+from tests.conftest import TinyModel
+from tests.runs import small_run, write_prompts
+
+PIPELINES: dict[str, dict[str, Any]] = {
+    "colocated": {},
+    "synchronous": {"placement": "separated"},
+    "delayed": {"placement": "separated", "max_staleness": 1, "streaming": True},
+}
+SEPARATED = ["synchronous", "delayed"]
+Observed = Callable[[str], list[Event]]
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Observed:
+    """The events of a run of each name in PIPELINES, which is made once."""
+    made: dict[str, list[Event]] = {}
+
+    def events(name: str) -> list[Event]:
+        if name not in made:
+            made[name] = _run(name, tmp_path_factory.mktemp(name), tiny_model("llama"))
+        return made[name]
+
+    return events
+
+
+def _run(name: str, directory: Path, model: Path) -> list[Event]:
+    config = small_run(
+        directory / "run",
+        model,
+        write_prompts(directory / "prompts.jsonl"),
+        pipeline=PIPELINES[name],
+        algorithm__kl={"coefficient": 0.01},
+        **({} if name == "colocated" else {"weights": {"mode": name}}),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tailrace.separated.make_cluster", lambda config, _: LocalCluster(config))
+        assert train(config, resume=False) == 0
+    return read_events(directory / "run" / "events.jsonl")
+
+
+def activities(events: list[Event]) -> dict[str, list[Event]]:
+    """By worker, in the order of time."""
+    said: dict[str, list[Event]] = {}
+    for event in events:
+        if event.task == "activity":
+            said.setdefault(event.worker, []).append(event)
+    return said
+
+
+@pytest.mark.parametrize("name", SEPARATED)
+def test_the_states_of_each_worker_add_up_to_its_time(observed: Observed, name: str) -> None:
+    said = activities(observed(name))
+    assert said.keys() == {"rollout-0", "reward-0", "reference-0", "trainer"}
+    for worker in said.values():
+        assert all(sum(event.metrics.values()) == pytest.approx(event.end - event.start) for event in worker)
+        assert all(before.end == after.start for before, after in pairwise(worker))
+        assert sum(event.metrics["busy"] for event in worker) > 0
+        assert sum(event.metrics["data"] for event in worker) > 0
+
+
+@pytest.mark.parametrize(("name", "waiting"), [("synchronous", {"rollout-0", "trainer"}), ("delayed", {"rollout-0"})])
+def test_who_waits_for_weights_says_so_and_nobody_else(observed: Observed, name: str, waiting: set[str]) -> None:
+    said = activities(observed(name))
+    assert {worker for worker in said if sum(event.metrics["weights"] for event in said[worker]) > 0} == waiting
