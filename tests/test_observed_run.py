@@ -4,6 +4,7 @@ Workers are in this event loop, so that runs are quick; they say the same.
 """
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 
 from tailrace.cluster.local import LocalCluster
 from tailrace.events import Event, read_events
+from tailrace.report.run_data import RunData
+from tailrace.report.timeline import timeline
 from tailrace.run import train
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
@@ -77,3 +80,14 @@ def test_the_states_of_each_worker_add_up_to_its_time(observed: Observed, name: 
 def test_who_waits_for_weights_says_so_and_nobody_else(observed: Observed, name: str, waiting: set[str]) -> None:
     said = activities(observed(name))
     assert {worker for worker in said if sum(event.metrics["weights"] for event in said[worker]) > 0} == waiting
+
+
+def test_a_drain_stands_in_the_timeline_before_the_weights_that_it_makes_way_for(observed: Observed) -> None:
+    engine = [event for event in observed("delayed") if event.actor == "engine"]
+    drains = [event for event in engine if event.task == "weights_drain"]
+    installs = [event for event in engine if event.task == "update_weights"]
+    assert installs
+    assert all(drain.end <= install.start for drain, install in zip(drains, installs, strict=True))
+    tracks = timeline(RunData(name="run", events=observed("delayed"), last_event_at=datetime(2026, 1, 1, tzinfo=UTC)))
+    assert tracks is not None
+    assert [len(track["start"]) for track in tracks["tracks"] if track["task"] == "weights_drain"] == [len(drains)]

@@ -26,6 +26,7 @@ TASK_COLOURS = {
     "weights_publish": "#a8559b",
     "weights_transfer": "#e2958c",
     "weights_wait": "#c3a06a",
+    "weights_drain": "#8f8fc0",
     "weights_in_flight": "#b9a09d",
     "evaluation": PURPLE,
     "worker_started": "#9aa84f",

@@ -112,23 +112,23 @@ class EngineUpdater:
             try:
                 await self._source.announcement(self.version + 1, timeout_s=self._timeout_s)
                 with self._activity.waiting("weights"):  # also where no prompt is there to wait for them
-                    await self._source.wait(self.version + 1, timeout_s=self._timeout_s)
-                    await self._take()
+                    await self._take(await self._source.wait(self.version + 1, timeout_s=self._timeout_s))
             except WeightsTimeout:
                 continue  # an update takes as long as it takes; who needs its weights has a limit
             except SenderLost:  # whether it is dead is for the driver to say
                 await self._source.heard(timeout_s=self._timeout_s)
 
-    async def _take(self) -> None:
-        """Install the newest version that is here when the mode says so."""
+    async def _take(self, arrived: WeightVersion) -> None:
+        """Install the newest version that is here, `arrived` or a newer one, when the mode says so."""
         async with AsyncExitStack() as stack:
             with self._without_limits():
                 if self._mode == "sub_step":
                     await stack.enter_async_context(self._source.turn())
-                if self._mode == "delayed":
-                    await self._finish()
                 if self._mode in ("delayed", "sub_step"):
-                    await stack.enter_async_context(self._drained())
+                    with self._log.span("weights_drain", "engine", version=arrived):
+                        if self._mode == "delayed":
+                            await self._finish()
+                        await stack.enter_async_context(self._drained())
             await self._install()
 
     @asynccontextmanager

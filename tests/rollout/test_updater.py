@@ -265,6 +265,27 @@ def test_weights_that_do_not_come_are_one_clear_line(mode: WeightsMode) -> None:
 
 
 @pytest.mark.parametrize("mode", ["delayed", "sub_step"])
+def test_that_weights_wait_for_responses_is_a_span_until_they_are_installed(mode: WeightsMode) -> None:
+    @virtual_time
+    async def drains() -> None:
+        async with scene(mode) as made, asyncio.timeout(LIMIT_S):
+            (site,) = made.sites
+            response = asyncio.create_task(site.respond(0, tokens=300))
+            await settle()
+            await made.hub.publish(1)
+            await site.source.until(lambda: site.source.received == 1)
+            arrived = asyncio.get_running_loop().time()
+            await response
+            finished = asyncio.get_running_loop().time()
+            await site.source.until(lambda: site.source.has == 1)
+            drain, install = site.events
+            assert (drain.task, drain.version, drain.start, drain.end) == ("weights_drain", 1, arrived, finished)
+            assert (install.task, install.version, install.start) == ("update_weights", 1, finished)
+
+    drains()
+
+
+@pytest.mark.parametrize("mode", ["delayed", "sub_step"])
 def test_that_responses_finish_first_may_take_longer_than_the_limit(mode: WeightsMode) -> None:
     @virtual_time
     async def waits() -> None:
