@@ -106,7 +106,7 @@ class Checkpointer:
             (directory / QUEUE_FILE).write_bytes(snapshot)
             (directory / RUN_FILE).write_bytes(msgspec.json.encode(state))
 
-        with self._log.span("checkpoint", "trainer", step=trained_steps) as span:
+        with self._log.span("checkpoint", "trainer", step=trained_steps, version=trained_steps) as span:
             loop = asyncio.get_running_loop()
             path = await loop.run_in_executor(self._executor, lambda: self._store.save(trained_steps, write))
             span.info = {"path": str(path)}

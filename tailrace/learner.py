@@ -141,7 +141,7 @@ class LocalLearner(Learner):
 
     async def export(self, directory: Path) -> None:
         async with self._turn:
-            with self._log.span("export", "trainer", info={"path": str(directory)}):
+            with self._log.span("export", "trainer", version=self._trained_steps, info={"path": str(directory)}):
                 await self._compute(lambda: self._trainer.export(directory))
 
     async def evidence(self) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import pytest
 
 from tailrace.cluster.local import LocalCluster
 from tailrace.events import Event, read_events
-from tailrace.report.run_data import RunData
+from tailrace.report.run_data import RunData, is_work
 from tailrace.report.timeline import timeline
+from tailrace.report.trace import trace_events
 from tailrace.run import train
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
@@ -91,3 +92,34 @@ def test_a_drain_stands_in_the_timeline_before_the_weights_that_it_makes_way_for
     tracks = timeline(RunData(name="run", events=observed("delayed"), last_event_at=datetime(2026, 1, 1, tzinfo=UTC)))
     assert tracks is not None
     assert [len(track["start"]) for track in tracks["tracks"] if track["task"] == "weights_drain"] == [len(drains)]
+
+
+SPANS = {"rollout", "sample", "actor", "optimizer", "update_weights", "evaluation", "checkpoint", "export", "step"}
+"""Of every run, with the weights that they work with or make; rewards and advantages need none."""
+
+
+@pytest.mark.parametrize(
+    ("name", "spans"),
+    [
+        ("colocated", SPANS),
+        ("synchronous", SPANS | {"weights_publish", "weights_transfer", "weights_wait"}),
+        ("delayed", SPANS | {"weights_publish", "weights_transfer", "weights_drain"}),
+    ],
+)
+def test_every_span_of_work_with_weights_has_their_version(observed: Observed, name: str, spans: set[str]) -> None:
+    work = [event for event in observed(name) if is_work(event)]
+    versioned = {event.task for event in work if event.version is not None}
+    assert versioned == spans | {"reference"}
+    assert {event.task for event in work if event.version is None} <= {"reward", "advantage", "worker_started"}
+    of_steps = [event for event in work if event.task in ("actor", "optimizer", "step", "checkpoint")]
+    assert all(event.version == event.step for event in of_steps)
+    assert [event.version for event in work if event.task == "export"] == [4]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("colocated", {"engine"}), ("delayed", {"rollout-0 · engine", "trainer"})])
+def test_the_trace_of_a_run_counts_the_version_of_each_worker(observed: Observed, name: str, rows: set[str]) -> None:
+    traced = trace_events(observed(name))
+    names = {event["pid"]: event["args"]["name"] for event in traced if event["name"] == "process_name"}
+    newest = {names[event["pid"]]: event["args"]["value"] for event in traced if event["name"] == "weight version"}
+    assert newest.keys() == rows
+    assert newest.get("trainer", 4) == 4

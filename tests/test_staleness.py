@@ -40,12 +40,20 @@ def check_order(run: Run) -> None:
     assert trained == sorted(trained)
 
 
+def check_events(run: Run) -> None:
+    """The event of each response has the first and the last of the versions that made it."""
+    told = [(event.version, event.info["last_version"]) for event in run.events if event.task == "sample"]
+    made_by = [versions(row) for rows in run.actor.trained.values() for row in rows]
+    assert sorted(told) == sorted((made[0], made[-1]) for made in made_by)
+
+
 async def whole(schedule: Schedule) -> None:
     """One run, from its beginning to its end."""
     run = Run(schedule)
     await run.go()
     check(run)
     check_order(run)
+    check_events(run)
     assert (await run.queue.stats()).rows == 0
 
 

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from tailrace.activity import STATES
 from tailrace.events import Event
 from tailrace.metrics_server import MetricsServer
-from tailrace.report.workers import worker_of
+from tailrace.report.workers import VERSION_TASKS, worker_of
 
 SETTING = "observe.metrics_port"
 """Who asks for the port."""
@@ -96,7 +96,7 @@ class _WorkerMetrics:
             case "activity":
                 for state in STATES:
                     self._seconds.labels(worker, state).inc(event.metrics.get(state, 0.0))
-            case "weights_publish" | "update_weights":
+            case task if task in VERSION_TASKS:
                 self._version.labels(worker).set(event.version or 0)
             case "worker_started":
                 self._starts.labels(worker).inc()

@@ -181,4 +181,6 @@ def _hover(event: Event) -> str:
     step = None if event.step is None else shown_step(event)
     amounts = (("step", step), ("samples", event.samples), ("tokens", event.tokens), ("version", event.version))
     words = [f"{name} {value:,}" for name, value in amounts if value is not None]
+    if (last := event.info.get("last_version", event.version)) != event.version:
+        words[-1] += f" to {last:,}"
     return " · ".join([duration(event.end - event.start), *words])

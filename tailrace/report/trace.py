@@ -2,7 +2,7 @@
 
 An actor of a worker is a process of the trace. Its spans lie on one thread, or on several where they overlap; a
 response has a thread of its own for as long as it is being generated. Counters show how many responses run and how fast
-they grow, how busy a worker is, and the rows of the queue.
+they grow, how busy a worker is, which weights it has, and the rows of the queue.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ import msgspec
 from tailrace.events import Event
 from tailrace.report.lanes import assign_lanes
 from tailrace.report.run_data import is_work, load_run, shown_step, write_file
-from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights
+from tailrace.report.workers import VERSION_TASKS, death_text, row_name, row_of, row_order, weight_flights
 
 TraceEvent = dict[str, Any]
 
@@ -132,6 +132,8 @@ def _reported_counters(pid: int, span: _Span) -> Iterator[TraceEvent]:
     event = span.event
     if event.task == "activity" and span.end > span.start:
         yield _counter(pid, "busy (%)", span.start, round(100 * event.metrics["busy"] / (event.end - event.start), 1))
+    elif event.task in VERSION_TASKS:
+        yield _counter(pid, "weight version", span.end, event.version or 0)
     elif event.task == "queue":
         for name, value in event.metrics.items():
             yield _counter(pid, f"queue: {name}", span.end, value)

@@ -17,6 +17,8 @@ STATE_TITLES: dict[State, str] = {
     "idle": "idle",
 }
 """The states of `tailrace.activity`, in the order in which they are shown."""
+VERSION_TASKS = ("weights_publish", "update_weights")
+"""Whose end gives a worker its newest version: the trainer that it has published, an engine that it generates with."""
 _ACTORS = ("driver", "rollout", "engine", "reward", "reference", "trainer", "weights")
 """Kinds of workers, and the actors within each, in the order of their rows."""
 

@@ -142,7 +142,11 @@ class RolloutWorker:
             step=step,
             tokens=len(sample.response_ids),
             version=int(sample.weight_versions[0]),
-            info={"group": sample.group_id, "finish_reason": sample.finish_reason.value},
+            info={
+                "group": sample.group_id,
+                "finish_reason": sample.finish_reason.value,
+                "last_version": int(sample.weight_versions[-1]),
+            },
         )
 
 

@@ -23,5 +23,6 @@ class ReferenceTask(Task):
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """One forward pass over the claim."""
+        span.version = 0
         values = await self._log_probs(claim)
         return {row.id: {"ref_log_probs": cell} for row, cell in zip(claim.rows, values, strict=True)}

@@ -143,12 +143,12 @@ class Actor:
 
     async def _accumulate(self, step: int, samples: Sequence[TrainSample]) -> None:
         tokens = sum(len(sample.response_ids) for sample in samples)
-        with self._log.span("actor", "trainer", step=step, samples=len(samples), tokens=tokens):
+        with self._log.span("actor", "trainer", step=step, version=step, samples=len(samples), tokens=tokens):
             await self._compute(lambda: self._trainer.accumulate(samples, self._algorithm.loss))
 
     async def _apply(self, step: int) -> UpdateResult:
         try:
-            with self._log.span("optimizer", "trainer", step=step) as span:
+            with self._log.span("optimizer", "trainer", step=step, version=step) as span:
                 result = await self._compute(self._trainer.apply)
                 span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
         except NonFiniteError:  # instead of an optimizer step: it has changed no weight

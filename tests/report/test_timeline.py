@@ -113,3 +113,12 @@ def test_overlapping_work_of_a_worker_makes_its_row_no_taller_than_two() -> None
 
     assert heights("rollout-0") == [2.0]
     assert heights("") == [20.0]
+
+
+def test_a_response_of_several_versions_shows_the_first_and_the_last() -> None:
+    def sample(last: int) -> Event:
+        return Event(task="sample", actor="engine", start=0, end=1, version=3, info={"last_version": last})
+
+    drawn = timeline(run_of([sample(3), sample(5)]))
+    assert drawn is not None
+    assert drawn["tracks"][0]["text"] == ["1.0 s · version 3", "1.0 s · version 3 to 5"]

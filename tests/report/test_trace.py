@@ -124,3 +124,11 @@ def test_the_way_of_weights_shows_its_version(separated: list[dict[str, Any]]) -
     flights = [event for event in complete(separated) if event["cat"] == "weights_in_flight"]
     assert {processes(separated)[event["pid"]] for event in flights} == {"rollout-0 · weights", "rollout-1 · weights"}
     assert {event["args"]["version"] for event in flights} == set(range(1, 13))
+
+
+def test_the_weights_of_each_worker_are_a_counter(separated: list[dict[str, Any]]) -> None:
+    names = processes(separated)
+    counts = [event for event in separated if event["name"] == "weight version"]
+    for row in ("rollout-0 · engine", "trainer"):
+        assert [event["args"]["value"] for event in counts if names[event["pid"]] == row] == list(range(1, 13))
+    assert {names[event["pid"]] for event in counts} == {"rollout-0 · engine", "rollout-1 · engine", "trainer"}
