@@ -33,6 +33,7 @@ from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
 from tailrace.preparation import check_cache, check_engine, check_sampling, context_length, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
+from tailrace.queue_observer import QueueObserver
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.rollout.worker import RolloutWorker
@@ -313,7 +314,7 @@ class EngineWeights:
 
 
 def _services(config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, log: EventLog) -> list[Service]:
-    """A worker for each task of the table but the actor, which the loop itself drives."""
+    """A worker for each task of the table but the actor, which the loop itself drives; and who looks at the queue."""
     samples = config.trainer.train_batch_size
     makers: dict[str, Callable[[], Service]] = {
         "rollout": lambda: RolloutWorker(
@@ -331,7 +332,8 @@ def _services(config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQu
         ),
         "advantage": lambda: AdvantageTask(queue, log, parts.algorithm, samples_per_step=samples),
     }
-    return [makers[spec.name]() for spec in parts.algorithm.tasks if spec.name != "actor"]
+    workers = [makers[spec.name]() for spec in parts.algorithm.tasks if spec.name != "actor"]
+    return [*workers, QueueObserver(queue, log)]
 
 
 def reference_log_probs(trainer: Trainer, executor: Executor) -> LogProbs:

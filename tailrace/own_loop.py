@@ -51,7 +51,7 @@ from tailrace.queue_observer import QueueObserver
 from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import OpenQueue, check_queue, client_options, open_queue, run_table
-from tailrace.separated import OBSERVE_S, Workers, pools_of
+from tailrace.separated import Workers, pools_of
 from tailrace.trainer.actor import train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample
 from tailrace.transfer.queue.address import QueueAddress
@@ -457,7 +457,7 @@ class _Runtime:
             stack.push_async_callback(workers.close)
             await workers.start(self._sender.address)
         self._line = _PromptLine(queue.queue, config)
-        return queue, [*workers.services, QueueObserver(queue.queue, log, every_s=OBSERVE_S)]
+        return queue, [*workers.services, QueueObserver(queue.queue, log)]
 
     async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:
         """Until it is cancelled, or fails."""

@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import suppress
 
-from tailrace.errors import QueueClosed
+from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import QueueStats, TransferQueue
 
@@ -11,29 +11,41 @@ from tailrace.transfer.queue.base import QueueStats, TransferQueue
 class QueueObserver:
     """A service that emits one event `queue` every so many seconds."""
 
-    def __init__(self, queue: TransferQueue, log: EventLog, every_s: float) -> None:
+    def __init__(self, queue: TransferQueue, log: EventLog, every_s: float = 1.0) -> None:
         self._queue = queue
         self._log = log
         self._every_s = every_s
 
     async def run(self) -> None:
-        """Observe until the queue is closed, which is noticed when the next event is due.
+        """Observe until the queue is closed; the last event is of then.
 
         Raises:
             QueueError: the queue does not answer.
         """
         with suppress(QueueClosed):  # its processes have been given up
-            while not (stats := await self._queue.stats()).closed:
-                now = self._log.now()
-                self._log.emit(Event(task="queue", actor="driver", start=now, end=now, metrics=queue_metrics(stats)))
-                await asyncio.sleep(self._every_s)
+            while not await self._look():
+                with suppress(QueueTimeout, QueueClosed):
+                    await self._queue.lost_groups(timeout=self._every_s)  # ends with the queue, as no sleep does
+                    await asyncio.sleep(self._every_s)  # they are lost until someone else has put them again
+
+    async def _look(self) -> bool:
+        """Whether it is closed."""
+        stats = await self._queue.stats()
+        now = self._log.now()
+        self._log.emit(Event(task="queue", actor="driver", start=now, end=now, metrics=queue_metrics(stats)))
+        return stats.closed
 
 
 def queue_metrics(stats: QueueStats) -> dict[str, float]:
-    """`ready/<task>`, `leased/<task>` and `waiting/<task>` rows, and the `rows` and `bytes` that are stored."""
-    by_state = {
-        f"{state}/{name}": float(getattr(task, state))
-        for state in ("ready", "leased", "waiting")
+    """`ready/<task>`, `leased/<task>` and `waiting/<task>` rows, and the `rows` and `bytes` that are stored.
+
+    `expired/<task>`: rows that have gone back because a lease expired or its holder died. `lost_groups`: that have to
+    be put again.
+    """
+    by_task = {
+        f"{count}/{name}": float(getattr(task, count))
+        for count in ("ready", "leased", "waiting", "expired")
         for name, task in stats.tasks.items()
     }
-    return {**by_state, "rows": float(stats.rows), "bytes": float(stats.bytes)}
+    stored = {"rows": float(stats.rows), "bytes": float(stats.bytes)}
+    return {**by_task, **stored, "lost_groups": float(stats.lost_groups)}

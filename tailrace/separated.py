@@ -45,9 +45,6 @@ from tailrace.workers.settings import RunSettings, check_gpus
 
 _log = logging.getLogger(__name__)
 
-OBSERVE_S = 1.0
-"""Between looks at the queue's depths."""
-
 
 class RemoteLearner(Learner):
     """The learner in the trainer worker."""
@@ -173,7 +170,7 @@ class Separated(Placement):
             workers = config.cluster.rollout.workers
             engines = RemoteEngines(pools.rollout, workers=workers, version=lambda: learner.trained_steps)
             evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
-        services: list[Service] = [*pools.services, QueueObserver(queue.queue, log, every_s=OBSERVE_S)]
+        services: list[Service] = [*pools.services, QueueObserver(queue.queue, log)]
         return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator)
 
 

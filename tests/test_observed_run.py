@@ -16,6 +16,7 @@ from tailrace.events import Event, read_events
 from tailrace.report.run_data import RunData, is_work
 from tailrace.report.timeline import timeline
 from tailrace.report.trace import trace_events
+from tailrace.report.worker_figures import worker_sections
 from tailrace.run import train
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
@@ -25,6 +26,7 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "synchronous": {"placement": "separated"},
     "delayed": {"placement": "separated", "max_staleness": 1, "streaming": True},
 }
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 SEPARATED = ["synchronous", "delayed"]
 Observed = Callable[[str], list[Event]]
 
@@ -89,7 +91,7 @@ def test_a_drain_stands_in_the_timeline_before_the_weights_that_it_makes_way_for
     installs = [event for event in engine if event.task == "update_weights"]
     assert installs
     assert all(drain.end <= install.start for drain, install in zip(drains, installs, strict=True))
-    tracks = timeline(RunData(name="run", events=observed("delayed"), last_event_at=datetime(2026, 1, 1, tzinfo=UTC)))
+    tracks = timeline(RunData(name="run", events=observed("delayed"), last_event_at=NOW))
     assert tracks is not None
     assert [len(track["start"]) for track in tracks["tracks"] if track["task"] == "weights_drain"] == [len(drains)]
 
@@ -123,3 +125,15 @@ def test_the_trace_of_a_run_counts_the_version_of_each_worker(observed: Observed
     newest = {names[event["pid"]]: event["args"]["value"] for event in traced if event["name"] == "weight version"}
     assert newest.keys() == rows
     assert newest.get("trainer", 4) == 4
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_run_shows_its_queue_from_the_beginning_to_the_end(observed: Observed, name: str) -> None:
+    events = observed(name)
+    first, *_, last = (event for event in events if event.task == "queue")
+    tasks = ["rollout", "reward", "reference", "advantage", "actor"]
+    assert {f"{count}/{task}" for count in ("ready", "expired") for task in tasks} <= first.metrics.keys()
+    assert first.end < min(event.end for event in events if event.task == "step")
+    assert last.metrics["rows"] == 0
+    titles = [section.title for section in worker_sections(RunData(name="", events=events, last_event_at=NOW))]
+    assert "Queue" in titles
