@@ -331,6 +331,7 @@ def test_a_run_has_one_display_and_one_set_of_sinks_however_often_its_trainer_di
         def close(self) -> None:
             sums.append(scrape(self.port)["tailrace_worker_deaths_total", "trainer"])
             sums.append(scrape(self.port)["tailrace_samples_total", ""])
+            sums.append(scrape(self.port)["tailrace_resumes_total", ""])
             super().close()
 
     monkeypatch.setattr("tailrace.report.sinks.PrometheusSink", Known)
@@ -338,7 +339,7 @@ def test_a_run_has_one_display_and_one_set_of_sinks_however_often_its_trainer_di
     at_events(monkeypatch, {"sample 3": lambda _: kill_local(local[-1], "trainer")})
     assert train(config, resume=False) == 0
     assert len(sinks) == 1
-    assert sums == [1.0, 8.0 * len(steps_of(run))]
+    assert sums == [1.0, 8.0 * len(steps_of(run)), 1.0]
 
 
 def test_a_run_that_was_finished_has_its_report_even_if_it_cannot_be_closed(

@@ -119,6 +119,7 @@ def _cards(run: RunData) -> Iterator[Card]:
     yield from _staleness_card(run)
     yield _time_card(run)
     yield from _deaths_card(run)
+    yield from _expired_card(run)
     for name in ("reward_failures", "skipped_updates"):
         total = sum(metric_series(steps, name)[1])
         if total:
@@ -181,6 +182,17 @@ def _deaths_card(run: RunData) -> Iterator[Card]:
     if died:
         workers = ", ".join(f"{worker} × {times}" if times > 1 else worker for worker, times in died.items())
         yield Card("Deaths of workers", number(died.total()), f"{workers}; {restarts(run)} started anew", warning=True)
+
+
+def _expired_card(run: RunData) -> Iterator[Card]:
+    """The queue's counts at the end: it keeps them in checkpoints."""
+    *_, last = ({}, *(event.metrics for event in run.of("queue")))
+    rows = {name.removeprefix("expired/"): n for name, n in last.items() if name.startswith("expired/") and n}
+    if rows:
+        tasks = ", ".join(f"{task} {number(count)}" for task, count in rows.items())
+        yield Card(
+            "Rows that went back", number(sum(rows.values())), f"{tasks}; from dead or slow workers", warning=True
+        )
 
 
 def _evaluations(run: RunData) -> list[dict[str, str]]:

@@ -52,6 +52,7 @@ class _StepMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._total = Gauge("tailrace_total_steps", "Training steps that the run is to make.", registry=registry)
         self._steps = Gauge("tailrace_trained_steps", "Training steps made so far.", registry=registry)
+        self._resumes = Counter("tailrace_resumes", "Times that it went on from a checkpoint.", registry=registry)
         self._seconds = Gauge("tailrace_step_seconds", "Time that the last step took.", registry=registry)
         self._last = Gauge("tailrace_step_metric", "Figures of the last step.", ["name"], registry=registry)
         self._samples = Counter("tailrace_samples", "Samples trained on.", registry=registry)
@@ -62,6 +63,7 @@ class _StepMetrics:
 
     def begin(self, event: Event) -> None:
         self._total.set(event.info.get("total_steps") or 0)
+        self._resumes.inc(bool(event.info.get("resumed_from")))
 
     def add(self, event: Event) -> None:
         self._steps.set((event.step or 0) + 1)
@@ -114,11 +116,24 @@ class _QueueMetrics:
         )
         self._rows = Gauge("tailrace_queue_rows", "Rows stored.", registry=registry)
         self._bytes = Gauge("tailrace_queue_bytes", "Bytes of cells stored.", registry=registry)
+        self._lost = Gauge("tailrace_queue_lost_groups", "Groups that have to be put again.", registry=registry)
+        self._expired = Counter(
+            "tailrace_queue_task_expired_rows",
+            "Rows whose lease expired or whose holder died.",
+            ["task"],
+            registry=registry,
+        )
+        self._had_expired: dict[str, float] = {}
+        """By task, as the queue has counted: one that is restored from a checkpoint goes on from there."""
 
     def set(self, event: Event) -> None:
         for name, value in event.metrics.items():
             state, _, task = name.partition("/")
-            if task:
+            if state == "expired":
+                self._expired.labels(task).inc(max(0.0, value - self._had_expired.get(task, value)))
+                self._had_expired[task] = value
+            elif task:
                 self._of_task.labels(task, state).set(value)
         self._rows.set(event.metrics.get("rows", 0.0))
         self._bytes.set(event.metrics.get("bytes", 0.0))
+        self._lost.set(event.metrics.get("lost_groups", 0.0))

@@ -137,5 +137,7 @@ def _queue(steps: int, rng: Any) -> Iterator[Event]:
             "waiting/actor": 40.0,
             "rows": 120.0 + int(rng.integers(0, 20)),
             "bytes": 2.5e6 + 1e5 * phase,
+            "expired/rollout": 16.0 if second > DIED else 0.0,
+            "lost_groups": 0.0,
         }
         yield Event(task="queue", actor="driver", start=float(second), end=float(second), metrics=metrics)

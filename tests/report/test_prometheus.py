@@ -15,7 +15,7 @@ from tailrace.errors import UserError
 from tailrace.events import Event
 from tailrace.report.prometheus import PrometheusSink
 from tailrace.report.sinks import check_sinks, open_sinks
-from tests.report.synthetic import SyntheticRun
+from tests.report.synthetic import SyntheticRun, resumed_run
 from tests.report.synthetic_workers import separated_run
 
 Samples = dict[tuple[str, str], float]
@@ -104,6 +104,23 @@ def test_the_queue_is_shown_as_it_was_seen_last(separated: Samples) -> None:
     assert separated["tailrace_queue_task_rows", "leased/rollout"] == last.metrics["leased/rollout"]
     assert separated["tailrace_queue_rows", ""] == last.metrics["rows"]
     assert separated["tailrace_queue_bytes", ""] == last.metrics["bytes"]
+
+
+def queue_event(expired: float) -> Event:
+    return Event(task="queue", actor="driver", start=0, end=0, metrics={"expired/rollout": expired, "lost_groups": 2.0})
+
+
+def test_rows_that_went_back_are_counted_whatever_the_queue_had_counted_before(separated: Samples) -> None:
+    """Also where the run goes on from a checkpoint, and its queue with what was counted then."""
+    assert separated["tailrace_queue_task_expired_rows_total", "rollout"] == 16
+    samples = scraped(map(queue_event, (8, 8, 12, 20, 9, 10)))
+    assert samples["tailrace_queue_task_expired_rows_total", "rollout"] == 4 + 8 + 1
+    assert samples["tailrace_queue_lost_groups", ""] == 2
+
+
+def test_how_often_the_run_went_on_from_a_checkpoint_is_counted(separated: Samples) -> None:
+    assert separated["tailrace_resumes_total", ""] == 0
+    assert scraped(resumed_run())["tailrace_resumes_total", ""] == 1
 
 
 def test_a_colocated_run_shows_its_engine_as_a_worker() -> None:

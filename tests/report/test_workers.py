@@ -160,6 +160,17 @@ def test_deaths_and_staleness_are_among_the_headline_figures() -> None:
     assert "2 versions at the most" in page
 
 
+def test_rows_that_went_back_are_a_headline_figure_where_there_were_any() -> None:
+    def queue(at: float, **expired: float) -> Event:
+        metrics = {f"expired/{task}": rows for task, rows in expired.items()}
+        return Event(task="queue", actor="driver", start=at, end=at, metrics=metrics)
+
+    assert "rollout 8, reward 1; from dead or slow workers" in render(
+        run_of([queue(1, rollout=4), queue(2, rollout=8, reward=1, actor=0)])
+    )
+    assert "Rows that went back" not in render(run_of([queue(1, rollout=0)]))
+
+
 def test_a_colocated_run_shows_nothing_of_workers() -> None:
     run = run_of(resumed_run())
     assert worker_sections(run) == []
