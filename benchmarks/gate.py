@@ -76,9 +76,34 @@ class Contestant:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
-        try:
-            self._process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(timeout=30)
+        _see_off(self._process)
         self._log.close()
+
+
+def output_of(command: Sequence[str], *, timeout_s: float) -> str:
+    """What a program says on stdout. One that takes longer is asked to end, so that it can clean up.
+
+    Raises:
+        RuntimeError: it failed.
+        subprocess.TimeoutExpired: it took longer.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
+        finally:
+            _see_off(process)
+    if process.returncode:
+        raise RuntimeError(f"{command!r} ended with exit code {process.returncode}; its error is above")
+    return output
+
+
+def _see_off(process: "subprocess.Popen[str]") -> None:
+    """Wait until it has ended; kill it where it does not within 30 seconds."""
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(timeout=30)

@@ -1,27 +1,21 @@
 """Draws `docs/images/modes.svg`: some steps of each mode, from what `make bench-pipeline` leaves in `build`.
 
-A row for each pool, with its work; and one for weights, from the moment in which a version is published until it is in
-the engine. The mode that shares both cores has its rows taken in turns.
+They are of the last round; the benchmark's figures are medians of all. A row for each pool, with its work; and one for
+weights, from the moment in which a version is published until it is in the engine. The mode that shares both cores has
+its rows taken in turns.
 """
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from bench_pipeline import BUILD, WARM_UP
+from bench_pipeline import BUILD, MODES, WARM_UP
 from pipeline_figures import Turn
 
 from tailrace.events import Event
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "modes.svg"
 
-MODES = {
-    "sequential": "sequential",
-    "streaming": "streaming",
-    "one_step_async": "one step ahead",
-    "fully_async": "fully asynchronous",
-    "colocated": "colocated, both cores",
-}
 WIDTH, LEFT, RIGHT, TOP = 880, 90, 16, 10
 ROW, GAP, HEADING = 16, 5, 22
 BLOCK = HEADING + 3 * (ROW + GAP) + 14
@@ -94,10 +88,10 @@ def main() -> None:
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for number, (mode, turn) in enumerate(turns.items()):
-        parts += drawing(MODES[mode], turn, seconds, TOP + number * BLOCK)
+        parts += drawing(MODES[mode].title, turn, seconds, TOP + number * BLOCK)
     parts.append(
-        f'<text x="{WIDTH - RIGHT}" y="{height - 8}" text-anchor="end">{seconds:.0f} seconds; a colour for each '
-        "training step, a line where one ends</text>"
+        f'<text x="{WIDTH - RIGHT}" y="{height - 8}" text-anchor="end">{seconds:.0f} seconds of the last round; a '
+        "colour for each training step, a line where one ends</text>"
     )
     PICTURE.write_text("\n".join([*parts, "</svg>"]) + "\n")
 

@@ -1,15 +1,20 @@
-"""How fast new weights are where they are needed: same_host, slow_link, or both.
+"""How fast new weights are where they are needed; each argument names a measurement, and without any all are made.
 
-    same_host    one receiver in another process. Beside it, in turns, a plain copy of the same tensors into warm memory
-    slow_link    four receivers behind a link that they share, by the tree and each from the sender itself; needs root
+    slow_link             four receivers behind a link that they share, by the tree and each from the sender itself, in
+                          turns; needs root
+    same_host_bfloat16    one receiver in another process, of weights that travel in this dtype. Beside it, in turns, a
+    same_host_float32     plain copy of the same tensors into warm memory of that dtype: as many bytes read and written
 
-The tensors have the shapes of SmolLM2-135M, or as many bytes as the link is to carry, and random elements.
+The tensors have the shapes of SmolLM2-135M, or as many bytes as the link is to carry, and random elements. On the same
+host they are in the dtype of the wire and, where that is another one, also in float32, as a trainer has them: then both
+sides cast.
 """
 
 import asyncio
 import base64
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -18,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,9 +33,15 @@ from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 
 LIMIT_S = 120.0
-WARM_UP = 3
-"""Versions before the first that counts: both buffers are made, and mapped."""
+WARM_UP, TURNS = 3, 15
+"""Versions on the same host: those in which both buffers are made and mapped, and those that count."""
+LINK_WARM_UP, LINK_TURNS = 1, 5
+"""Of each way across the link, which takes seconds."""
+LINK_MBIT, LINK_MIB, RECEIVERS = 200, 48, 4
 HERE, THERE = "10.203.118.1", "10.203.118.2"
+
+SAME_HOST = {"same_host_bfloat16": torch.bfloat16, "same_host_float32": torch.float32}
+"""The dtype of each one's wire."""
 
 Tensors = list[tuple[str, torch.Tensor]]
 
@@ -38,8 +50,9 @@ Tensors = list[tuple[str, torch.Tensor]]
 class SameHost:
     """Medians, in seconds from the beginning of `publish`."""
 
-    model_bytes: int
-    wire_bytes: int
+    read_bytes: int
+    written_bytes: int
+    """Both by the publication and by the plain copy."""
     publish_s: float
     here_s: float
     """Until the receiver has verified it all and may read it."""
@@ -48,31 +61,37 @@ class SameHost:
 
     @property
     def rate_of_copy(self) -> float:
-        """The rate at which the model travels, over that of a plain copy of it."""
+        """The rate at which the weights travel, over that of a plain copy of them."""
         return self.copy_s / self.here_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crossing:
+    """Medians over the versions that went one way."""
+
+    seconds: float
+    """Until the last of the receivers has it."""
+    link_bytes: float
+    """That have crossed the link, by the interface's count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlowLink:
-    """One version each way."""
+    """Both ways to the receivers."""
 
     wire_bytes: int
-    tree_s: float
-    """Until the last of the receivers has it."""
-    one_by_one_s: float
-    tree_link_bytes: int
-    """That have crossed the link, by the interface's count."""
-    one_by_one_link_bytes: int
+    tree: Crossing
+    one_by_one: Crossing
 
     @property
     def time_ratio(self) -> float:
         """Tree over one by one."""
-        return self.tree_s / self.one_by_one_s
+        return self.tree.seconds / self.one_by_one.seconds
 
     @property
     def bytes_ratio(self) -> float:
         """What crosses the link with the tree, over the payload."""
-        return self.tree_link_bytes / self.wire_bytes
+        return self.tree.link_bytes / self.wire_bytes
 
 
 def smollm2(dtype: torch.dtype) -> Tensors:
@@ -88,13 +107,13 @@ def smollm2(dtype: torch.dtype) -> Tensors:
     return [(name, torch.randn(shape).to(dtype)) for name, shape in shapes.items()]
 
 
-def same_host(*, model: torch.dtype = torch.float32, wire: torch.dtype = torch.bfloat16, turns: int = 15) -> SameHost:
+def same_host(model: torch.dtype, wire: torch.dtype) -> SameHost:
     """Publish to one receiver in a process of its own, and copy the same, in turns."""
     tensors = smollm2(model)
-    warm = [torch.zeros_like(tensor) for _, tensor in tensors]
+    warm = [torch.zeros_like(tensor, dtype=wire) for _, tensor in tensors]
     copies, published, here = [], [], []
     with WeightSender(dtype=wire) as sender, receivers(sender, [{"name": "engine"}]) as (engine,):
-        for version in range(WARM_UP + turns):
+        for version in range(WARM_UP + TURNS):
             start = time.monotonic()
             for target, (_, source) in zip(warm, tensors, strict=True):
                 target.copy_(source)
@@ -104,50 +123,71 @@ def same_host(*, model: torch.dtype = torch.float32, wire: torch.dtype = torch.b
             published.append(time.monotonic() - start)
             here.append(engine.came() - start)
             asyncio.run(sender.installed(version, timeout_s=LIMIT_S))
-        wire_bytes = sender.stats().nbytes
     return SameHost(
-        model_bytes=sum(tensor.nbytes for _, tensor in tensors),
-        wire_bytes=wire_bytes,
+        read_bytes=sum(tensor.nbytes for _, tensor in tensors),
+        written_bytes=sum(tensor.nbytes for tensor in warm),
         publish_s=statistics.median(published[WARM_UP:]),
         here_s=statistics.median(here[WARM_UP:]),
         copy_s=statistics.median(copies[WARM_UP:]),
     )
 
 
-def slow_link(*, rate_mbit: int = 200, mebibytes: int = 48, count: int = 4) -> SlowLink:
-    """Publish to receivers in another network, by the tree, and then with receivers that do not relay.
+def slow_link() -> SlowLink:
+    """Publish to receivers in another network, by the tree and to ones that do not relay, in turns.
 
     Raises:
-        subprocess.CalledProcessError: no network can be made: this is not root, or `ip` or `tc` is missing.
+        OSError: `ip` or `tc` is missing.
+        subprocess.CalledProcessError: no network can be made, since this is not root.
     """
     torch.manual_seed(0)
-    tensors = [("w", torch.randn(mebibytes * 2**18))]
-    with link(rate_mbit) as name:
-        tree = _over(name, tensors, count, listen=(f"tcp://{THERE}:*",))
-        alone = _over(name, tensors, count, listen=("tcp://127.0.0.1:*",))
-    return SlowLink(
-        wire_bytes=tensors[0][1].nbytes,
-        tree_s=tree[0],
-        one_by_one_s=alone[0],
-        tree_link_bytes=tree[1],
-        one_by_one_link_bytes=alone[1],
-    )
+    tensors = [("w", torch.randn(LINK_MIB * 2**18))]
+    with link(LINK_MBIT) as name, way(name, THERE) as tree, way(name, "127.0.0.1") as one_by_one:
+        ways = (tree, one_by_one)
+        for version in range(LINK_WARM_UP + LINK_TURNS):
+            for each in ways if version % 2 else reversed(ways):
+                each.cross(version, tensors)
+    return SlowLink(wire_bytes=tensors[0][1].nbytes, tree=tree.medians(), one_by_one=one_by_one.medians())
 
 
-def _over(name: str, tensors: Tensors, count: int, *, listen: Sequence[str]) -> tuple[float, int]:
-    """Seconds until all have it, and bytes on the link."""
-    counter = Path(f"/sys/class/net/{name}-a/statistics/tx_bytes")
+class Way:
+    """A sender on this side of the link, and its receivers on the other."""
+
+    def __init__(self, sender: WeightSender, engines: Sequence["Engine"], counter: Path) -> None:
+        """`counter`: of bytes that this side has sent across."""
+        self._sender = sender
+        self._engines = engines
+        self._counter = counter
+        self._seconds: list[float] = []
+        self._link_bytes: list[int] = []
+
+    def cross(self, version: int, tensors: Tensors) -> None:
+        """Publish, and wait until all have it."""
+        before = int(self._counter.read_text())
+        start = time.monotonic()
+        self._sender.publish(version, tensors)
+        self._seconds.append(max(engine.came() for engine in self._engines) - start)
+        self._link_bytes.append(int(self._counter.read_text()) - before)
+        asyncio.run(self._sender.installed(version, timeout_s=LIMIT_S))
+
+    def medians(self) -> Crossing:
+        """Of what counts."""
+        return Crossing(
+            seconds=statistics.median(self._seconds[LINK_WARM_UP:]),
+            link_bytes=statistics.median(self._link_bytes[LINK_WARM_UP:]),
+        )
+
+
+@contextmanager
+def way(name: str, address: str) -> Iterator[Way]:
+    """Over the link of this name, to receivers that others reach at `address`."""
     inside = ["ip", "netns", "exec", name]
-    options = [{"name": f"engine-{n}", "datacentre": "far", "medium": "tcp", "listen": listen} for n in range(count)]
+    common = {"datacentre": "far", "medium": "tcp", "listen": [f"tcp://{address}:*"]}
+    options = [{"name": f"engine-{number}", **common} for number in range(RECEIVERS)]
     with (
         WeightSender(datacentre="near", listen=(f"tcp://{HERE}:*",)) as sender,
         receivers(sender, options, inside=inside) as engines,
     ):
-        before = int(counter.read_text())
-        start = time.monotonic()
-        sender.publish(0, tensors)
-        end = max(engine.came() for engine in engines)
-        return end - start, int(counter.read_text()) - before
+        yield Way(sender, engines, Path(f"/sys/class/net/{name}-a/statistics/tx_bytes"))
 
 
 @contextmanager
@@ -238,20 +278,28 @@ def main(what: Sequence[str]) -> None:
     """Measure, and end with a line of JSON."""
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
-    if "same_host" in what:
-        for model in (torch.float32, torch.bfloat16):
-            found = same_host(model=model)
-            name = str(model).removeprefix("torch.")
-            figures[f"same_host_{name}"] = asdict(found) | {"rate_of_copy": found.rate_of_copy}
-    if "slow_link" in what:
-        link_found = slow_link()
-        ratios = {"time_ratio": link_found.time_ratio, "bytes_ratio": link_found.bytes_ratio}
-        figures["slow_link"] = asdict(link_found) | ratios
+    if "slow_link" in what:  # first, since it may not be allowed
+        found = slow_link()
+        figures["slow_link"] = asdict(found) | {"time_ratio": found.time_ratio, "bytes_ratio": found.bytes_ratio}
+    for name, wire in SAME_HOST.items():
+        if name in what:
+            models = dict.fromkeys((wire, torch.float32))
+            cases = {str(model).removeprefix("torch."): same_host(model, wire) for model in models}
+            figures[name] = {model: asdict(case) | {"rate_of_copy": case.rate_of_copy} for model, case in cases.items()}
     print(json.dumps(figures))
+
+
+def end(number: int, frame: FrameType | None) -> None:
+    """Leave by way of what cleans up: nothing else removes the network."""
+    sys.exit(128 + number)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["receive"]:
         asyncio.run(receive(json.loads(sys.argv[2])))
     else:
-        main(sys.argv[1:] or ["same_host", "slow_link"])
+        signal.signal(signal.SIGTERM, end)
+        known = ["slow_link", *SAME_HOST]
+        if unknown := set(sys.argv[1:]) - set(known):
+            sys.exit(f"no measurements: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+        main(sys.argv[1:] or known)
