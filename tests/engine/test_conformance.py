@@ -6,11 +6,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
 
 from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngineConfig, VllmEngineConfig
 from tailrace.conformance.engine import LIMIT_S, EngineContract
 from tailrace.conformance.requests import collect, make_request
+from tailrace.conformance.tiny import make_tokenizer
 from tailrace.cpu import cpu_flags
 from tailrace.engine.factory import make_engine
 from tailrace.engine.kernels.build import AVX512_BF16
@@ -75,6 +78,28 @@ class TestVllm(OurContract):
 class TestHf(OurContract):
     config = HfEngineConfig()
     whole_responses = True
+
+
+class TestHfWithAnotherFamily(OurContract):
+    """One whose parameters have none of the names that our own engine knows."""
+
+    config = HfEngineConfig()
+    whole_responses = True
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model_dir(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        directory = tmp_path_factory.mktemp("gpt2")
+        tokenizer = make_tokenizer()
+        torch.manual_seed(0)
+        end = tokenizer.eos_token_id
+        config = GPT2Config(
+            vocab_size=len(tokenizer), n_positions=512, n_embd=64, n_layer=2, n_head=4, initializer_range=0.2
+        )
+        config.bos_token_id = config.eos_token_id = config.pad_token_id = end
+        GPT2LMHeadModel(config).save_pretrained(directory)
+        tokenizer.save_pretrained(directory)
+        return directory
 
 
 class TestFake(OurContract):
