@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
@@ -362,31 +362,46 @@ class EngineContract:
     ) -> None:
         self.needs_steps()
         old = engine.stats().version
+        requests = [make_request(i, max_new_tokens=300, ignore_eos=True) for i in range(2)]
         async with asyncio.timeout(LIMIT_S):
-            stream = engine.submit([make_request(i, max_new_tokens=300, ignore_eos=True) for i in range(2)])
-            await made_tokens(engine, 6)
-            await engine.pause_generation()
-            await engine.update_weights(old + 1, parameters(model).items())
-            await engine.resume_generation()
-            samples = await collect(stream)
+            samples = await updated_in_mid_generation(engine, requests, parameters(model))
         for sample in samples.values():
             assert len(sample.response_ids) == 300
             assert sorted(sample.weight_versions) == sample.weight_versions.tolist()
             assert set(sample.weight_versions) == {old, old + 1}
+
+    async def test_an_update_in_mid_generation_makes_the_tokens_from_then_on(
+        self, engine: Engine, model: PreTrainedModel
+    ) -> None:
+        self.needs_model()
+        self.needs_steps()
+        greedy, sampled = [make_request(i, max_new_tokens=300, temperature=float(i), ignore_eos=True) for i in range(2)]
+        oracle = changed(model, beyond_caches(model))
+        version = engine.stats().version
+        async with asyncio.timeout(LIMIT_S):
+            samples = await updated_in_mid_generation(engine, [greedy, sampled], parameters(oracle))
+            await engine.update_weights(version + 2, parameters(model).items())
+
+        def expected(request: Request) -> FloatArray:
+            sample = samples[request.request_id]
+            before, after = (log_probs_by_transformers(weights, request, sample) for weights in (model, oracle))
+            return np.where(sample.weight_versions == version, before, after)
+
+        for request in (greedy, sampled):
+            assert self.agree(samples[request.request_id].rollout_log_probs, expected(request))
+        alone = make_request(0, top_k=1)  # leaves nothing but the most likely token, with a log-probability of 0
+        assert self.agree(expected(alone), np.zeros(300, np.float32))
 
     async def test_new_weights_make_the_tokens_that_follow(self, engine: Engine, model: PreTrainedModel) -> None:
         self.needs_model()
         request = make_request(
             0, prompt=300, max_new_tokens=12
         )  # long enough for cached blocks, which must not be found
-        torch.manual_seed(0)
-        changed = {name: tensor + 0.05 * torch.randn_like(tensor) for name, tensor in parameters(model).items()}
-        oracle = copy.deepcopy(model)
-        oracle.load_state_dict(changed, strict=False)  # without a tied head, which follows
+        oracle = changed(model, parameters(model))
         version = engine.stats().version
         async with asyncio.timeout(LIMIT_S):
             await collect(engine.submit([request]))
-            await engine.update_weights(version + 1, changed.items())
+            await engine.update_weights(version + 1, parameters(oracle).items())
             after = (await collect(engine.submit([request])))[0]
             await engine.update_weights(version + 2, parameters(model).items())
             restored = (await collect(engine.submit([request])))[0]
@@ -451,9 +466,40 @@ async def made_tokens(engine: Engine, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def updated_in_mid_generation(
+    engine: Engine, requests: Sequence[Request], weights: Mapping[str, torch.Tensor]
+) -> dict[int, Sample]:
+    """Their samples; `weights` are the next version, from some token on."""
+    stream = engine.submit(requests)
+    await made_tokens(engine, 6)
+    await engine.pause_generation()
+    await engine.update_weights(engine.stats().version + 1, weights.items())
+    await engine.resume_generation()
+    return await collect(stream)
+
+
 def parameters(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Weights as a trainer gives them: under their HF names, tied ones once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def changed(model: PreTrainedModel, names: Collection[str]) -> PreTrainedModel:
+    """A copy in which these parameters are others."""
+    torch.manual_seed(0)
+    copied = copy.deepcopy(model)
+    for name, tensor in parameters(copied).items():
+        if name in names:
+            tensor += 0.05 * torch.randn_like(tensor)
+    return copied
+
+
+def beyond_caches(model: PreTrainedModel) -> list[str]:
+    """The parameters on which no key or value depends, the final norm among them: with others, a cache stays right."""
+    cache = model(torch.tensor([[5, 6, 7]]), use_cache=True).past_key_values
+    kept = torch.stack([tensor.sum() for layer in cache.layers for tensor in (layer.keys, layer.values)])
+    names, tensors = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(kept.sum(), tensors, allow_unused=True)
+    return [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
 
 def log_probs_by_transformers(model: PreTrainedModel, request: Request, sample: Sample) -> FloatArray:

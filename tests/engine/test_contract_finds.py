@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tailrace.config.engine import AdapterEngineConfig, HfEngineConfig
+from tailrace.config.engine import AdapterEngineConfig, HfEngineConfig, NativeEngineConfig
 from tailrace.conformance.engine import EngineContract
 from tailrace.engine.backends.hf import HfCore
 from tailrace.engine.base import Engine
+from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.factory import make_engine
 from tailrace.engine.one_by_one import End
@@ -61,9 +62,18 @@ class Timeless(HfCore):
         super().load_weights(0, tensors)
 
 
+class Relabelling(EngineCore):
+    """Gives the new version to tokens that it goes on making with the old weights."""
+
+    def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
+        if not self.has_work:
+            super().load_weights(version, tensors)
+        self.version = version
+
+
 Check = Callable[[EngineContract, Engine, PreTrainedModel], Awaitable[None]]
 SAMPLING: Mapping[str, Any] = {"temperature": 0.6}
-CASES: dict[type[HfCore], Check] = {
+CASES: dict[type[HfCore | EngineCore], Check] = {
     Tempered: lambda c, engine, model: c.test_log_probs_are_of_the_distribution_that_was_sampled_from(
         engine, model, SAMPLING
     ),
@@ -71,18 +81,22 @@ CASES: dict[type[HfCore], Check] = {
     Deaf: lambda c, engine, model: c.test_new_weights_make_the_tokens_that_follow(engine, model),
     Trusting: lambda c, engine, model: c.test_weights_that_break_off_leave_the_old_ones(engine, model),
     Timeless: lambda c, engine, model: c.test_tokens_carry_the_version_of_their_weights(engine, model),
+    Relabelling: lambda c, engine, model: c.test_an_update_in_mid_generation_makes_the_tokens_from_then_on(
+        engine, model
+    ),
 }
 
 
 def make(model_dir: Path, *, device: str, executor: Executor, core: str) -> Engine:
     """An engine around the core of that name."""
-    cores = {broken.__name__: broken for broken in CASES}
-    return DrivenEngine(cores[core](HfEngineConfig(), model_dir, device=torch.device(device)), executor)
+    broken: Any = next(broken for broken in CASES if broken.__name__ == core)
+    config = HfEngineConfig() if issubclass(broken, HfCore) else NativeEngineConfig(dtype="float32", kv_cache_gib=0.01)
+    return DrivenEngine(broken(config, model_dir, device=torch.device(device)), executor)
 
 
 @pytest.mark.parametrize("core", CASES, ids=lambda core: core.__name__)
 async def test_an_engine_that_breaks_the_contract_is_found(
-    core: type[HfCore], tiny_model: TinyModel, executor: Executor
+    core: type[HfCore | EngineCore], tiny_model: TinyModel, executor: Executor
 ) -> None:
     model_dir = tiny_model("llama")
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
