@@ -97,3 +97,28 @@ def test_each_turn_beside_trl_is_compared_with_the_steps_of_trl_after_it(monkeyp
         },
     }
     assert order == ["trl", *["quickstart-colocated", "trl", "trl", "quickstart-fully_async", "trl", "trl"] * 3, "stop"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cases", "expected"),
+    [
+        (
+            "bfloat16",
+            {"bfloat16": 0.5, "float32": 0.6},
+            {"same_host_over_memcpy": 0.5, "same_host_from_float32_over_casting_copy": 0.6},
+        ),
+        ("float32", {"float32": 0.7}, {"same_host_over_memcpy": 0.7}),
+    ],
+)
+def test_a_publication_is_set_beside_a_copy_in_the_dtype_in_which_weights_travel(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, cases: dict[str, float], expected: dict[str, float]
+) -> None:
+    def output_of(command: list[str], *, timeout_s: float) -> str:
+        assert command[2:] == ["slow_link", f"same_host_{dtype}"]
+        host = {model: {"rate_of_copy": rate} for model, rate in cases.items()}
+        return json.dumps({"slow_link": {"time_ratio": 0.25, "bytes_ratio": 1.0}, f"same_host_{dtype}": host}) + "\n"
+
+    monkeypatch.setattr(bench_pipeline, "DTYPE", dtype)
+    monkeypatch.setattr(bench_pipeline, "output_of", output_of)
+    others = {"wire_dtype": dtype, "tree_over_one_by_one": 0.25, "link_bytes_over_model": 1.0}
+    assert bench_pipeline.weight_transfer() == expected | others
