@@ -16,7 +16,7 @@ import asyncio
 import threading
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import AsyncExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +24,6 @@ from typing import Any, Self
 
 import torch
 
-import tailrace
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Inputs, load_inputs, make_run_trainer
 from tailrace.cluster.factory import make_cluster
@@ -43,12 +42,13 @@ from tailrace.errors import (
     did_you_mean,
     first_error,
 )
-from tailrace.events import Event, EventFile, EventLog
+from tailrace.events import EventFile
 from tailrace.interrupt import Interrupt
 from tailrace.pipeline import Service
 from tailrace.planning.admission import oldest_version
 from tailrace.queue_observer import QueueObserver
 from tailrace.rollout.feeder import group_rows, put_lost_groups
+from tailrace.run import begin_log
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import OpenQueue, check_queue, client_options, open_queue, run_table
 from tailrace.separated import Workers, pools_of
@@ -310,6 +310,7 @@ class _PromptLine:
         self._queue = queue
         self._config = config
         self._prompts: list[Prompt] = []
+        """All that were ever put: a group may be lost until its rows are acked, and only the queue hears of that."""
         self._more = asyncio.Event()
 
     def add(self, prompts: Sequence[Prompt]) -> None:
@@ -441,7 +442,7 @@ class _Runtime:
             config.queue, run_table(config, make_algorithm(config.algorithm)), directory.queue, stack
         )
         with directory.begun(config, resumed=False):
-            log = _open_log(config, directory, stack)
+            log = begin_log(config, None, (stack.enter_context(closing(EventFile(directory.events))),))
             self._sender = stack.enter_context(make_sender(config, address=cluster.address, log=log))
             workers = Workers(
                 config,
@@ -472,12 +473,3 @@ class _Runtime:
             with suppress(QueueError):  # it may have failed itself
                 await queue.close()  # the caller may wait for rows, and is told why there are none
             raise self._failure from errors
-
-
-def _open_log(config: RunConfig, directory: RunDirectory, stack: AsyncExitStack) -> EventLog:
-    file = EventFile(directory.events)
-    stack.callback(file.close)
-    log = EventLog(sinks=(file,))
-    info = {"config": config.resolved.model_dump(mode="json"), "tailrace": tailrace.__version__}
-    log.emit(Event(task="run", actor="driver", start=log.now(), end=log.now(), info=info))
-    return log

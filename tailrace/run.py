@@ -10,7 +10,7 @@ import asyncio
 import os
 import platform
 import sys
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -67,7 +67,7 @@ def train(
 ) -> int:
     """Train, export, report; the exit code: 0, or 130 when interrupted.
 
-    `resume`: go on from `checkpoint`, by default the newest one of `config.output_dir`. `interrupt`: what stops it,
+    `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. `interrupt`: what stops it,
     beside signals.
 
     Raises:
@@ -224,7 +224,7 @@ class _Run:
             await restore_queue(start.checkpoint, queue.queue)
         with directory.begun(config, resumed=start is not None):
             self._sinks = self._sinks or _open_sinks(config, directory, shared)
-            pipeline = await placement.connect(queue, self._store, _begin_log(config, start, self._sinks), stack)
+            pipeline = await placement.connect(queue, self._store, begin_log(config, start, self._sinks), stack)
         if start is not None:
             await pipeline.resume_at(start.checkpoint, start.state)
         self._store.go_on_from(start.checkpoint if start else None)
@@ -260,13 +260,11 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
     others = open_sinks(config.observe, directory.path, config.resolved.model_dump(mode="json"))
     for sink in others:
         stack.callback(sink.close)
-    file = EventFile(directory.events)
-    stack.callback(file.close)
-    return (file, display, *others)
+    return (stack.enter_context(closing(EventFile(directory.events))), display, *others)
 
 
-def _begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...]) -> EventLog:
-    """The log of one attempt: its clock goes on from where `start` was saved."""
+def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...]) -> EventLog:
+    """The log of one attempt, which has begun: its clock goes on from where `start` was saved."""
     log = EventLog(sinks=(TaskTimes(), *sinks), offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": config.resolved.model_dump(mode="json"),

@@ -363,8 +363,10 @@ def test_a_version_that_was_sent_is_notified_again_after_a_wait_too_long_and_a_q
         engines.put_experience_data(second)
         with pytest.raises(WeightsError, match="newer"):
             engines.weight_sync_notify(1, new)
-    published = [e for e in read_events(Path(config.output_dir) / "events.jsonl") if e.task == "weights_publish"]
-    assert [event.version for event in published] == [1]
+    events = read_events(Path(config.output_dir) / "events.jsonl")
+    assert [event.version for event in events if event.task == "weights_publish"] == [1]
+    [begun] = [event.info for event in events if event.task == "run"]
+    assert begun.keys() == {"config", "tailrace", "resumed_from", "total_steps", "machine"}
 
 
 def test_engines_that_cannot_be_used_are_ended(
