@@ -67,8 +67,8 @@ def train(
 ) -> int:
     """Train, export, report; the exit code: 0, or 130 when interrupted.
 
-    `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. `interrupt`: what stops it,
-    beside signals.
+    `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. `interrupt`: what stops
+    it, beside signals.
 
     Raises:
         UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
@@ -160,6 +160,13 @@ class _Run:
                 while isinstance(end := await self._attempt(stack), WorkerDied):
                     self._go_on_after(end)
                 return end
+        except asyncio.CancelledError:
+            if self._finished:
+                return 0  # only its closing was interrupted
+            if not (self._begun and self._store.latest()):
+                raise
+            print(f"Interrupted. Go on with: tailrace train {self._directory.config} --resume")  # maybe to export alone
+            return INTERRUPTED
         finally:
             if self._finished:  # whatever came of closing it
                 report = write_report(self._directory.path)

@@ -1,5 +1,6 @@
 """Whole runs: they learn, they resume, they stop cleanly, whatever mode they are in."""
 
+import asyncio
 import re
 import shutil
 import signal
@@ -20,6 +21,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, NonFiniteError, TailraceWarning, UserError
 from tailrace.events import Event, EventLog, read_events
 from tailrace.interrupt import Interrupt
+from tailrace.rewards.pool import GraderPool
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
 from tailrace.trainer.backends.single import SingleTrainer
@@ -192,6 +194,49 @@ def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_mo
     assert done.returncode == 0, done.stderr
     trained = [event.step for event in steps_of(run) if event.step is not None]
     assert trained == sorted(set(trained)) == list(range(end))
+
+
+def test_ctrl_c_during_the_export_says_how_to_go_on_with_it(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, interrupt = tmp_path / "run", Interrupt()
+    config = small_run(run, tiny_model("llama"), prompts, trainer__steps=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(SingleTrainer, "export", lambda *_: interrupt.ask())
+        assert train(config, resume=False, interrupt=interrupt) == 130
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"Interrupted. Go on with: tailrace train {run / 'config.yaml'} --resume"
+    assert not (run / "model").exists()
+    assert train(config, resume=True) == 0
+    assert (run / "model" / "config.json").exists()
+
+
+def test_a_run_that_was_finished_is_so_even_if_its_closing_is_interrupted(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run, interrupt = tmp_path / "run", Interrupt()
+    close = GraderPool.__aexit__
+
+    async def interrupted_close(pool: GraderPool, *error: Any) -> None:
+        await close(pool, *error)
+        interrupt.ask()
+        async with asyncio.timeout(10):
+            await asyncio.Event().wait()
+
+    monkeypatch.setattr(GraderPool, "__aexit__", interrupted_close)
+    config = small_run(run, tiny_model("llama"), prompts, trainer__steps=1)
+    assert train(config, resume=False, interrupt=interrupt) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last == f"Model:  {run / 'model'}"
+    assert (run / "report.html").exists()
 
 
 @pytest.mark.parametrize(
