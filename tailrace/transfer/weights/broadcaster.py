@@ -1,7 +1,8 @@
 """What a sender broadcasts: who is in the process group, and which versions go by it.
 
-    membership changed, group broke ──▶ forming ──all have come──▶ formed ──version written──▶ broadcasting ──▶ formed
-                                           └──one is lost, late──▶ no group, until a member or a version comes
+    NO_GROUP ──members change, a version begins──▶ FORMING ──all come──▶ FORMED ──a version is written──▶ BROADCASTING
+             ◀──one is lost, or late──────────────         ◀──members change──  ◀──all have it────────────
+             ◀──it breaks, and another is formed──────────────────────────────────────────────────────────
 
 One thing at a time, in a thread of its own: a group that is being formed, or in which something is broadcast, stays in
 the plans until that has ended, so that every member hears of it. A version is promised to the group before it is
@@ -10,8 +11,10 @@ written, so that its members wait for it. Where there is no group, or it breaks,
 Who waits on whom: the thread on the members, in each call up to `limit_s`; nobody on the thread, but for `join`.
 """
 
+import enum
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from socket import socket
 from threading import Event
 
@@ -24,6 +27,17 @@ from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding
 
 
+class State(enum.Enum):
+    """What is going on. Which follows which is drawn above; CLOSED follows each, and nothing follows that."""
+
+    NO_GROUP = enum.auto()
+    FORMING = enum.auto()
+    """Or only hanging up, where nobody wants a group any more."""
+    FORMED = enum.auto()
+    BROADCASTING = enum.auto()
+    CLOSED = enum.auto()
+
+
 class Broadcaster:
     """Used in the thread of `server`, but for `join`, and for `members`, `error` and the count, which others read."""
 
@@ -31,13 +45,14 @@ class Broadcaster:
         """No group yet. `host`: where members find this process. `changed`: called when plans are other ones now."""
         self._host, self._limit_s, self._changed = host, limit_s, changed
         self._jobs = Jobs(server, "broadcast of weights")
+        self._state = State.NO_GROUP
         self._wanted: dict[str, Backend] = {}
+        self._tried: dict[str, Backend] = {}
+        """Those that were wanted when the last group was begun; a version that is published tries anew after it."""
         self._memberships: dict[str, Membership] = {}
         """Of the group that there is, or that is being formed."""
         self._group: ProcessGroup | None = None
-        """Once it is formed, and until it breaks."""
-        self._is_busy = self._is_due = self._is_closed = self._is_written = False
-        """The thread is at something; a group is to be formed; what was promised is written."""
+        """Used in the jobs' thread alone."""
         self._given_up = Event()
         """For the group that is being formed."""
         self._promised: Holding | None = None
@@ -53,7 +68,7 @@ class Broadcaster:
     @property
     def members(self) -> list[str]:
         """Those of a group that is formed."""
-        return list(self._memberships) if self._group is not None else []
+        return list(self._memberships) if self._has_group else []
 
     def membership(self, client: str) -> Membership | None:
         """See `Plan.membership`."""
@@ -85,7 +100,7 @@ class Broadcaster:
         wanted = {client: each for client, each in members.items() if each == backend}
         if wanted == self._wanted:
             return
-        self._wanted, self._is_due = wanted, True
+        self._wanted = wanted
         if not wanted.keys() >= self._memberships.keys():
             self._promised = None  # who has left would hold up the others
             self._given_up.set()
@@ -93,14 +108,13 @@ class Broadcaster:
 
     def promise(self, holding: Holding) -> None:
         """A version is being written: members of the group, if there is one, shall wait for it."""
-        self._is_written = False
-        self._promised = None if self._group is None else holding
-        self._is_due = self._is_due or (self._group is None and bool(self._wanted))  # try again
+        self._promised = holding if self._has_group else None
+        if self._state is State.NO_GROUP:
+            self._tried = {}
         self._look()
 
     def complete(self) -> None:
         """It is written."""
-        self._is_written = True
         self._look()
 
     def withdraw(self) -> None:
@@ -110,28 +124,28 @@ class Broadcaster:
 
     def close(self) -> None:
         """Begin nothing any more, and hang up as soon as what is going on lets it."""
-        self._is_closed = True
+        self._state = State.CLOSED
         self._given_up.set()
-        if self._group is not None and not self._is_busy:
-            self._jobs.start(self._group.close, lambda _: None)
+        self._jobs.start(self._hang_up, lambda _: None)
 
     def join(self) -> None:
         """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
         self._jobs.join()
 
+    @property
+    def _has_group(self) -> bool:
+        return self._state in (State.FORMED, State.BROADCASTING)
+
     def _look(self) -> None:
-        """Begin what is to be done next."""
-        if self._is_busy or self._is_closed:
-            return
-        if self._group is not None and self._promised is not None:
-            if self._is_written:
-                self._start_broadcast(self._group, self._promised)
-        elif self._is_due:
+        """Begin what is to be done next, unless something is going on."""
+        if self._state is State.FORMED and self._promised is not None:
+            if self._promised.whole:
+                self._start_broadcast(self._promised)
+        elif self._state in (State.NO_GROUP, State.FORMED) and self._wanted != self._tried:
             self._start_forming()
 
     def _start_forming(self) -> None:
-        self._is_due, self._is_busy = False, True
-        before, self._group, self._promised = self._group, None, None
+        self._state, self._tried = State.FORMING, self._wanted
         self._given_up = given_up = Event()
         self._memberships, listener, refused = {}, None, None
         try:
@@ -142,7 +156,7 @@ class Broadcaster:
             refused = error
         self._changed()
         membership = next(iter(self._memberships.values()), None)
-        self._jobs.start(lambda: self._form(before, membership, listener or refused, given_up), self._on_formed)
+        self._jobs.start(lambda: self._form(membership, listener or refused, given_up), self._on_formed)
 
     def _new_memberships(self, *, port: int) -> dict[str, Membership]:
         name, size = secrets.token_hex(8), len(self._wanted) + 1
@@ -151,64 +165,68 @@ class Broadcaster:
             for rank, (client, backend) in enumerate(self._wanted.items(), start=1)
         }
 
-    def _form(
-        self,
-        before: ProcessGroup | None,
-        membership: Membership | None,
-        listener: socket | WeightsError | None,
-        given_up: Event,
-    ) -> ProcessGroup | None:
-        """In the jobs' thread. `listener`: or why there is none, where somebody wants a group."""
-        if before is not None:
-            before.close()
-        if isinstance(listener, WeightsError):
-            raise listener
-        if membership is None or listener is None:
-            return None
-        store = host_store(listener, membership.name, limit_s=self._limit_s)
-        address = address_towards(self._host)
-        group = ProcessGroup(
-            membership.backend, store, 0, membership.size, address=address, limit_s=self._limit_s, given_up=given_up
-        )
-        if self._is_closed:
-            group.close()
-        return group
-
-    def _on_formed(self, outcome: ProcessGroup | WeightsError | None) -> None:
-        self._is_busy = False
-        if isinstance(outcome, WeightsError):
+    def _on_formed(self, outcome: WeightsError | None) -> None:
+        if self._state is State.CLOSED:
+            return
+        if outcome is None:
+            self.error = None
+        else:
             self._memberships = {}
             if not self._given_up.is_set():  # else that is why, and no failure
                 self.error = outcome
-        else:
-            self._group, self.error = outcome, None
+        self._state = State.FORMED if self._memberships else State.NO_GROUP
         self._changed()
         self._look()
 
-    def _start_broadcast(self, group: ProcessGroup, holding: Holding) -> None:
-        self._is_busy, self._promised, self._broadcasting = True, None, holding
+    def _start_broadcast(self, holding: Holding) -> None:
+        self._state, self._promised, self._broadcasting = State.BROADCASTING, None, holding
         self._changed()
-        self._jobs.start(lambda: self._broadcast(group, holding), self._on_broadcast)
+        self._jobs.start(lambda: self._broadcast(holding), self._on_broadcast)
 
-    def _broadcast(self, group: ProcessGroup, holding: Holding) -> None:
-        """In the jobs' thread."""
+    def _on_broadcast(self, outcome: WeightsError | None) -> None:
+        if self._state is State.CLOSED:
+            return
+        self._state, self._broadcasting = State.FORMED, None
+        if outcome is not None:
+            self._state, self._promised, self._memberships, self._tried = State.NO_GROUP, None, {}, {}
+            self.error = outcome
+        self._changed()
+        self._look()
+
+    # In the jobs' thread
+
+    def _form(self, membership: Membership | None, listener: socket | WeightsError | None, given_up: Event) -> None:
+        """`listener`: or why there is none, where somebody wants a group."""
+        with ExitStack() as stack:
+            if isinstance(listener, socket):
+                stack.enter_context(listener)  # until the store has it
+            self._hang_up()
+            if isinstance(listener, WeightsError):
+                raise listener
+            if membership is None or listener is None:
+                return
+            store = host_store(listener, membership.name, limit_s=self._limit_s)
+        address = address_towards(self._host)
+        self._group = ProcessGroup(
+            membership.backend, store, 0, membership.size, address=address, limit_s=self._limit_s, given_up=given_up
+        )
+
+    def _broadcast(self, holding: Holding) -> None:
+        assert self._group is not None, "it was formed"
         payload = holding.payload()
         try:
             for chunk in range(holding.manifest.chunks):
-                if self._is_closed:
+                if self._state is State.CLOSED:
                     raise WeightsError("this sender of weights was closed")
                 part = payload[holding.manifest.span(chunk)]
                 self.bytes_broadcast += len(part)
-                group.broadcast(part)
-            group.meet()  # whoever has not heard of this one cannot miss it
+                self._group.broadcast(part)
+            self._group.meet()  # whoever has not heard of this one cannot miss it
         except WeightsError:
-            group.close()
+            self._hang_up()
             raise
 
-    def _on_broadcast(self, outcome: WeightsError | None) -> None:
-        self._is_busy, self._broadcasting = False, None
-        if outcome is not None:
-            self._group, self._promised, self._memberships = None, None, {}
-            self._is_due, self.error = bool(self._wanted), outcome
-        self._changed()
-        self._look()
+    def _hang_up(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            group.close()

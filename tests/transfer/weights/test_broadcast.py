@@ -12,6 +12,7 @@ import torch
 
 from tailrace.errors import ConfigError, WeightsError
 from tailrace.events import Event, EventLog
+from tailrace.transfer.weights.media import process_group
 from tailrace.transfer.weights.media.process_group import ProcessGroup
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
@@ -189,6 +190,50 @@ async def test_a_receiver_whose_groups_broke_again_and_again_takes_part_in_the_n
     before = sender.stats()
     await give(sender, 6, engine)
     assert sender.stats().bytes_sent == before.bytes_sent
+
+
+async def test_a_version_that_is_published_while_a_group_forms_does_not_form_it_again(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, published, formed = process_group._gather, threading.Event(), []
+
+    def gather_later(store: Any, rank: int, *rest: Any) -> None:
+        if rank == 0:
+            formed.append(store)
+            assert published.wait(LIMIT_S)
+        gather(store, rank, *rest)
+
+    monkeypatch.setattr(process_group, "_gather", gather_later)
+    sender = make_sender(stack)
+    engine = member(stack, sender, "engine")
+    roster = sender._roster
+    is_forming = lambda: roster.broadcaster._memberships or None  # noqa: E731
+    assert await roster.bell.until(is_forming, timeout_s=LIMIT_S)
+    for version in range(3):
+        sender.publish(version, tensors(version).items())
+        await engine.wait(version, timeout_s=LIMIT_S)
+    published.set()
+    await grouped(sender, "engine")
+    before = sender.stats()
+    await give(sender, 3, engine)
+    assert sender.stats().bytes_sent == before.bytes_sent
+    assert len(formed) == 1
+
+
+async def test_a_group_that_cannot_be_ended_is_said_and_the_next_version_forms_another(stack: ExitStack) -> None:
+    class Stuck:
+        def shutdown(self) -> None:
+            raise RuntimeError("the device is gone")
+
+    sender = make_sender(stack)
+    engine = member(stack, sender, "engine")
+    group = await grouped(sender, "engine")
+    group._group = Stuck()
+    other = member(stack, sender, "other")
+    error = lambda: sender.stats().group_error  # noqa: E731
+    assert "the device is gone" in str(await sender._roster.bell.until(error, timeout_s=LIMIT_S))
+    await give(sender, 0, engine, other)
+    await grouped(sender, "engine", "other", after=group)
 
 
 async def test_a_killed_sender_leaves_members_that_close(stack: ExitStack) -> None:

@@ -132,10 +132,15 @@ class ProcessGroup:
             total.item()
 
     def close(self) -> None:
-        """Hang up, so that calls of the others fail at once. Harmless twice."""
-        if self._group is not None:
-            self._group.shutdown()
-            self._group = None  # gloo hangs up when it is let go of
+        """Hang up, so that calls of the others fail at once. Harmless twice.
+
+        Raises:
+            WeightsError: torch could not; the group is of no use any more all the same.
+        """
+        group, self._group = self._group, None  # gloo hangs up when it is let go of
+        if group is not None:
+            with _weights_errors("the end"):
+                group.shutdown()
 
 
 def _gather(store: Store, rank: int, size: int, limit_s: float, given_up: Event) -> None:
