@@ -352,7 +352,7 @@ class Follower(Service, Owner):
             self._give_up(download)  # its parent has gone on to a newer one: this is too slow for each of them
             self._advance()
             return
-        if download.parent and self._link is not None:
+        if end is End.PARENT_LOST and download.parent and self._link is not None:
             ask(self._link, self._endpoint, Complain(download.parent), lambda heard: None, wait=False)
         download.leave()
         self._again_at = self.server.now + self.retry_s / 8  # by then there may be another plan

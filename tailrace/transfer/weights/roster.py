@@ -8,7 +8,7 @@ on anybody.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
 from tailrace.transfer.queue.wire.frames import Reply as WireReply
@@ -53,6 +53,8 @@ class Member:
     """A receiver that is there."""
 
     site: Site
+    planned: Site
+    """The same, but while it is distrusted."""
     name: str
     """For people."""
     endpoints: list[str]
@@ -64,6 +66,15 @@ class Member:
     ticket: Ticket | None = None
     epoch: int = 0
     """Of what it knows."""
+    accusations: int = 0
+    """How often it was distrusted."""
+    trusted_at: float = 0.0
+    """When that ends."""
+
+    @property
+    def is_distrusted(self) -> bool:
+        """Whether somebody could not reach it."""
+        return self.planned != self.site
 
     @property
     def reading(self) -> set[int]:
@@ -77,6 +88,7 @@ class Roster(Service):
     def __init__(self, server: Server, address: WeightsAddress, *, datacentre: str, limit_s: float) -> None:
         """Nobody is there, and there is no version."""
         self.server = server
+        self._limit_s = limit_s
         self.address = address
         self.shelf = Shelf(server)
         self.bell = Bell()
@@ -127,7 +139,7 @@ class Roster(Service):
             case Report(standing):
                 self._hear(client, standing)
             case Complain(parent):
-                self._distrust(parent)
+                self._distrust(client, parent)
             case Leave():
                 self.gone(client)
             case TakeTurn(turn):
@@ -144,7 +156,7 @@ class Roster(Service):
             site = Site(name=ticket.client, host=follow.host, datacentre=self._datacentre(follow), relays=relays)
             facts = (follow.name, follow.endpoints, follow.backend, follow.standing)
             self._replace_former(follow)
-            member = self.members[ticket.client] = Member(site, *facts)
+            member = self.members[ticket.client] = Member(site, site, *facts)
             self._plan()
         member.ticket = ticket
         member.epoch = follow.epoch
@@ -173,23 +185,39 @@ class Roster(Service):
             member.told = NOTHING
             self.bell.ring()
 
-    def _distrust(self, parent: str) -> None:
-        """Somebody cannot reach a member: nobody else gets weights from it over the network any more."""
-        member = self.members.get(parent)
-        if member is not None:
-            site = member.site
-            member.site = Site(name=site.name, host=parent, datacentre=site.datacentre, relays=False)
+    def _distrust(self, child: str, parent: str) -> None:
+        """A member cannot reach another one: for a while nobody gets weights from that over the network.
+
+        Nor do those on its host by shared memory, if the child is one of them. But it may be the child that was cut
+        off: so the distrust ends, after twice as long each time.
+        """
+        accuser, accused = self.members.get(child), self.members.get(parent)
+        if accuser is None or accused is None:
+            return
+        host = parent if accuser.site.host == accused.site.host else accused.planned.host
+        planned = replace(accused.planned, host=host, relays=False)
+        if planned != accused.planned:
+            if not accused.is_distrusted:
+                accused.accusations += 1
+                accused.trusted_at = self.server.now + self._limit_s * 2**accused.accusations
+            accused.planned = planned
             self._plan()
+
+    def _trust_again(self) -> None:
+        for member in self.members.values():
+            if member.trusted_at <= self.server.now:
+                member.planned = member.site
 
     # Versions
 
     def begin(self, holding: Holding) -> None:
-        """A version is being written: it can be fetched from now on."""
+        """A version is being written: it can be fetched from now on, also from those whose distrust has ended."""
         manifest = holding.manifest
         self._offers.append(Offer(manifest.serial, manifest.version, sum_of(holding.encoded), None))
         self.shelf.put(holding)
         self.broadcaster.promise(holding)
-        self._announce()
+        self._trust_again()
+        self._plan()
 
     def complete(self, seal: bytes) -> None:
         """It is written."""
@@ -234,7 +262,7 @@ class Roster(Service):
         return self._parents.get(member.site.name, ROOT)
 
     def _plan(self) -> None:
-        sites = [member.site for member in self.members.values()]
+        sites = [member.planned for member in self.members.values()]
         self._parents = broadcast_tree(self._root, sites, fan_out=_FAN_OUT)
         grouped = {name: member.backend for name, member in self.members.items() if member.backend}
         self.broadcaster.want(grouped)

@@ -71,6 +71,8 @@ class SenderStats:
     """Of its payload."""
     receivers: dict[str, ReceiverState]
     """By name; one of two with the same name."""
+    distrusted: list[str]
+    """Names of the receivers that others could not reach, so that nobody gets weights from them for a while."""
     bytes_sent: int
     """Of weights, over sockets, to one receiver each. Those in shared memory do not move."""
     bytes_broadcast: int
@@ -217,6 +219,7 @@ class WeightSender:
             version=None if manifest is None else manifest.version,
             nbytes=0 if manifest is None else manifest.nbytes,
             receivers=receivers,
+            distrusted=[member.name for member in list(roster.members.values()) if member.is_distrusted],
             bytes_sent=roster.shelf.bytes_sent,
             bytes_broadcast=roster.broadcaster.bytes_broadcast,
             group=[names[client] for client in roster.broadcaster.members if client in names],

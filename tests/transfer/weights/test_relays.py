@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from tailrace.transfer.queue.wire.frames import Reply as WireReply
 from tailrace.transfer.weights.download import Download
+from tailrace.transfer.weights.messages import Gone, encode_reply
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
+from tailrace.transfer.weights.shelf import Wanted
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
 
 ANYWHERE = ("tcp://0.0.0.0:*",)
@@ -209,6 +212,84 @@ async def test_a_relay_that_cannot_be_reached_is_gone_round(stack: ExitStack) ->
         await each.wait(0, timeout_s=LIMIT_S)
         check(each, 0)
     assert engine.stats().parent == ""
+
+
+async def test_a_relay_that_one_receiver_could_not_reach_is_trusted_again_with_a_later_version(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    roster = sender._roster
+    names = ["first", "second", "third"]
+    for number, name in enumerate(names, start=1):
+        far(stack, sender, name)
+        await joined(sender, number)
+    clients = list(roster.members)
+    parents = lambda: [sender.stats().receivers[name].parent for name in names]  # noqa: E731
+    assert parents() == ["", "first", "first"]
+
+    async def accuse(limit_s: float) -> None:
+        """As `second` does when it is cut off."""
+        monkeypatch.setattr(roster, "_limit_s", limit_s)
+        sender._server.call(lambda: roster._distrust(clients[1], clients[0]))
+        sender._server.call(roster.bell.ring)
+        assert await roster.bell.until(lambda: sender.stats().distrusted or None, timeout_s=LIMIT_S) == ["first"]
+        assert parents() == ["second", "", "second"]
+
+    await accuse(limit_s=0.0)
+    sender.publish(0, tensors(0).items())
+    assert (sender.stats().distrusted, parents()) == ([], ["", "first", "first"])
+    await accuse(limit_s=LIMIT_S)
+    sender.publish(1, tensors(1).items())
+    assert sender.stats().distrusted == ["first"]
+    assert roster.members[clients[0]].trusted_at > sender._server.now + 3 * LIMIT_S, "twice as long as the first time"
+
+
+async def test_a_host_with_a_relay_that_another_host_could_not_reach_gets_each_version_once(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    with monkeypatch.context() as patch:
+        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
+        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+        neighbours = [far(stack, sender, f"engine-{number}", medium="auto") for number in range(2)]
+        await joined(sender, 2)
+        others = [far(stack, sender, f"other-{number}") for number in range(2)]
+        await joined(sender, 4)
+        relay, _, accuser, _ = sender._roster.members
+        sender._server.call(lambda: sender._roster._distrust(accuser, relay))
+        sender.publish(0, tensors(0).items())
+        for engine in (*neighbours, *others):
+            await engine.wait(0, timeout_s=LIMIT_S)
+            check(engine, 0)
+    nbytes = sender.stats().nbytes
+    assert len(sender.stats().distrusted) == 1
+    assert sorted(engine.stats().bytes_received for engine in neighbours) == [0, nbytes]
+
+
+async def test_a_relay_that_does_not_give_a_version_yet_is_not_accused(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    first = far(stack, sender, "first")
+    await joined(sender, 1)
+    shelf = first._follower._shelf
+    answer, gone = shelf._reply, []
+
+    def refuse_once(wanted: Wanted) -> Any:
+        if not gone:
+            gone.append(wanted)
+            return WireReply(encode_reply(Gone()))
+        return answer(wanted)
+
+    monkeypatch.setattr(shelf, "_reply", refuse_once)
+    second = far(stack, sender, "second", limit_s=1.0)
+    await joined(sender, 2)
+    sender.publish(0, tensors(0).items())
+    await second.wait(0, timeout_s=LIMIT_S)
+    check(second, 0)
+    assert gone
+    assert sender.stats().distrusted == []
+    assert sender.stats().receivers["second"].parent == "first"
 
 
 async def test_a_receiver_without_an_address_of_the_network_does_not_relay(stack: ExitStack) -> None:
