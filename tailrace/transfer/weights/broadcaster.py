@@ -89,8 +89,8 @@ class Broadcaster:
 
     @property
     def segments(self) -> list[Segment]:
-        """Memory that is being broadcast."""
-        return [] if self._broadcasting is None else [self._broadcasting.segment]
+        """Memory that is being broadcast, or will be."""
+        return [holding.segment for holding in (self._broadcasting, self._promised) if holding is not None]
 
     # What happens
 

@@ -1,11 +1,11 @@
 """One version on its way into a receiver, from whoever its parent is at the moment.
 
-    DESCRIBING ──manifest──▶ BRINGING ──last chunk, seal──▶ whole
-         ▲                      │
-         └──── another parent ──┘      what is here stays
+    ALONE ──parent──▶ DESCRIBING ──manifest──▶ PLACING ──memory──▶ PLACED ──no broadcast──▶ BRINGING ──last chunk, seal
+      ▲                   │                      │                   │                         │            ▼
+      └──────parent lost, or another one─────────┴───────────────────┴─────────────────────────┘          whole
 
-What is corrupt is asked for again, some times; then the version is given up. Nothing is asked for while it is expected
-to come by a broadcast.
+What is here stays when the parent is another one. What is corrupt is asked for again, some times; then the version is
+given up. While it is expected to come by a broadcast, it stays PLACED.
 """
 
 import enum
@@ -19,7 +19,7 @@ from tailrace.transfer.queue.wire.connection import Connection
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.weights.address import way_to
 from tailrace.transfer.weights.broadcast_receiver import BroadcastChunk
-from tailrace.transfer.weights.media.base import Medium
+from tailrace.transfer.weights.media.base import Medium, Placed
 from tailrace.transfer.weights.media.factory import MediumName, make_medium
 from tailrace.transfer.weights.messages import Describe, Described, Gone, Heard, Offer, Plan, Question, ask, error_in
 from tailrace.transfer.weights.segments import Segment
@@ -27,6 +27,24 @@ from tailrace.transfer.weights.versions import Holding, Manifest, decode_manifes
 
 TRIES = 5
 """For one chunk, or the manifest."""
+
+
+class State(enum.Enum):
+    """How far it is with its parent. Which follows which is drawn above; ALONE follows each."""
+
+    ALONE = enum.auto()
+    DESCRIBING = enum.auto()
+    PLACING = enum.auto()
+    PLACED = enum.auto()
+    """Nothing is asked for."""
+    BRINGING = enum.auto()
+
+
+class Part(enum.Enum):
+    """What may arrive corrupt, beside chunks."""
+
+    MANIFEST = "the manifest"
+    SEAL = "the seal"
 
 
 class End(enum.Enum):
@@ -50,12 +68,12 @@ class Owner(ABC):
     """That came by broadcasts, of all versions."""
 
     @abstractmethod
-    def memory(self, manifest: Manifest) -> Segment:
-        """Memory of this process's own. Raises WeightsError."""
+    def take(self, manifest: Manifest, then: Placed) -> None:
+        """Find memory of this process's own, in another thread."""
 
     @abstractmethod
-    def attach(self, path: Path, manifest: Manifest) -> Segment:
-        """Memory of another process on this host, held. Raises WeightsError."""
+    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
+        """Find memory of another process on this host, held, in another thread."""
 
     @abstractmethod
     def expects(self, serial: int) -> bool:
@@ -92,10 +110,10 @@ class Download:
         self._link: Connection | None = None
         self._endpoint = ""
         self._medium: Medium | None = None
-        self._is_asked = False
-        """Whether the medium was told to bring what is lacking."""
-        self._tries: Counter[int] = Counter()
-        self._errors: dict[int, TailraceError] = {}
+        """Of a payload that has its place."""
+        self._state = State.ALONE
+        self._tries: Counter[int | Part] = Counter()
+        self._errors: dict[int | Part, TailraceError] = {}
         """The last of each chunk, where it was one that a parent gave or that says what is wrong."""
         self._turn = 0
         """Counts parents: what an earlier one says is not heard."""
@@ -109,6 +127,7 @@ class Download:
     def leave(self) -> None:
         """Hear no more of the parent. Harmless twice."""
         self._turn += 1
+        self._state = State.ALONE
         self.parent = self._medium = None
         if self._link is not None:
             self._owner.server.unlink(self._link)
@@ -117,13 +136,12 @@ class Download:
     def reset(self) -> bool:
         """The seal is not right: fetch all chunks again; False where that was tried too often."""
         assert self.holding is not None, "a version whose seal is known is here"
-        if not self.corrupt(-2):
+        if not self.corrupt(Part.SEAL):
             return False
         self.holding = Holding(self.holding.manifest, self.holding.encoded, self.holding.segment)
         self._owner.changed(self, nbytes=0)
-        if self._medium is not None:  # else the next parent is asked
-            self._is_asked = True
-            self._medium.bring(self.holding)
+        if self._state in (State.PLACED, State.BRINGING):  # else the next parent is asked
+            self._bring()
         return True
 
     @property
@@ -148,11 +166,8 @@ class Download:
 
     def go_on(self) -> None:
         """Fetch what is lacking, unless it is still expected to be broadcast."""
-        if self._is_asked or self._medium is None or self.holding is None:
-            return
-        if not self._owner.expects(self.offer.serial):
-            self._is_asked = True
-            self._medium.bring(self.holding)
+        if self._state is State.PLACED and not self._owner.expects(self.offer.serial):
+            self._bring()
 
     # For media, see `Errand`
 
@@ -178,13 +193,27 @@ class Download:
         assert self._link is not None, "a download without a parent asks nothing"
         ask(self._link, self._endpoint, question, heard, wait=True)
 
-    def take(self, manifest: Manifest) -> Segment:
+    def take(self, manifest: Manifest, then: Placed) -> None:
         """See `Errand.take`."""
-        return self._owner.memory(manifest)
+        turn = self._turn
 
-    def attach(self, path: Path, manifest: Manifest) -> Segment:
+        def placed(outcome: Segment | WeightsError) -> None:
+            if turn == self._turn:
+                then(outcome)
+
+        self._owner.take(manifest, placed)
+
+    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
         """See `Errand.attach`."""
-        return self._owner.attach(path, manifest)
+        turn = self._turn
+
+        def placed(outcome: Segment | WeightsError) -> None:
+            if turn == self._turn:
+                then(outcome)
+            elif isinstance(outcome, Segment):
+                outcome.release()
+
+        self._owner.attach(path, manifest, placed)
 
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         """See `Errand.arrived`."""
@@ -193,14 +222,14 @@ class Download:
         self.nbytes += nbytes
         self._owner.changed(self, nbytes=nbytes)
 
-    def corrupt(self, chunk: int, error: TailraceError | None = None) -> bool:
+    def corrupt(self, chunk: int | Part, error: TailraceError | None = None) -> bool:
         """See `Errand.corrupt`."""
         self._tries[chunk] += 1
         if error is not None:
             self._errors[chunk] = error
         if self._tries[chunk] < TRIES:
             return True
-        what = "the manifest" if chunk == -1 else "the seal" if chunk == -2 else f"chunk {chunk}"
+        what = chunk.value if isinstance(chunk, Part) else f"chunk {chunk}"
         if (error := self._errors.get(chunk)) is None:
             how = f"arrived corrupt {TRIES} times"
         else:
@@ -222,6 +251,7 @@ class Download:
             self._describe()
 
     def _describe(self) -> None:
+        self._state = State.DESCRIBING
         self.ask(Describe(self.offer.serial), self._on_described)
 
     def _on_described(self, heard: Heard) -> None:
@@ -230,46 +260,46 @@ class Download:
                 try:
                     manifest = decode_manifest(described.manifest, self.offer.manifest)
                 except WeightsError as error:
-                    if self.corrupt(-1, error):
+                    if self.corrupt(Part.MANIFEST, error):
                         self._describe()
                 else:
-                    self._begin(manifest, described)
+                    if self._is_ours:
+                        self._begin(make_medium("tcp", self, same_host=False))
+                    else:
+                        self._place(manifest, described, same_host=self._same_host)
             case _:
-                if self.corrupt(-1, error_in(heard)):
+                if self.corrupt(Part.MANIFEST, error_in(heard)):
                     self._describe()
 
-    def _begin(self, manifest: Manifest, described: Described) -> None:
-        try:
-            self._place(manifest, described)
-        except WeightsError as error:
-            self._refuse(error)
-            return
-        assert self.holding is not None, "it was placed"
+    def _place(self, manifest: Manifest, described: Described, *, same_host: bool) -> None:
+        """Have memory for the payload, with what is here already."""
+        self._state = State.PLACING
+        medium = make_medium(self._owner.medium, self, same_host=same_host)
+
+        def placed(outcome: Segment | WeightsError) -> None:
+            if isinstance(outcome, Segment):
+                before, self.holding = self.holding, Holding(manifest, described.manifest, outcome)
+                self._is_ours = str(outcome.path) != described.segment
+                if before is not None:
+                    self._move(before)
+                self._begin(medium)
+            elif self._owner.medium == "auto" and same_host:
+                self._place(manifest, described, same_host=False)  # its memory cannot be seen from here
+            else:
+                self._refuse(outcome)
+
+        medium.place(manifest, described, placed)
+
+    def _begin(self, medium: Medium) -> None:
+        self._medium, self._state = medium, State.PLACED
         self._owner.changed(self, nbytes=0)
-        self._is_asked = False
         self.go_on()
 
-    def _place(self, manifest: Manifest, described: Described) -> None:
-        """Have memory for the payload, with what is here already."""
-        before = self.holding
-        self._medium = make_medium("tcp" if self._is_ours else self._owner.medium, self, same_host=self._same_host)
-        if self._is_ours:
-            return
-        try:
-            segment = self._medium.place(manifest, described)
-        except WeightsError:
-            if self._owner.medium != "auto" or not self._same_host:
-                raise
-            self._medium = make_medium("tcp", self, same_host=False)  # its memory cannot be seen from here
-            segment = self._medium.place(manifest, described)
-        self.holding = Holding(manifest, described.manifest, segment)
-        self._is_ours = not self._is_mapped(described)
-        if before is not None:
-            self._move(before)
-
-    def _is_mapped(self, described: Described) -> bool:
-        assert self.holding is not None
-        return str(self.holding.segment.path) == described.segment
+    def _bring(self) -> None:
+        assert self._medium is not None, "it was placed"
+        assert self.holding is not None, "it was placed"
+        self._state = State.BRINGING
+        self._medium.bring(self.holding)
 
     def _move(self, before: Holding) -> None:
         """Keep what was mapped before, where this is memory of our own; its last owner may be dead."""

@@ -25,6 +25,8 @@ from tailrace.transfer.weights.address import WeightsAddress, way_to
 from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.broadcast_receiver import BroadcastReceiver
 from tailrace.transfer.weights.download import Download, End, Owner
+from tailrace.transfer.weights.jobs import Jobs
+from tailrace.transfer.weights.media.base import Placed
 from tailrace.transfer.weights.media.factory import MediumName, backend_of
 from tailrace.transfer.weights.messages import (
     NO_VERSION,
@@ -45,7 +47,7 @@ from tailrace.transfer.weights.messages import (
     ask,
     decode_question,
 )
-from tailrace.transfer.weights.segments import Attachments, Pool, Segment
+from tailrace.transfer.weights.segments import Attachments, Pool
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.versions import Holding, Manifest
 
@@ -74,9 +76,11 @@ class Follower(Service, Owner):
         self._alone = secrets.token_hex(16)
         """A host of its own, for one that shares no memory."""
         self.pool = pool
-        self.attachments = Attachments()
+        self._attachments = Attachments()
+        self._placing = Jobs(server, "memory for weights")
+        """Finds memory, and is alone with the attachments."""
         self._shelf = Shelf(server)
-        self.broadcasts = BroadcastReceiver(server, limit_s=limit_s, changed=self._take_broadcasts)
+        self._broadcasts = BroadcastReceiver(server, limit_s=limit_s, changed=self._take_broadcasts)
         self._link: Connection | None = None
         self._plan: Plan | None = None
         self._download: Download | None = None
@@ -152,8 +156,14 @@ class Follower(Service, Owner):
         """Say goodbye, and end `Server.run`."""
         if self._link is not None:
             ask(self._link, self._endpoint, Leave(), lambda heard: None, wait=False)
-        self.broadcasts.close()
+        self._broadcasts.close()
         self.server.stop()
+
+    def join(self) -> None:
+        """After `finish`, from another thread: wait for what is going on, and let go of memory of others."""
+        self._broadcasts.join()
+        self._placing.join()
+        self._attachments.close()
 
     def take_turn(self, turn: str) -> None:
         """Ask for a turn; `turns` has it when it is there. Until `end_turn`."""
@@ -208,7 +218,7 @@ class Follower(Service, Owner):
                 self.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
                 self.error = None
                 self._plan = plan
-                self.broadcasts.hear(plan)
+                self._broadcasts.hear(plan)
                 self._advance()
                 self._follow(plan.epoch)
                 self.bell.ring()
@@ -224,7 +234,7 @@ class Follower(Service, Owner):
         link, self._link, self._plan = self._link, None, None
         assert link is not None
         self.server.unlink(link)
-        self.broadcasts.leave()
+        self._broadcasts.leave()
         self._again_at = self.server.now + self.retry_s
         remove_orphans(self.pool.directory.parent)  # it may have been killed
         self.error = error
@@ -264,33 +274,34 @@ class Follower(Service, Owner):
 
     def _take_broadcasts(self) -> None:
         """Take what was broadcast; it lies where it is until it is known where it goes, and if it is wanted."""
-        while (received := self.broadcasts.first) is not None:
+        while (received := self._broadcasts.first) is not None:
             download = self._download
             if download is not None and download.offer.serial == received.serial:
                 if download.holding is None:
                     break
                 download.take_broadcast(received)
-            self.broadcasts.drop_first()
+            self._broadcasts.drop_first()
         if self._download is not None:
             self._download.go_on()
 
     def expects(self, serial: int) -> bool:
         """See `Owner.expects`."""
-        return self.broadcasts.expects(serial)
+        return self._broadcasts.expects(serial)
 
     def _serial(self) -> int:
         return NOTHING if self.received is None else self.received.manifest.serial
 
-    def memory(self, manifest: Manifest) -> Segment:
-        """See `Owner.memory`. Versions whose memory is used again are not given any more."""
+    def take(self, manifest: Manifest, then: Placed) -> None:
+        """See `Owner.take`. Versions whose memory is used again are not given any more."""
         with self.lock:
             kept = {self._serial()} | self._used()
         self._shelf.drop(serial for serial in self._shelf.serials if serial not in kept)
-        return self.pool.take(manifest.nbytes, manifest.serial, busy=self._shelf.segments)
+        busy = self._shelf.segments
+        self._placing.start(lambda: self.pool.take(manifest.nbytes, manifest.serial, busy=busy), then)
 
-    def attach(self, path: Path, manifest: Manifest) -> Segment:
+    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
         """See `Owner.attach`."""
-        return self.attachments.attach(path, manifest.serial, manifest.nbytes)
+        self._placing.start(lambda: self._attachments.attach(path, manifest.serial, manifest.nbytes), then)
 
     def _used(self) -> set[int]:
         return {holding.manifest.serial for holding in self._shelf.holdings if holding.users}
@@ -301,7 +312,7 @@ class Follower(Service, Owner):
             return
         self.nbytes += nbytes
         self._shelf.put(download.holding)
-        if self.broadcasts.first is not None and not nbytes:
+        if self._broadcasts.first is not None and not nbytes:
             self.server.call(self._take_broadcasts)  # there is room now
         self._conclude(download)
 

@@ -234,8 +234,7 @@ class WeightReceiver:
         """Say goodbye, and stop. Harmless twice."""
         self._server.call(self._follower.finish)
         self._thread.join(_CLOSE_LIMIT_S)
-        self._follower.broadcasts.join()
-        self._follower.attachments.close()
+        self._follower.join()
         self._open.close()
 
     async def _until(

@@ -234,17 +234,13 @@ class Roster(Service):
             self.broadcaster.withdraw()
             self._announce()
 
-    def trim(self) -> None:
-        """Keep of the versions the newest, and those that somebody is at: their memory is not used again."""
+    def make_room(self) -> list[Segment]:
+        """Keep of the versions the newest, and those that somebody is at: their memory, which is not used again."""
         reading = set().union(*(member.reading for member in self.members.values()))
         older = [offer for offer in self._offers[:-1] if offer.serial in reading][:_OLDER]
         kept = [*older, *self._offers[-1:]]
         self.shelf.drop({offer.serial for offer in self._offers} - {offer.serial for offer in kept})
         self._offers = kept
-
-    @property
-    def busy(self) -> list[Segment]:
-        """Memory that versions are given from."""
         return [*self.shelf.segments, *self.broadcaster.segments]
 
     def finish(self) -> None:

@@ -3,21 +3,28 @@
     owner     take ── lock EX: nobody reads it ── new serial in its header ── lock SH ──▶ written, read, taken again
     reader    attach ── lock SH ── the serial is the right one? ──▶ read in place ── release
 
+Fresh memory takes about a second for each GB, and to map it some of that, too: so `take` and `attach` are called where
+that may be waited for, and let the other threads of the process go on meanwhile.
+
 The kernel gives a dead process's locks back, so memory is never written to while somebody reads it, and a reader that
 was killed keeps none from being used again. Segments are used again because fresh pages cost more than the copy into
 them. The directory is removed like those of the queue's arenas, see there.
 """
 
 import fcntl
+import mmap
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from tailrace.errors import WeightsError, one_line
-from tailrace.transfer.queue.storage.arena import make_directory, map_file, map_new, remove_orphans
+from tailrace.transfer.queue.storage.arena import make_directory, remove_orphans
 
 SHARED = Path("/dev/shm")
 _HEADER_BYTES = 4096
@@ -25,7 +32,7 @@ _HEADER_BYTES = 4096
 
 
 class Segment:
-    """Shared memory of one payload, mapped."""
+    """Shared memory of one payload, mapped. `hold`, `release`, `retire` and `close` are for any thread."""
 
     def __init__(self, path: Path, file: int) -> None:
         """`file`: open, and from now on this segment's; it bears the lock.
@@ -36,11 +43,13 @@ class Segment:
         self.path = path
         self._file = file
         try:
-            self._memory = map_file(os.dup(file))
+            self._memory = _map(file)
         except (OSError, ValueError):  # the latter for an empty one
             os.close(file)
             raise
         self.payload = self._memory[_HEADER_BYTES:]
+        self._lock = threading.RLock()
+        """For what follows."""
         self._holds = 0
         self._retired = False
 
@@ -74,39 +83,43 @@ class Segment:
 
     def hold(self) -> bool:
         """For a reader: keep it from being overwritten, until as many calls of `release`; False while it just is."""
-        if self._holds == 0:
-            try:
-                fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        self._holds += 1
-        return True
+        with self._lock:
+            if self._holds == 0:
+                try:
+                    fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return False
+            self._holds += 1
+            return True
 
     def release(self) -> None:
         """End one `hold`."""
-        self._holds -= 1
-        assert self._holds >= 0, "each hold is ended once"
-        if self._holds == 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it would not do: the mapping has the file open, too
-            if self._retired:
-                self.close()
+        with self._lock:
+            self._holds -= 1
+            assert self._holds >= 0, "each hold is ended once"
+            if self._holds == 0:
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # to close it would not do: the mapping has the file open, too
+                if self._retired:
+                    self.close()
 
     def retire(self) -> None:
         """Close it when nobody holds it any more."""
-        self._retired = True
-        if self._holds == 0:
-            self.close()
+        with self._lock:
+            self._retired = True
+            if self._holds == 0:
+                self.close()
 
     def close(self) -> None:
         """Close the file; the memory stays while somebody looks at it. Harmless twice."""
-        if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
-            os.close(self._file)
-            self._file = -1
+        with self._lock:
+            if self._file >= 0:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+                os.close(self._file)
+                self._file = -1
 
 
 class Pool:
-    """The segments of one process."""
+    """The segments of one process. For any thread."""
 
     def __init__(self, parent: Path = SHARED) -> None:
         """Make a directory in `parent`, and remove those whose processes died.
@@ -119,6 +132,7 @@ class Pool:
             self.directory, self._lock = make_directory(parent)
         except OSError as error:
             raise WeightsError(f"no directory for shared memory can be made in {parent}: {error.strerror}") from None
+        self._using = threading.Lock()
         self._segments: list[Segment] = []
         self._made = 0
 
@@ -128,8 +142,9 @@ class Pool:
         Raises:
             WeightsError: the machine has no room for them.
         """
-        for _ in range(count):
-            self._make(nbytes)
+        with self._using:
+            for _ in range(count):
+                self._make(nbytes)
 
     def take(self, nbytes: int, serial: int, *, busy: Collection[Segment]) -> Segment:
         """Memory for a payload: a segment that nobody reads and that is not `busy`, or a new one.
@@ -139,35 +154,36 @@ class Pool:
         Raises:
             WeightsError: the machine has no room for it.
         """
-        free = [segment for segment in self._segments if segment not in busy]
-        for segment in [segment for segment in free if len(segment.payload) < nbytes]:
-            self._remove(segment)
-            free.remove(segment)
-        found = next((segment for segment in free if segment.renew(serial)), None)
-        for segment in [segment for segment in free if segment is not found][1:]:
-            self._remove(segment)
-        if found is None:
-            found = self._make(nbytes)
-            assert found.renew(serial), "nobody else knows it"
-        return found
+        with self._using:
+            free = [segment for segment in self._segments if segment not in busy]
+            for segment in [segment for segment in free if len(segment.payload) < nbytes]:
+                self._remove(segment)
+                free.remove(segment)
+            found = next((segment for segment in free if segment.renew(serial)), None)
+            for segment in [segment for segment in free if segment is not found][1:]:
+                self._remove(segment)
+            if found is None:
+                found = self._make(nbytes)
+                assert found.renew(serial), "nobody else knows it"
+            return found
 
     def close(self) -> None:
         """Remove the directory. What is mapped stays until nobody looks at it. Harmless twice."""
-        if self._lock >= 0:
-            for segment in self._segments:
-                segment.close()
-            self._segments.clear()
-            with suppress(FileNotFoundError):  # somebody else has removed it
-                shutil.rmtree(self.directory)
-            os.close(self._lock)
-            self._lock = -1
+        with self._using:
+            if self._lock >= 0:
+                for segment in self._segments:
+                    segment.close()
+                self._segments.clear()
+                with suppress(FileNotFoundError):  # somebody else has removed it
+                    shutil.rmtree(self.directory)
+                os.close(self._lock)
+                self._lock = -1
 
     def _make(self, nbytes: int) -> Segment:
         self._made += 1
         path = self.directory / str(self._made)
         try:
-            map_new(path, _HEADER_BYTES + nbytes)
-            segment = Segment(path, _open(path))
+            segment = Segment(path, _make_file(path, _HEADER_BYTES + nbytes))
         except OSError as error:
             raise WeightsError(
                 f"{nbytes} bytes of shared memory for weights cannot be had in {self.directory}: {error.strerror}; "
@@ -223,6 +239,29 @@ class Attachments:
             segment.retire()
             self._retired.append(segment)
         self._retired = [segment for segment in self._retired if segment.is_open]
+
+
+def _make_file(path: Path, size: int) -> int:
+    """An open file whose bytes are all there.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.close(file)
+        path.unlink()
+        raise
+    return file
+
+
+def _map(file: int) -> memoryview:
+    """Map a whole file, with all of its pages. It is unmapped when the last view of it goes."""
+    memory = memoryview(mmap.mmap(file, 0))
+    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()  # MAP_POPULATE would stop the other threads meanwhile
+    return memory
 
 
 def _checked(path: Path) -> int:

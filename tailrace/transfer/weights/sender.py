@@ -237,7 +237,10 @@ class WeightSender:
         """Write the payload, while receivers follow."""
         roster = self._roster
         try:
-            holding = self._thread.do(lambda: self._begin(manifest))
+            busy = self._thread.do(roster.make_room)
+            segment = self._pool.take(manifest.nbytes, manifest.serial, busy=busy)
+            holding = Holding(manifest, encode_manifest(manifest), segment)
+            self._thread.do(lambda: roster.begin(holding))
             writer = Writer(holding, sources)
             for chunk, pieces in enumerate(self._cut(manifest)):
                 writer.write(chunk, pieces)
@@ -256,14 +259,6 @@ class WeightSender:
         if self._layout[0] != manifest.entries:
             self._layout = (manifest.entries, cut(manifest))
         return self._layout[1]
-
-    def _begin(self, manifest: Manifest) -> Holding:
-        """Find memory for a version, and announce it."""
-        self._roster.trim()
-        segment = self._pool.take(manifest.nbytes, manifest.serial, busy=self._roster.busy)
-        holding = Holding(manifest, encode_manifest(manifest), segment)
-        self._roster.begin(holding)
-        return holding
 
     def _look(self, version: WeightVersion) -> bool | WeightsError | None:
         return self._thread.end or (None if self._late(version) else True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tailrace.errors import TailraceError, WeightsError, WireError
-from tailrace.transfer.weights.media.base import Medium
+from tailrace.transfer.weights.media.base import Medium, Placed
 from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
 from tailrace.transfer.weights.media.tcp import TcpMedium
 from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard, Progress, Question, Ready
@@ -48,11 +48,11 @@ class ParentFake:
     def ask(self, question: Question, then: Callable[[Heard], None]) -> None:
         self.pending.append((question, then))
 
-    def take(self, manifest: Manifest) -> Segment:
-        return self.pool.take(manifest.nbytes, manifest.serial, busy=(self.source.segment,))
+    def take(self, manifest: Manifest, then: Placed) -> None:
+        then(self.pool.take(manifest.nbytes, manifest.serial, busy=(self.source.segment,)))
 
-    def attach(self, path: Path, manifest: Manifest) -> Segment:
-        return self.attachments.attach(path, manifest.serial, manifest.nbytes)
+    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
+        then(self.attachments.attach(path, manifest.serial, manifest.nbytes))
 
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         self.holding.add(chunk, value)
@@ -66,7 +66,12 @@ class ParentFake:
     def fetch(self, medium: Medium) -> bool:
         """Whether the version came."""
         described = Described(self.source.encoded, str(self.source.segment.path))
-        self.holding = Holding(self.manifest, self.source.encoded, medium.place(self.manifest, described))
+
+        def placed(outcome: Segment | WeightsError) -> None:
+            assert isinstance(outcome, Segment)
+            self.holding = Holding(self.manifest, self.source.encoded, outcome)
+
+        medium.place(self.manifest, described, placed)
         medium.bring(self.holding)
         while self.pending and not self.given_up:
             question, then = self.pending.pop(0)
@@ -122,6 +127,12 @@ def too_many(heard: Heard) -> Heard:
     return reply, memoryview(bytes(frame) + b"more")
 
 
+def uneven(heard: Heard) -> Heard:
+    assert isinstance(heard, tuple)
+    reply, _ = heard
+    return (Ready(reply.sums[:-1]) if isinstance(reply, Ready) else reply), None
+
+
 def foreign(heard: Heard) -> Heard:
     return Described(b"", ""), None
 
@@ -130,7 +141,7 @@ def an_error(heard: Heard) -> Heard:
     return WireError("not a reply")
 
 
-SPOILT = {f.__name__: f for f in (flipped, truncated, too_many, foreign, an_error)}
+SPOILT = {f.__name__: f for f in (flipped, truncated, too_many, uneven, foreign, an_error)}
 MEDIA: list[type[Medium]] = [TcpMedium, SharedMemoryMedium]
 
 
@@ -163,19 +174,19 @@ def test_memory_whose_bytes_were_changed_is_not_taken(parent: ParentFake) -> Non
 @pytest.mark.parametrize("path", ["/nowhere", "/dev/null", "\0", "/"])
 def test_a_path_without_such_memory_is_an_error(parent: ParentFake, path: str) -> None:
     with pytest.raises(WeightsError, match="shared memory"):
-        SharedMemoryMedium(parent).place(parent.manifest, Described(parent.source.encoded, path))
+        parent.attach(Path(path), parent.manifest, lambda outcome: None)
 
 
 def test_memory_that_was_used_again_is_not_attached(parent: ParentFake) -> None:
     path = parent.source.segment.path
     assert parent.source.segment.renew(2)
     with pytest.raises(WeightsError, match="has version 2 by now, not 1"):
-        parent.attach(path, parent.manifest)
+        parent.attach(path, parent.manifest, lambda outcome: None)
     assert parent.source.segment.renew(3), "the failed reader has let go of it"
 
 
 def test_memory_is_not_used_again_while_somebody_reads_it(parent: ParentFake) -> None:
-    segment = parent.attach(parent.source.segment.path, parent.manifest)
+    segment = parent.attachments.attach(parent.source.segment.path, 1, parent.manifest.nbytes)
     assert not parent.source.segment.renew(2)
     assert parent.pool.take(10, 2, busy=()) is not parent.source.segment
     segment.release()

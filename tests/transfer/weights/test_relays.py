@@ -224,7 +224,10 @@ async def test_a_relay_that_one_receiver_could_not_reach_is_trusted_again_with_a
         far(stack, sender, name)
         await joined(sender, number)
     clients = list(roster.members)
-    parents = lambda: [sender.stats().receivers[name].parent for name in names]  # noqa: E731
+
+    def parents() -> list[str]:
+        return [sender.stats().receivers[name].parent for name in names]
+
     assert parents() == ["", "first", "first"]
 
     async def accuse(limit_s: float) -> None:
@@ -273,7 +276,7 @@ async def test_a_relay_that_does_not_give_a_version_yet_is_not_accused(
     first = far(stack, sender, "first")
     await joined(sender, 1)
     shelf = first._follower._shelf
-    answer, gone = shelf._reply, []
+    answer, gone = shelf._reply, list[Wanted]()
 
     def refuse_once(wanted: Wanted) -> Any:
         if not gone:

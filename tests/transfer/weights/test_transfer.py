@@ -12,10 +12,10 @@ import torch
 
 from tailrace.errors import SenderLost, WeightsError, WeightsTimeout, WireError
 from tailrace.events import Event, EventLog
-from tailrace.transfer.queue.storage import arena
 from tailrace.transfer.weights.media.factory import MediumName
 from tailrace.transfer.weights.messages import Describe
 from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.shelf import Wanted
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
@@ -329,7 +329,7 @@ async def test_a_sender_whose_thread_fails_says_so_to_all_that_wait(sender: Weig
 def test_a_publication_whose_own_work_ends_the_thread_is_told_at_once(
     sender: WeightSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender._pool, "take", lambda *_, **__: break_down())
+    monkeypatch.setattr(sender._roster, "begin", lambda _: break_down())
     with pytest.raises(WeightsError, match="failed: Broken: a disk is full"):
         sender.publish(0, tensors(0).items())
 
@@ -369,15 +369,61 @@ def test_a_place_without_room_and_an_endpoint_that_is_none_are_refused(tmp_path:
         WeightSender(listen=("tcp://nowhere",))
 
 
+async def test_both_ends_go_on_while_memory_is_found(sender: WeightSender, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, found = os.posix_fallocate, []
+    with receiver(sender, medium="tcp") as engine:
+
+        def find_slowly(file: int, offset: int, size: int) -> None:
+            for server in (sender._server, engine._server):
+                goes_on = threading.Event()
+                server.call(goes_on.set)
+                assert goes_on.wait(LIMIT_S), "its thread is busy with this"
+            find(file, offset, size)
+            found.append(size)
+
+        monkeypatch.setattr(os, "posix_fallocate", find_slowly)
+        sender.publish(0, tensors(0).items())
+        await engine.wait(0, timeout_s=LIMIT_S)
+        check(engine, 0)
+    assert len(found) == 2
+
+
+async def test_memory_that_is_found_for_a_parent_that_was_left_is_let_go(
+    sender: WeightSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiver(sender) as engine:
+        follower, found = engine._follower, list[Segment]()
+        attach = follower._attachments.attach
+
+        def leave() -> None:
+            assert follower._download is not None
+            follower._download.leave()
+            follower._advance()
+
+        def attach_late(*what: Any) -> Segment:
+            if not found:
+                engine._server.call(leave)
+            found.append(attach(*what))
+            return found[-1]
+
+        monkeypatch.setattr(follower._attachments, "attach", attach_late)
+        sender.publish(0, tensors(0).items())
+        await engine.wait(0, timeout_s=LIMIT_S)
+        check(engine, 0)
+        first, second = found
+        assert first is second
+        assert first._holds == 1
+
+
 async def test_a_machine_without_room_is_an_error_and_not_a_signal(
     sender: WeightSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, size: int) -> memoryview:
+    def full(file: int, offset: int, size: int) -> None:
         raise OSError(28, os.strerror(28))
 
     sender.publish(0, tensors(0).items())
     with monkeypatch.context() as patch:
-        patch.setattr("tailrace.transfer.weights.segments.map_new", full)
+        patch.setattr(os, "posix_fallocate", full)
         with (
             receiver(sender, medium="tcp") as engine,
             pytest.raises(WeightsError, match=r"cannot be had in .*: No space left on device; make room"),
@@ -385,6 +431,5 @@ async def test_a_machine_without_room_is_an_error_and_not_a_signal(
             await engine.wait(0, timeout_s=LIMIT_S)
         with pytest.raises(WeightsError, match="No space left"):
             sender.publish(1, tensors(1).items())
-    assert arena.map_new is not full
     sender.publish(2, tensors(2).items())
     assert sender.stats().version == 2

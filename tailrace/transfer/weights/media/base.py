@@ -8,12 +8,15 @@ Everything is called in the receiver's thread, and nothing waits.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
-from tailrace.errors import TailraceError
+from tailrace.errors import TailraceError, WeightsError
 from tailrace.transfer.weights.messages import Described, Heard, Question
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest
+
+Placed: TypeAlias = Callable[[Segment | WeightsError], None]
+"""Told of the memory for a payload, or why there is none."""
 
 
 class Errand(Protocol):
@@ -22,11 +25,11 @@ class Errand(Protocol):
     def ask(self, question: Question, then: Callable[[Heard], None]) -> None:
         """Ask the parent. `then` is called unless the parent is lost, has the version no more, or was left."""
 
-    def take(self, manifest: Manifest) -> Segment:
-        """Memory of this process's own. Raises WeightsError."""
+    def take(self, manifest: Manifest, then: Placed) -> None:
+        """Find memory of this process's own. `then` is called unless the parent was left."""
 
-    def attach(self, path: Path, manifest: Manifest) -> Segment:
-        """Memory of another process on this host with this version, held. Raises WeightsError."""
+    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
+        """Find memory of another process on this host with this version, held. `then`: as of `take`."""
 
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         """A chunk is in place, and has this sum; `nbytes` of it came over the network."""
@@ -47,12 +50,8 @@ class Medium(ABC):
         self._errand = errand
 
     @abstractmethod
-    def place(self, manifest: Manifest, described: Described) -> Segment:
-        """Where the payload will be.
-
-        Raises:
-            WeightsError: it cannot be had by this medium.
-        """
+    def place(self, manifest: Manifest, described: Described, then: Placed) -> None:
+        """Find a place for the payload; it may take a while."""
 
     @abstractmethod
     def bring(self, holding: Holding) -> None:

@@ -8,9 +8,8 @@ is left to verify when the last chunk is written.
 
 from pathlib import Path
 
-from tailrace.transfer.weights.media.base import Medium
-from tailrace.transfer.weights.messages import Described, Heard, Progress, Ready, error_in
-from tailrace.transfer.weights.segments import Segment
+from tailrace.transfer.weights.media.base import Medium, Placed
+from tailrace.transfer.weights.messages import SUM_BYTES, Described, Heard, Progress, Ready, error_in
 from tailrace.transfer.weights.versions import Holding, Manifest, packed_sums, sum_of
 
 _LAST = 4
@@ -20,9 +19,9 @@ _LAST = 4
 class SharedMemoryMedium(Medium):
     """Maps what the parent has."""
 
-    def place(self, manifest: Manifest, described: Described) -> Segment:
+    def place(self, manifest: Manifest, described: Described, then: Placed) -> None:
         """See `Medium.place`: the parent's memory, kept from being overwritten."""
-        return self._errand.attach(Path(described.segment), manifest)
+        self._errand.attach(Path(described.segment), manifest, then)
 
     def bring(self, holding: Holding) -> None:
         """See `Medium.bring`."""
@@ -36,7 +35,7 @@ class SharedMemoryMedium(Medium):
     def _verify(self, holding: Holding, heard: Heard) -> None:
         start = holding.ready
         match heard:
-            case (Ready(sums), _):
+            case (Ready(sums), _) if len(sums) % SUM_BYTES == 0:
                 for chunk, value in enumerate(packed_sums(sums)[: holding.manifest.chunks - start], start):
                     if sum_of(holding.memory[holding.manifest.span(chunk)]) == value:
                         self._errand.arrived(chunk, value, nbytes=0)

@@ -7,9 +7,8 @@ for again while it is on its way.
 import time
 from collections import deque
 
-from tailrace.transfer.weights.media.base import Errand, Medium
+from tailrace.transfer.weights.media.base import Errand, Medium, Placed
 from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard, error_in
-from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, sum_of
 
 _WINDOW = 8
@@ -26,9 +25,9 @@ class TcpMedium(Medium):
         self._under_way = 0
         self._lacking: deque[int] = deque()
 
-    def place(self, manifest: Manifest, described: Described) -> Segment:
+    def place(self, manifest: Manifest, described: Described, then: Placed) -> None:
         """See `Medium.place`."""
-        return self._errand.take(manifest)
+        self._errand.take(manifest, then)
 
     def bring(self, holding: Holding) -> None:
         """See `Medium.bring`."""
