@@ -260,8 +260,9 @@ class Roster(Service):
     def _plan(self) -> None:
         sites = [member.planned for member in self.members.values()]
         self._parents = broadcast_tree(self._root, sites, fan_out=_FAN_OUT)
-        grouped = {name: member.backend for name, member in self.members.items() if member.backend}
-        self.broadcaster.want(grouped)
+        here = self._root.datacentre  # a group would cross a slow link once for each member beyond it
+        near = {name: member for name, member in self.members.items() if member.site.datacentre == here}
+        self.broadcaster.want({name: member.backend for name, member in near.items() if member.backend})
         self._announce()
 
     def _regrouped(self) -> None:

@@ -112,6 +112,22 @@ async def test_other_media_and_a_group_serve_one_sender(stack: ExitStack) -> Non
     assert mapped.stats().bytes_received == 0
 
 
+async def test_a_group_is_of_one_datacentre_and_others_get_each_version_once(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack, datacentre="near")
+    listen = ("tcp://0.0.0.0:*",)  # counts as an address of the network
+    with monkeypatch.context() as patch:
+        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
+        far = [member(stack, sender, f"far-{number}", datacentre="far", listen=listen) for number in range(2)]
+    near = [member(stack, sender, f"near-{number}", datacentre="near") for number in range(2)]
+    await grouped(sender, "near-0", "near-1")
+    for version in range(2):
+        await give(sender, version, *near, *far)
+    nbytes = sender.stats().nbytes
+    assert (sender.stats().bytes_sent, sender.stats().bytes_broadcast) == (2 * nbytes, 2 * nbytes)
+
+
 async def test_a_chunk_that_is_broadcast_corrupt_is_fetched(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     sender = make_sender(stack)
     engine = member(stack, sender, "engine")
