@@ -443,7 +443,9 @@ class _Runtime:
         )
         with directory.begun(config, resumed=False):
             log = begin_log(config, None, (stack.enter_context(closing(EventFile(directory.events))),))
-            self._sender = stack.enter_context(make_sender(config, address=cluster.address, log=log))
+            self._sender = stack.enter_context(
+                make_sender(config, address=cluster.address, datacentre=cluster.datacentre, log=log)
+            )
             workers = Workers(
                 config,
                 self._inputs,

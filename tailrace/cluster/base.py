@@ -160,6 +160,11 @@ class Cluster(ABC):
     def address(self) -> str:
         """IP address of the driver's machine, as workers reach it."""
 
+    @property
+    @abstractmethod
+    def datacentre(self) -> str:
+        """Where that machine is: Ray's node label of this name, or empty."""
+
     @abstractmethod
     async def start(self, spec: WorkerSpec) -> WorkerHandle:
         """A worker that is open. Cancelling this kills it.

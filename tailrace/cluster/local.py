@@ -198,6 +198,10 @@ class LocalCluster(Cluster):
     def address(self) -> str:
         return "127.0.0.1"
 
+    @property
+    def datacentre(self) -> str:
+        return ""
+
     async def start(self, spec: WorkerSpec) -> LocalHandle:
         handle = LocalHandle(spec)
         self.handles.append(handle)

@@ -162,8 +162,7 @@ class RayHandle(WorkerHandle):
         """Wait for a place, and for the worker to open there."""
         place = await self._placed()
         self._watching = asyncio.create_task(self._watch())
-        labels = {node["NodeID"]: node.get("Labels", {}) for node in _nodes()}
-        datacentre = labels.get(place["node"], {}).get("datacentre", "")
+        datacentre = _datacentre_of(place["node"])
         opening = self._keeper.open.remote(place["address"], datacentre)
         facts = pickle.loads(await self._answer(opening, cancel=lambda: ray.cancel(opening)))
         self.pid = facts["pid"]
@@ -320,6 +319,10 @@ class RayCluster(Cluster):
     def address(self) -> str:
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return address
+
+    @property
+    def datacentre(self) -> str:
+        return _datacentre_of(ray.get_runtime_context().get_node_id())
 
     async def start(self, spec: WorkerSpec) -> RayHandle:
         handle = RayHandle(spec, self._config)
@@ -490,6 +493,11 @@ async def _next(stream: Any) -> Any:
 def _nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
+
+
+def _datacentre_of(node: str) -> str:
+    labels: dict[str, dict[str, str]] = {known["NodeID"]: known.get("Labels", {}) for known in _nodes()}
+    return labels.get(node, {}).get("datacentre", "")
 
 
 def _told(error: RayError) -> str:

@@ -1,8 +1,8 @@
 """A driver that joins a cluster of two hosts: `python -m tests.cluster.joining_driver ADDRESS END`.
 
-It starts two workers, each of which takes the one CPU of a host, and prints the facts about them as JSON, then the pids
-of what they have started. END says how it goes on: `death` kills the second worker, and prints how it hears of that,
-`wait` waits to be killed itself.
+It prints in which datacentre it is. It starts two workers, each of which takes the one CPU of a host, and prints the
+facts about them as JSON, then the pids of what they have started. END says how it goes on: `death` kills the second
+worker, and prints how it hears of that, `wait` waits to be killed itself.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from tests.cluster.conftest import servant
 async def main(address: str, end: str) -> None:
     pool = PoolConfig(workers=2)
     async with make_cluster(ClusterConfig(address=address, start_limit_s=60.0), {"rollout": pool}) as cluster:
+        print(cluster.datacentre, flush=True)
         workers = [await cluster.start(servant(f"rollout-{index}", pool=pool)) for index in range(2)]
         print(json.dumps([worker.facts for worker in workers]), flush=True)
         print(json.dumps([await worker.call("start_child") for worker in workers]), flush=True)

@@ -18,6 +18,7 @@ async def test_a_started_worker_is_open_and_tells_facts(cluster: Cluster) -> Non
     assert handle.facts["settings"] == "settings"
     assert handle.facts["pid"] == handle.pid
     assert {"host", "address", "node", "keeper", "datacentre", "cores"} <= set(handle.facts)
+    assert handle.facts["datacentre"] == cluster.datacentre == ""
 
 
 async def test_a_call_returns_the_result_of_a_command(cluster: Cluster) -> None:

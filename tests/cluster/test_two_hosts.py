@@ -24,7 +24,7 @@ def cluster() -> Iterator[TwoHosts]:
     """Ray on both."""
     with two_hosts() as hosts:
         head = ("--head", "--port", "6379", "--include-dashboard", "false", "--temp-dir", hosts.environment["TMPDIR"])
-        hosts.start_ray(hosts.head, *head, "--node-ip-address", HEAD)
+        hosts.start_ray(hosts.head, *head, "--node-ip-address", HEAD, "--labels", "datacentre=south")
         there = ("--address", f"{HEAD}:6379", "--labels", "datacentre=north")
         hosts.start_ray(hosts.node, *there, "--node-ip-address", NODE)
         yield hosts
@@ -38,6 +38,7 @@ async def driver(hosts: TwoHosts, end: str) -> AsyncIterator[tuple[Process, list
     assert process.stdout is not None
     try:
         async with asyncio.timeout(_LIMIT_S):
+            assert await process.stdout.readline() == b"south\n"
             facts = json.loads(await process.stdout.readline())
             children = json.loads(await process.stdout.readline())
             yield process, facts, [*children, *(worker["pid"] for worker in facts)]
@@ -51,7 +52,7 @@ async def test_a_run_joins_a_cluster_of_two_hosts_and_hears_of_a_death_on_the_ot
     async with driver(cluster, "death") as (process, facts, pids):
         death, _ = await process.communicate()
     assert process.returncode == 0
-    assert {(worker["address"], worker["datacentre"]) for worker in facts} == {(HEAD, ""), (NODE, "north")}
+    assert {(worker["address"], worker["datacentre"]) for worker in facts} == {(HEAD, "south"), (NODE, "north")}
     assert death.decode().endswith("died: exit code 9; its last output: last words\n")
     await gone(*pids)
 
