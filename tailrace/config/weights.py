@@ -7,6 +7,7 @@ from pydantic import Field, PositiveFloat
 from tailrace.config.base import Config
 
 WeightsMode = Literal["synchronous", "delayed", "sub_step", "in_flight"]
+WeightsMedium = Literal["auto", "shared_memory", "tcp", "gloo", "nccl"]
 
 
 class WeightsConfig(Config):
@@ -17,7 +18,7 @@ class WeightsConfig(Config):
     engine takes them when it has finished the responses that it has begun. `sub_step`: so it does, but engines take
     turns while the rest keep generating. `in_flight`: it takes them at once, and responses go on with the new weights.
     By default synchronous with `pipeline.max_staleness: 0`, otherwise in_flight."""
-    medium: Literal["auto", "shared_memory", "tcp", "gloo", "nccl"] = "auto"
+    medium: WeightsMedium = "auto"
     """What they travel through; auto: shared memory within a machine, TCP between machines. `gloo`, `nccl`: broadcasts
     to all engines at once, through the memory of CPUs or of GPUs; nccl has never run."""
     dtype: Literal["bfloat16", "float32"] | None = None

@@ -14,13 +14,14 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from tailrace.config.weights import WeightsMedium
 from tailrace.errors import PeerLost, TailraceError, WeightsError, WireError
 from tailrace.transfer.queue.wire.connection import Connection
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.weights.address import way_to
 from tailrace.transfer.weights.broadcast_receiver import BroadcastChunk
 from tailrace.transfer.weights.media.base import Medium, Placed
-from tailrace.transfer.weights.media.factory import MediumName, make_medium
+from tailrace.transfer.weights.media.factory import make_medium
 from tailrace.transfer.weights.messages import Describe, Described, Gone, Heard, Offer, Plan, Question, ask, error_in
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, decode_manifest
@@ -62,9 +63,9 @@ class Owner(ABC):
 
     server: Server
     host: str
-    medium: MediumName
+    medium: WeightsMedium
     retry_s: float
-    broadcast_bytes: int
+    bytes_broadcast: int
     """That came by broadcasts, of all versions."""
 
     @abstractmethod
@@ -99,7 +100,7 @@ class Download:
         """Its name; None while there is none."""
         self.nbytes = 0
         """That came over the network."""
-        self.broadcast_bytes = 0
+        self.bytes_broadcast = 0
         """Of these, by broadcasts."""
         self.started = owner.server.now
         self.error: WeightsError | None = None
@@ -147,7 +148,7 @@ class Download:
     @property
     def medium(self) -> str:
         """What it comes through."""
-        if self.broadcast_bytes:
+        if self.bytes_broadcast:
             return self._owner.medium
         return "tcp" if self._is_ours else "shared_memory"
 
@@ -160,8 +161,8 @@ class Download:
             self.corrupt(received.chunk)
             return
         self.holding.memory[self.holding.manifest.span(received.chunk)] = received.data
-        self.broadcast_bytes += len(received.data)
-        self._owner.broadcast_bytes += len(received.data)
+        self.bytes_broadcast += len(received.data)
+        self._owner.bytes_broadcast += len(received.data)
         self.arrived(received.chunk, received.sum, nbytes=len(received.data))
 
     def go_on(self) -> None:

@@ -14,10 +14,11 @@ import threading
 from collections.abc import Mapping
 from pathlib import Path
 
+from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, TailraceError, WeightsError
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.storage.arena import remove_orphans
-from tailrace.transfer.queue.wire.connection import Connection
+from tailrace.transfer.queue.wire.connection import Connection, Patience
 from tailrace.transfer.queue.wire.frames import Reply as WireReply
 from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service
@@ -27,7 +28,7 @@ from tailrace.transfer.weights.broadcast_receiver import BroadcastReceiver
 from tailrace.transfer.weights.download import Download, End, Owner
 from tailrace.transfer.weights.jobs import Jobs
 from tailrace.transfer.weights.media.base import Placed
-from tailrace.transfer.weights.media.factory import MediumName, backend_of
+from tailrace.transfer.weights.media.factory import backend_of
 from tailrace.transfer.weights.messages import (
     NO_VERSION,
     NOTHING,
@@ -63,14 +64,14 @@ class Follower(Service, Owner):
         name: str,
         host: str,
         datacentre: str,
-        medium: MediumName,
-        limit_s: float,
+        medium: WeightsMedium,
+        patience: Patience,
         pool: Pool,
         log: EventLog | None,
     ) -> None:
         """Not connected before `start`. See `WeightReceiver`."""
         self.server, self.host, self.medium = server, host, medium
-        self.retry_s = limit_s / 4
+        self.retry_s = patience.retry_s
         self._address, self._name, self._datacentre, self._log = address, name, datacentre, log
         self._endpoint = way_to(address.endpoints, address.host)
         self._alone = secrets.token_hex(16)
@@ -80,7 +81,7 @@ class Follower(Service, Owner):
         self._placing = Jobs(server, "memory for weights")
         """Finds memory, and is alone with the attachments."""
         self._shelf = Shelf(server)
-        self._broadcasts = BroadcastReceiver(server, limit_s=limit_s, changed=self._take_broadcasts)
+        self._broadcasts = BroadcastReceiver(server, limit_s=patience.limit_s, changed=self._take_broadcasts)
         self._link: Connection | None = None
         self._plan: Plan | None = None
         self._download: Download | None = None
@@ -99,7 +100,7 @@ class Follower(Service, Owner):
         self.refusal: tuple[int, WeightsError] | None = None
         """The newest version, if it was given up, and why."""
         self.announced = self.installed = NO_VERSION
-        self.nbytes = self.broadcast_bytes = 0
+        self.nbytes = self.bytes_broadcast = 0
         self.parent: str | None = None
         self.turns: set[str] = set()
         """Those of this receiver's that it has."""
@@ -260,6 +261,11 @@ class Follower(Service, Owner):
             self._conclude(self._download)
         self._take_broadcasts()
 
+    def _go_on(self) -> None:
+        """Begin the newest version after another one, and say so: the sender keeps what somebody is at."""
+        self._advance()
+        self.report()
+
     def _begin_newest(self) -> None:
         assert self._plan is not None
         newest = self._plan.offers[-1] if self._plan.offers else None
@@ -330,9 +336,8 @@ class Follower(Service, Owner):
             self.received, self.refusal = holding, None
         self.tidy()
         self._emit(download)
-        self.report()
         self.bell.ring()
-        self.server.call(self._advance)
+        self.server.call(self._go_on)
 
     def tidy(self) -> None:
         """Let go of memory of others that is older than the newest version, and that nobody uses."""
@@ -357,11 +362,11 @@ class Follower(Service, Owner):
             assert download.error is not None, "it says why it is refused"
             self.refusal = (download.offer.version, download.error)
             self.bell.ring()
-            self._advance()
+            self._go_on()
             return
         if end is End.GONE and self._is_outdated(download):
             self._give_up(download)  # its parent has gone on to a newer one: this is too slow for each of them
-            self._advance()
+            self._go_on()
             return
         if end is End.PARENT_LOST and download.parent and self._link is not None:
             ask(self._link, self._endpoint, Complain(download.parent), lambda heard: None, wait=False)
@@ -394,7 +399,7 @@ class Follower(Service, Owner):
                 metrics={
                     "bytes": float(manifest.nbytes),
                     "network_bytes": float(download.nbytes),
-                    "broadcast_bytes": float(download.broadcast_bytes),
+                    "broadcast_bytes": float(download.bytes_broadcast),
                 },
                 info={"medium": download.medium},
             )

@@ -17,6 +17,7 @@ from tailrace.transfer.queue.wire.calls import Call, Outcome, expect
 from tailrace.transfer.queue.wire.connection import Connection
 from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
 from tailrace.transfer.queue.wire.messages import Count, Name, Tell, Told
+from tailrace.types import WeightVersion
 
 T = TypeVar("T")
 
@@ -244,6 +245,11 @@ def ask(link: Connection, endpoint: str, question: Question, then: Callable[[Hea
 def error_in(heard: Heard) -> TailraceError | None:
     """What took the place of a reply, if anything did."""
     return heard if isinstance(heard, TailraceError) else None
+
+
+def known(version: int) -> WeightVersion | None:
+    """A version that was told; None for NO_VERSION."""
+    return None if version == NO_VERSION else version
 
 
 def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes, what: str) -> T:

@@ -18,6 +18,7 @@ from typing import Self
 
 import torch
 
+from tailrace.config.weights import WeightsMedium
 from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import EventLog
 from tailrace.transfer.queue.wire.connection import Patience
@@ -25,8 +26,8 @@ from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening, way_to
 from tailrace.transfer.weights.follower import Follower
-from tailrace.transfer.weights.media.factory import MediumName, check_medium
-from tailrace.transfer.weights.messages import NO_VERSION
+from tailrace.transfer.weights.media.factory import check_medium
+from tailrace.transfer.weights.messages import known
 from tailrace.transfer.weights.segments import SHARED, Pool
 from tailrace.transfer.weights.thread import ServerThread, again
 from tailrace.types import WeightVersion
@@ -63,7 +64,7 @@ class WeightReceiver:
         name: str,
         datacentre: str = "",
         listen: Sequence[str] = LISTEN,
-        medium: MediumName = "auto",
+        medium: WeightsMedium = "auto",
         limit_s: float = 10.0,
         directory: Path = SHARED,
         log: EventLog | None = None,
@@ -76,7 +77,7 @@ class WeightReceiver:
             datacentre: where it is; one with a slow way to others is crossed to once.
             listen: where it relays. Receivers on other hosts can only reach an address of the network.
             medium: auto: shared memory with peers on this host, TCP with others. gloo, nccl: by broadcasts in a process
-                group of all receivers that say so; what does not come so comes by TCP.
+                group of all receivers in the sender's datacentre that say so; what does not come so comes by TCP.
             limit_s: seconds without a sign of life after which a peer counts as lost.
             directory: of shared memory.
             log: told of each version that has come, from this receiver's thread.
@@ -101,7 +102,7 @@ class WeightReceiver:
                 host=host_id(),
                 datacentre=datacentre,
                 medium=medium,
-                limit_s=limit_s,
+                patience=patience,
                 pool=pool,
                 log=log,
             )
@@ -132,7 +133,7 @@ class WeightReceiver:
     @property
     def announced(self) -> WeightVersion | None:
         """The newest version that the sender has told of."""
-        return _known(self._follower.announced)
+        return known(self._follower.announced)
 
     async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
         """Until the sender has told of `version` or a later one, which is on its way from then on.
@@ -223,10 +224,10 @@ class WeightReceiver:
         return ReceiverStats(
             received=self.received,
             announced=self.announced,
-            installed=_known(follower.installed),
+            installed=known(follower.installed),
             parent=follower.parent,
             bytes_received=follower.nbytes,
-            bytes_broadcast=follower.broadcast_bytes,
+            bytes_broadcast=follower.bytes_broadcast,
             bytes_sent=follower.bytes_sent,
         )
 
@@ -264,7 +265,3 @@ class WeightReceiver:
     def _trouble(self) -> WeightsError | None:
         """Why nothing comes from the sender."""
         return self._thread.end or self._follower.error
-
-
-def _known(version: int) -> WeightVersion | None:
-    return None if version == NO_VERSION else version

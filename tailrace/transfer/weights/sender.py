@@ -26,7 +26,7 @@ from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.queue.wire.sockets import host_id
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
-from tailrace.transfer.weights.messages import NO_VERSION
+from tailrace.transfer.weights.messages import NO_VERSION, known
 from tailrace.transfer.weights.roster import Roster
 from tailrace.transfer.weights.segments import SHARED, Pool
 from tailrace.transfer.weights.thread import ServerThread
@@ -207,8 +207,8 @@ class WeightSender:
         names = {site: member.name for site, member in list(roster.members.items())}
         receivers = {
             member.name: ReceiverState(
-                received=_known(member.standing.received),
-                installed=_known(member.standing.installed),
+                received=known(member.standing.received),
+                installed=known(member.standing.installed),
                 parent=names.get(roster.parent(member), ""),
                 bytes_received=member.standing.nbytes,
             )
@@ -275,7 +275,3 @@ def _by_name(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Ten
             raise WeightsError(f"{name} comes twice in the weights; give each tensor once")
         sources[name] = tensor.detach()
     return sources
-
-
-def _known(version: int) -> WeightVersion | None:
-    return None if version == NO_VERSION else version

@@ -2,7 +2,8 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import TypeVar
 
 from tailrace.errors import WeightsError, one_line
@@ -79,7 +80,7 @@ class ServerThread:
             end.__cause__ = error
         self._end = end
         for future in list(self._asked):
-            if not future.done():
+            with suppress(InvalidStateError):  # it has been told, or nobody waits for it any more
                 future.set_exception(again(end))
         self._bell.ring()
 

@@ -1,5 +1,6 @@
 """Receivers that get weights from each other, and what is left when one of them goes."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ from tailrace.transfer.weights.messages import Gone, encode_reply
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.shelf import Wanted
-from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
 ANYWHERE = ("tcp://0.0.0.0:*",)
 """Counts as an address of the network."""
@@ -303,6 +304,34 @@ async def test_a_receiver_without_an_address_of_the_network_does_not_relay(stack
     for engine in engines:
         await engine.wait(0, timeout_s=LIMIT_S)
         assert engine.stats().parent == ""
+
+
+async def test_a_version_that_is_begun_after_another_is_said_to_be_read(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    engine = far(stack, sender, "engine")
+    await joined(sender, 1)
+    fetching = Fetching(engine)
+    roster, is_slow = sender._roster, threading.Event()
+    answer = roster.shelf._chunk
+
+    def give_slowly(holding: Any, chunk: int) -> Any:
+        """Of version 0 the first chunk, and the others when version 1 was told of; nothing of that."""
+        is_given = chunk == 0 or not is_slow.is_set()
+        return answer(holding, chunk) if holding.manifest.version == 0 and is_given else None
+
+    monkeypatch.setattr(roster.shelf, "_chunk", give_slowly)
+    is_slow.set()
+    sender.publish(0, tensors(0).items())
+    await fetching.has(1)
+    sender.publish(1, tensors(1).items())
+    await everybody_listens(sender)
+    is_slow.clear()
+    sender._server.call(roster.shelf.look)
+    (member,) = roster.members.values()
+    reads_it = lambda: member.standing.reading == 2 or None  # noqa: E731
+    assert await roster.bell.until(reads_it, timeout_s=LIMIT_S)
 
 
 async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, WeightsError, WeightsTimeout, WireError
 from tailrace.events import Event, EventLog
-from tailrace.transfer.weights.media.factory import MediumName
 from tailrace.transfer.weights.messages import Describe
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.segments import Segment
@@ -20,7 +20,7 @@ from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.shelf import Wanted
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
-MEDIA: list[MediumName] = [name for name in get_args(MediumName) if name != "nccl"]
+MEDIA: list[WeightsMedium] = [name for name in get_args(WeightsMedium) if name != "nccl"]
 """Those that need no GPU."""
 
 
@@ -35,7 +35,7 @@ def receiver(sender: WeightSender, name: str = "engine", **options: Any) -> Weig
 
 
 @pytest.mark.parametrize("medium", MEDIA)
-async def test_each_version_arrives_bit_for_bit(sender: WeightSender, medium: MediumName) -> None:
+async def test_each_version_arrives_bit_for_bit(sender: WeightSender, medium: WeightsMedium) -> None:
     with receiver(sender, medium=medium) as engine:
         for version in range(6):
             sender.publish(version, tensors(version).items())
@@ -47,7 +47,7 @@ async def test_each_version_arrives_bit_for_bit(sender: WeightSender, medium: Me
 
 
 @pytest.mark.parametrize("medium", MEDIA)
-async def test_floats_travel_in_the_dtype_asked_for_and_integers_as_they_are(medium: MediumName) -> None:
+async def test_floats_travel_in_the_dtype_asked_for_and_integers_as_they_are(medium: WeightsMedium) -> None:
     with (
         WeightSender(chunk_mib=CHUNK_MIB, dtype=torch.bfloat16) as sender,
         receiver(sender, medium=medium) as engine,
@@ -59,7 +59,7 @@ async def test_floats_travel_in_the_dtype_asked_for_and_integers_as_they_are(med
 
 @pytest.mark.parametrize("medium", MEDIA)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-async def test_tensors_longer_than_a_chunk_arrive_bit_for_bit(medium: MediumName, dtype: torch.dtype) -> None:
+async def test_tensors_longer_than_a_chunk_arrive_bit_for_bit(medium: WeightsMedium, dtype: torch.dtype) -> None:
     with (
         WeightSender(chunk_mib=1.5, dtype=dtype) as sender,
         receiver(sender, medium=medium) as engine,
@@ -100,7 +100,9 @@ async def test_who_comes_late_gets_the_newest_version_alone(sender: WeightSender
 
 
 @pytest.mark.parametrize("medium", MEDIA)
-async def test_what_is_read_stays_as_it_is_while_newer_versions_come(sender: WeightSender, medium: MediumName) -> None:
+async def test_what_is_read_stays_as_it_is_while_newer_versions_come(
+    sender: WeightSender, medium: WeightsMedium
+) -> None:
     with receiver(sender, medium=medium) as engine:
         sender.publish(0, tensors(0).items())
         await engine.wait(0, timeout_s=LIMIT_S)
@@ -269,7 +271,7 @@ async def test_publications_and_transfers_are_events() -> None:
 
 @pytest.mark.parametrize("medium", MEDIA)
 async def test_a_version_whose_memory_was_changed_is_given_up_and_the_next_one_comes(
-    sender: WeightSender, medium: MediumName
+    sender: WeightSender, medium: WeightsMedium
 ) -> None:
     sender.publish(0, tensors(0).items())
     assert sender._holding is not None

@@ -1,25 +1,22 @@
 """Chooses a medium."""
 
-from typing import Literal, TypeAlias
-
 import torch
 from torch import distributed
 
+from tailrace.config.weights import WeightsMedium
 from tailrace.errors import ConfigError
 from tailrace.transfer.weights.media.base import Errand, Medium
 from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
 from tailrace.transfer.weights.media.tcp import TcpMedium
 from tailrace.transfer.weights.messages import Backend
 
-MediumName: TypeAlias = Literal["auto", "shared_memory", "tcp", "gloo", "nccl"]
 
-
-def backend_of(name: MediumName) -> Backend | None:
+def backend_of(name: WeightsMedium) -> Backend | None:
     """Of the process group through which versions are broadcast; None where they are not."""
     return name if name == "gloo" or name == "nccl" else None
 
 
-def check_medium(name: MediumName) -> None:
+def check_medium(name: WeightsMedium) -> None:
     """Whether this process can use it.
 
     Raises:
@@ -34,7 +31,7 @@ def check_medium(name: MediumName) -> None:
         raise ConfigError(f"weights.medium={name} needs a torch with {backend}, which this one is not; use auto")
 
 
-def make_medium(name: MediumName, errand: Errand, *, same_host: bool) -> Medium:
+def make_medium(name: WeightsMedium, errand: Errand, *, same_host: bool) -> Medium:
     """The medium for a parent, for what is not broadcast. `same_host`: memory can be shared with it."""
     if name == "shared_memory" or (name == "auto" and same_host):
         return SharedMemoryMedium(errand)
