@@ -20,7 +20,7 @@ class WeightsConfig(Config):
     By default synchronous with `pipeline.max_staleness: 0`, otherwise in_flight."""
     medium: WeightsMedium = "auto"
     """What they travel through; auto: shared memory within a machine, TCP between machines. `gloo`, `nccl`: broadcasts
-    to all engines at once, through the memory of CPUs or of GPUs; nccl has never run."""
+    to all engines of the trainer's datacentre at once, through the memory of CPUs or of GPUs; nccl has never run."""
     dtype: Literal["bfloat16", "float32"] | None = None
     """Of floats that travel; by default `engine.dtype`, or float32 where the engine has no such key."""
     chunk_mib: Annotated[float, Field(ge=0.001, le=1024)] = 4.0

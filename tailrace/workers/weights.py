@@ -16,7 +16,7 @@ def listen_at(config: RunConfig, address: str) -> Sequence[str]:
     return LISTEN if config.cluster.address is None else (PRIVATE, f"tcp://{address}:*")
 
 
-def make_sender(config: RunConfig, *, address: str, datacentre: str = "", log: EventLog | None = None) -> WeightSender:
+def make_sender(config: RunConfig, *, address: str, datacentre: str, log: EventLog | None = None) -> WeightSender:
     """The sender of a run's weights, on the machine at `address`.
 
     Raises:

@@ -48,7 +48,7 @@ class Broadcaster:
         self._state = State.NO_GROUP
         self._wanted: dict[str, Backend] = {}
         self._tried: dict[str, Backend] = {}
-        """Those that were wanted when the last group was begun; a version that is published tries anew after it."""
+        """Whom the last group was begun with; nobody, where another is to be tried although the same are wanted."""
         self._memberships: dict[str, Membership] = {}
         """Of the group that there is, or that is being formed."""
         self._group: ProcessGroup | None = None

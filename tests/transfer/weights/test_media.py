@@ -174,7 +174,7 @@ def test_memory_whose_bytes_were_changed_is_not_taken(parent: ParentFake) -> Non
 @pytest.mark.parametrize("path", ["/nowhere", "/dev/null", "\0", "/"])
 def test_a_path_without_such_memory_is_an_error(parent: ParentFake, path: str) -> None:
     with pytest.raises(WeightsError, match="shared memory"):
-        parent.attach(Path(path), parent.manifest, lambda outcome: None)
+        SharedMemoryMedium(parent).place(parent.manifest, Described(parent.source.encoded, path), lambda outcome: None)
 
 
 def test_memory_that_was_used_again_is_not_attached(parent: ParentFake) -> None:

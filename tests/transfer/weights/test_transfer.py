@@ -4,6 +4,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, get_args
 
@@ -334,6 +335,20 @@ def test_a_publication_whose_own_work_ends_the_thread_is_told_at_once(
     monkeypatch.setattr(sender._roster, "begin", lambda _: break_down())
     with pytest.raises(WeightsError, match="failed: Broken: a disk is full"):
         sender.publish(0, tensors(0).items())
+
+
+def test_a_thread_that_ends_while_one_stops_waiting_tells_the_others(sender: WeightSender) -> None:
+    class Stopping(Future[object]):
+        def done(self) -> bool:
+            return False  # it was not, when it was looked at
+
+    stopping, waiting = Stopping(), Future[object]()
+    stopping.cancel()
+    sender._thread._asked |= {stopping, waiting}
+    sender._server.call(break_down)
+    with pytest.raises(WeightsError, match="failed: Broken"):
+        waiting.result(LIMIT_S)
+    sender._thread.join(LIMIT_S)
 
 
 async def test_a_receiver_whose_thread_fails_says_so_to_all_that_wait(sender: WeightSender) -> None:
