@@ -13,7 +13,7 @@ from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngin
 from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine
-from tailrace.errors import ConfigError, ModelError
+from tailrace.errors import ConfigError, ModelError, TailraceWarning
 from tailrace.preparation import check_cache, check_engine, check_sampling, context_length, open_engine
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
@@ -45,7 +45,7 @@ def test_only_the_machines_of_a_joined_cluster_know_their_memory(tmp_path: Path,
         )
 
     load("separated")
-    with pytest.raises(ConfigError, match="the engine needs"):
+    with pytest.warns(TailraceWarning), pytest.raises(ConfigError, match="the engine needs"):
         load("colocated")
 
 

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from tailrace.cluster.base import Cluster, Report, WorkerHandle, WorkerSpec, each
@@ -23,6 +23,8 @@ from tailrace.errors import ClusterError, TailraceError, WorkerDied
 from tailrace.events import Event, EventLog
 
 _WINDOW_S = 600.0
+_LAST_WORDS_S = 5.0
+"""For what a dead worker had told to arrive, batched as it is."""
 
 
 class DeathBudget:
@@ -81,6 +83,8 @@ class Pool:
         """Set and replaced whenever a handle, or the failure, changes."""
         self._dead: set[WorkerHandle] = set()
         """Of which a call has said so, before `run` has heard of it."""
+        self._hearing: dict[WorkerHandle, asyncio.Event] = {}
+        """Those whose reports `run` reads, until it has read the last one."""
         self._failure: TailraceError | None = None
         """Why nobody who is dead will be replaced."""
 
@@ -114,7 +118,8 @@ class Pool:
         """Call a command of the worker at `index`; of its replacement, while that is on its way.
 
         Raises:
-            WorkerDied: it died meanwhile. It may have done what it was asked for, or not.
+            WorkerDied: it died meanwhile, and what it had told was passed on. It may have done what it was asked for,
+                or not.
             ClusterError: there is no worker, and no replacement came in time.
             TailraceError: as WorkerHandle.call.
         """
@@ -122,6 +127,7 @@ class Pool:
         try:
             return await handle.call(method, *args)
         except WorkerDied as death:
+            await self._hear_out(handle)
             if self._handles[index] is handle and handle not in self._dead:
                 self._dead.add(handle)  # who calls again waits for its replacement
                 self._tell_of(death)  # this error may end the run before `run` hears of it
@@ -174,9 +180,21 @@ class Pool:
                 await self._bury(index, death)
 
     async def _pass_on(self, handle: WorkerHandle) -> None:
-        async with aclosing(handle.reports()) as reports:
-            async for report in reports:
-                self._tell(handle.name, report)
+        heard = self._hearing[handle] = asyncio.Event()
+        try:
+            async with aclosing(handle.reports()) as reports:
+                async for report in reports:
+                    self._tell(handle.name, report)
+        finally:
+            del self._hearing[handle]
+            heard.set()
+
+    async def _hear_out(self, dead: WorkerHandle) -> None:
+        """Wait until `run` has read its last report: whoever hears of its death may end `run`."""
+        if heard := self._hearing.get(dead):
+            with suppress(TimeoutError):  # its machine is gone, too
+                async with asyncio.timeout(_LAST_WORDS_S):
+                    await heard.wait()
 
     def _tell(self, name: str, report: Report) -> None:
         for event in report.events:

@@ -296,3 +296,17 @@ async def test_on_ray_a_killed_worker_is_replaced_by_another_process(
         await run
     assert [event.info["how"] for event in log.of("worker_died")] == ["exit code 9; its last output: last words"]
     assert "rollout-0: last words" in capsys.readouterr().err
+
+
+async def test_on_ray_what_a_worker_had_told_is_passed_on_before_a_call_says_that_it_died(
+    ray_cluster: RayCluster, log: Log
+) -> None:
+    """That it died may end the run, and with it the reading of reports."""
+    pool = Pool(ray_cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1))
+    async with running(pool) as run:
+        await pool.call(0, "tell", "told")
+        with pytest.raises(WorkerDied):
+            await pool.call(0, "die", 9)
+        assert len(log.of("told")) == 1
+        await pool.call(0, "stop")
+        await run
