@@ -46,9 +46,9 @@ WARM_UP, STEPS = 2, 5
 SLOTS = (8, 6, 5, 4, 3, 2, 1)
 """Of the engine, to choose from."""
 PROMPT_TOKENS, MOST_PROMPT_TOKENS = 8, 800
-MARGIN = 1.1
-"""Generating shall take so many times as long as training before prompts are made longer."""
-NEAR, LOOKS = 0.04, 3
+ROUGHLY = 0.8
+"""Of training, in one process: where generating takes less, a run need not tell that it is the quicker half."""
+NEAR, LOOKS = 0.04, 4
 """Halves of a step that differ by this part of training are taken as equal; runs to find such. What counts are the
 sequential turns."""
 OUR_STEPS, TRL_STEPS = 4, 2
@@ -134,8 +134,8 @@ def main(
     transferred = {"weight_transfer": weight_transfer()} if transfer else {}
     load = workload()
     print(f"lengths: {load.source}", flush=True)
-    slots = choose_slots(load, cores["trainer"])
-    prompt_tokens = prompt_length(load, cores, slots)
+    slots, first = choose_slots(load, cores)
+    prompt_tokens = prompt_length(load, cores, slots, first)
     config = load.with_(slots, prompt_tokens)
     turns = compare(config, load, cores, rounds)
     result: dict[str, Any] = {
@@ -191,8 +191,35 @@ def write_prompts(tokens: int) -> Path:
     return path
 
 
-def choose_slots(load: Workload, core: int) -> int:
-    """As many slots of the engine as leave generating a step the slower half by MARGIN, on `core`.
+class Look(NamedTuple):
+    """What a step of a sequential run took, with prompts of so many tokens."""
+
+    tokens: int
+    generation_s: float
+    training_s: float
+
+    @property
+    def excess_s(self) -> float:
+        """By which generating takes longer."""
+        return self.generation_s - self.training_s
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether both take about as long."""
+        return abs(self.excess_s) <= NEAR * self.training_s
+
+
+def look(load: Workload, cores: dict[str, int], slots: int, tokens: int) -> Look:
+    """Run a few steps; each half takes another time there than in one process on an otherwise idle machine."""
+    turn = take_turn("balance", load.with_(slots, tokens) | MODES["sequential"].settings, cores, load.tokens)
+    seen = Look(tokens, turn.busy_s("rollout"), turn.busy_s("trainer"))
+    halves = f"generation {seen.generation_s:.2f} s, training {seen.training_s:.2f} s"
+    print(f"balance: {slots} slots, prompts of {tokens}: {halves}", flush=True)
+    return seen
+
+
+def choose_slots(load: Workload, cores: dict[str, int]) -> tuple[int, Look]:
+    """As many slots of the engine as leave generating a step the slower half, and how much so.
 
     Raises:
         RuntimeError: training takes longer even with one slot.
@@ -203,7 +230,7 @@ def choose_slots(load: Workload, core: int) -> int:
             "threads": 1,
             "output_dir": str(BUILD / "balance"),
         }
-        command = [sys.executable, str(HERE / "pipeline_balance.py"), str(core), json.dumps(config)]
+        command = [sys.executable, str(HERE / "pipeline_balance.py"), str(cores["trainer"]), json.dumps(config)]
         contestant = Contestant(command, BUILD / "balance.log", ALLOCATOR | {"OMP_NUM_THREADS": "1"})
         try:
             contestant.step(lengths=load.steps[0])  # warm-up
@@ -212,28 +239,35 @@ def choose_slots(load: Workload, core: int) -> int:
             contestant.stop()
         generation, training = seconds["generation_s"], seconds["training_s"]
         print(f"balance: {slots} slots: generation {generation:.2f} s, training {training:.2f} s", flush=True)
-        if generation > MARGIN * training:
-            return slots
+        if generation > ROUGHLY * training:
+            seen = look(load, cores, slots, PROMPT_TOKENS)
+            if seen.excess_s > 0 or seen.is_balanced:
+                return slots, seen
     raise RuntimeError("training takes longer than generating with one slot; lower SLOTS")
 
 
-def prompt_length(load: Workload, cores: dict[str, int], slots: int) -> int:
-    """Tokens of a prompt with which both halves of a sequential run's steps take equally long.
+def prompt_length(load: Workload, cores: dict[str, int], slots: int, first: Look) -> int:
+    """Tokens of a prompt with which both halves of a sequential run's steps take equally long."""
+    looks = [first]
+    while not looks[-1].is_balanced and len(looks) < LOOKS:
+        looks.append(look(load, cores, slots, next_length(looks)))
+    return looks[-1].tokens if looks[-1].is_balanced else next_length(looks)
 
-    A longer one costs training more than generating: about three times as much, since generating takes no gradients.
-    Runs tell, since each half takes another time there than in one process on an otherwise idle machine.
+
+def next_length(looks: Sequence[Look]) -> int:
+    """Tokens of a prompt that may balance the halves: a longer one costs training more than generating.
+
+    Between one that is too short and one that is too long, in proportion; where there is no such pair, as if a token
+    cost training what it costs it of a response, and generating a third of that, since it takes no gradients.
     """
-    tokens = PROMPT_TOKENS
-    for _ in range(LOOKS):
-        turn = take_turn("balance", load.with_(slots, tokens) | MODES["sequential"].settings, cores, load.tokens)
-        generation, training = turn.busy_s("rollout"), turn.busy_s("trainer")
-        print(f"balance: prompts of {tokens}: generation {generation:.2f} s, training {training:.2f} s", flush=True)
-        if abs(generation - training) <= NEAR * training:
-            break
-        prompt_token_s = 2 / 3 * training * GROUPS / (TOKENS + GROUPS * tokens)
-        tokens += round((generation - training) / prompt_token_s)
-        tokens = min(MOST_PROMPT_TOKENS, max(PROMPT_TOKENS, tokens))
-    return tokens
+    short = max((seen for seen in looks if seen.excess_s > 0), default=None)
+    long = min((seen for seen in looks if seen.excess_s <= 0), default=None)
+    if short is not None and long is not None:
+        share = short.excess_s / (short.excess_s - long.excess_s)
+        return round(short.tokens + share * (long.tokens - short.tokens))
+    last = looks[-1]
+    token_s = 2 / 3 * last.training_s * GROUPS / (TOKENS + GROUPS * last.tokens)
+    return min(MOST_PROMPT_TOKENS, max(PROMPT_TOKENS, round(last.tokens + last.excess_s / token_s)))
 
 
 def compare(config: dict[str, Any], load: Workload, cores: dict[str, int], rounds: int) -> dict[str, list[Turn]]:

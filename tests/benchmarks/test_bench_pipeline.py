@@ -9,7 +9,7 @@ from typing import Any
 import bench_pipeline
 import msgspec
 import pytest
-from bench_pipeline import ALL, DELAYED, MODES, beside_trl, figures_of
+from bench_pipeline import ALL, DELAYED, MODES, Look, Workload, beside_trl, figures_of, prompt_length
 from pipeline_figures import Turn
 
 from tailrace.events import Event
@@ -122,3 +122,17 @@ def test_a_publication_is_set_beside_a_copy_in_the_dtype_in_which_weights_travel
     monkeypatch.setattr(bench_pipeline, "output_of", output_of)
     others = {"wire_dtype": dtype, "tree_over_one_by_one": 0.25, "link_bytes_over_model": 1.0}
     assert bench_pipeline.weight_transfer() == expected | others
+
+
+@pytest.mark.parametrize("token_s", [0.002, 0.02, 0.06])
+def test_prompts_get_the_length_that_balances_whatever_a_token_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token_s: float
+) -> None:
+    def look(load: Workload, cores: dict[str, int], slots: int, tokens: int) -> Look:
+        return Look(tokens, 14.0 + 0.1 * token_s * tokens, 7.0 + token_s * tokens)
+
+    monkeypatch.setattr(bench_pipeline, "look", look)
+    load = Workload({}, [], tmp_path, "")
+    chosen = look(load, CORES, 2, prompt_length(load, CORES, 2, look(load, CORES, 2, 8)))
+    at_most = bench_pipeline.MOST_PROMPT_TOKENS
+    assert chosen.is_balanced or (chosen.tokens == at_most and chosen.excess_s > 0)
