@@ -46,6 +46,7 @@ from tailrace.events import EventFile
 from tailrace.interrupt import Interrupt
 from tailrace.pipeline import Service
 from tailrace.planning.admission import oldest_version
+from tailrace.preparation import prepare_torch
 from tailrace.queue_observer import QueueObserver
 from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run import begin_log
@@ -148,9 +149,12 @@ class Engines:
     def make_trainer(self) -> Trainer:
         """The recipe's trainer in this process, with the initial weights; it knows nothing of the engines.
 
+        It computes on `device`, on a CPU with as many threads as torch has in this process.
+
         Raises:
-            UserError: it cannot be made as configured.
+            UserError: it cannot be made as configured, or there is no such device.
         """
+        prepare_torch(self._config.device, None)
         return make_run_trainer(self._config, self.model_dir, reference=False)
 
     def train_samples(self, batch: TensorBatch) -> list[TrainSample]:
@@ -159,7 +163,7 @@ class Engines:
         Raises:
             ColumnError: `batch.columns` were replaced by something that is none.
         """
-        cells = make_cells(batch.columns, self._queue.columns)
+        cells = make_cells(batch.columns, self._queue.columns, rows=len(batch.claim.rows))
         return [train_sample(replace(row, cells=own)) for row, own in zip(batch.claim.rows, cells, strict=True)]
 
     def put_prompts_data(self, prompts: Sequence[Prompt]) -> list[int]:
@@ -442,7 +446,8 @@ class _Runtime:
             config.queue, run_table(config, make_algorithm(config.algorithm)), directory.queue, stack
         )
         with directory.begun(config, resumed=False):
-            log = begin_log(config, None, (stack.enter_context(closing(EventFile(directory.events))),))
+            file = stack.enter_context(closing(EventFile(directory.events)))
+            log = begin_log(config, None, (file,), total_steps=None)
             self._sender = stack.enter_context(
                 make_sender(config, address=cluster.address, datacentre=cluster.datacentre, log=log)
             )
@@ -457,7 +462,7 @@ class _Runtime:
                 DeathBudget(config.cluster.max_deaths),
                 longest_prompt=self._longest_prompt,
             )
-            stack.push_async_callback(workers.close)
+            await stack.enter_async_context(workers)
             await workers.start(self._sender.address)
         self._line = _PromptLine(queue.queue, config)
         return queue, [*workers.services, QueueObserver(queue.queue, log)]

@@ -231,7 +231,8 @@ class _Run:
             await restore_queue(start.checkpoint, queue.queue)
         with directory.begun(config, resumed=start is not None):
             self._sinks = self._sinks or _open_sinks(config, directory, shared)
-            pipeline = await placement.connect(queue, self._store, begin_log(config, start, self._sinks), stack)
+            log = begin_log(config, start, self._sinks, total_steps=config.trainer.steps)
+            pipeline = await placement.connect(queue, self._store, log, stack)
         if start is not None:
             await pipeline.resume_at(start.checkpoint, start.state)
         self._store.go_on_from(start.checkpoint if start else None)
@@ -270,14 +271,17 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
     return (stack.enter_context(closing(EventFile(directory.events))), display, *others)
 
 
-def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...]) -> EventLog:
-    """The log of one attempt, which has begun: its clock goes on from where `start` was saved."""
+def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], *, total_steps: int | None) -> EventLog:
+    """The log of one attempt, which has begun: its clock goes on from where `start` was saved.
+
+    `total_steps`: to be trained, where that is known.
+    """
     log = EventLog(sinks=(TaskTimes(), *sinks), offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": config.resolved.model_dump(mode="json"),
         "tailrace": tailrace.__version__,
         "resumed_from": str(start.checkpoint) if start else None,
-        "total_steps": config.trainer.steps,
+        "total_steps": total_steps,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }
     log.emit(Event(task="run", actor="driver", start=log.now(), end=log.now(), info=info))

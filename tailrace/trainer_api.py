@@ -66,7 +66,7 @@ class Trainer:
 
         It blocks. In a thread with a running event loop, such as a notebook's, the run has a thread of its own.
 
-        `resume`: go on from the newest checkpoint in `config.output_dir`.
+        `resume`: go on from the newest checkpoint in `config.output_dir` that the run has not left behind.
 
         Raises:
             KeyboardInterrupt: Ctrl-C (or SIGTERM in the main thread). A checkpoint of that moment was saved, once

@@ -12,6 +12,7 @@ Who waits on whom: the thread on the members, in each call up to `limit_s`; nobo
 """
 
 import enum
+import logging
 import secrets
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -25,6 +26,8 @@ from tailrace.transfer.weights.media.process_group import ProcessGroup, address_
 from tailrace.transfer.weights.messages import NOTHING, Backend, Broadcast, Membership
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding
+
+_log = logging.getLogger(__name__)
 
 
 class State(enum.Enum):
@@ -229,4 +232,7 @@ class Broadcaster:
     def _hang_up(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            group.close()
+            try:
+                group.close()
+            except WeightsError as error:  # it is of no use any more, and members of the next one are on their way
+                _log.warning("a process group for weights could not be ended: %s", error)

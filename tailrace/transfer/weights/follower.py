@@ -362,16 +362,22 @@ class Follower(Service, Owner):
             assert download.error is not None, "it says why it is refused"
             self.refusal = (download.offer.version, download.error)
             self.bell.ring()
+            self._complain("")  # children that wait for it here get it elsewhere
             self._go_on()
             return
         if end is End.GONE and self._is_outdated(download):
             self._give_up(download)  # its parent has gone on to a newer one: this is too slow for each of them
             self._go_on()
             return
-        if end is End.PARENT_LOST and download.parent and self._link is not None:
-            ask(self._link, self._endpoint, Complain(download.parent), lambda heard: None, wait=False)
+        if end is End.PARENT_LOST and download.parent:
+            self._complain(download.parent)
         download.leave()
         self._again_at = self.server.now + self.retry_s / 8  # by then there may be another plan
+
+    def _complain(self, parent: str) -> None:
+        """See `Complain`."""
+        if self._link is not None:
+            ask(self._link, self._endpoint, Complain(parent), lambda heard: None, wait=False)
 
     def _is_outdated(self, download: Download) -> bool:
         """Whether a newer version is on offer."""

@@ -71,9 +71,10 @@ class Report(Word, frozen=True):
 
 
 class Complain(Word, frozen=True):
-    """A parent does not answer."""
+    """A parent does not answer, or this receiver has a version that it cannot give."""
 
-    parent: Name
+    parent: Annotated[str, Meta(max_length=200)]
+    """Its name; empty for the receiver's own."""
 
 
 class Leave(Word, frozen=True):

@@ -139,7 +139,7 @@ class Roster(Service):
             case Report(standing):
                 self._hear(client, standing)
             case Complain(parent):
-                self._distrust(client, parent)
+                self._distrust(client, parent or client)
             case Leave():
                 self.gone(client)
             case TakeTurn(turn):

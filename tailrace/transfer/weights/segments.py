@@ -185,6 +185,7 @@ class Pool:
         try:
             segment = Segment(path, _make_file(path, _HEADER_BYTES + nbytes))
         except OSError as error:
+            path.unlink(missing_ok=True)
             raise WeightsError(
                 f"{nbytes} bytes of shared memory for weights cannot be had in {self.directory}: {error.strerror}; "
                 f"make room there"
@@ -252,7 +253,6 @@ def _make_file(path: Path, size: int) -> int:
         os.posix_fallocate(file, 0, size)
     except OSError:
         os.close(file)
-        path.unlink()
         raise
     return file
 

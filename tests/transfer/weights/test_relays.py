@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.errors import WeightsError
 from tailrace.transfer.queue.wire.frames import Reply as WireReply
 from tailrace.transfer.weights.download import Download
 from tailrace.transfer.weights.messages import Gone, encode_reply
@@ -286,7 +287,7 @@ async def test_a_relay_that_does_not_give_a_version_yet_is_not_accused(
         return answer(wanted)
 
     monkeypatch.setattr(shelf, "_reply", refuse_once)
-    second = far(stack, sender, "second", limit_s=1.0)
+    second = far(stack, sender, "second")
     await joined(sender, 2)
     sender.publish(0, tensors(0).items())
     await second.wait(0, timeout_s=LIMIT_S)
@@ -294,6 +295,27 @@ async def test_a_relay_that_does_not_give_a_version_yet_is_not_accused(
     assert gone
     assert sender.stats().distrusted == []
     assert sender.stats().receivers["second"].parent == "first"
+
+
+async def test_the_children_of_a_relay_that_gives_a_version_up_get_it_elsewhere(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make_sender(stack)
+    first = far(stack, sender, "first")
+    await joined(sender, 1)
+    second = far(stack, sender, "second")
+    await joined(sender, 2)
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise WeightsError("there is no room for it")
+
+    monkeypatch.setattr(first._follower.pool, "take", no_room)
+    sender.publish(0, tensors(0).items())
+    await second.wait(0, timeout_s=LIMIT_S)
+    check(second, 0)
+    with pytest.raises(WeightsError, match="no room"):
+        await first.wait(0, timeout_s=LIMIT_S)
+    assert sender.stats().distrusted == ["first"]
 
 
 async def test_a_receiver_without_an_address_of_the_network_does_not_relay(stack: ExitStack) -> None:
