@@ -112,7 +112,8 @@ class EngineUpdater:
             try:
                 await self._source.announcement(self.version + 1, timeout_s=self._timeout_s)
                 with self._activity.waiting("weights"):  # also where no prompt is there to wait for them
-                    await self._take(await self._source.wait(self.version + 1, timeout_s=self._timeout_s))
+                    arrived = await self._source.wait(self.version + 1, timeout_s=self._timeout_s)
+                await self._take(arrived)  # where they wait for responses, the engine does not wait for them
             except WeightsTimeout:
                 continue  # an update takes as long as it takes; who needs its weights has a limit
             except SenderLost:  # whether it is dead is for the driver to say
@@ -163,7 +164,11 @@ class EngineUpdater:
         return self.version >= needed and not drains and not self._held_back
 
     async def _install(self) -> None:
-        with self._source.weights() as (version, tensors), self._log.span("update_weights", "engine", version=version):
+        with (
+            self._activity.waiting("weights"),
+            self._source.weights() as (version, tensors),
+            self._log.span("update_weights", "engine", version=version),
+        ):
             await self._engine.update_weights(version, tensors.items())
         self.version = version
         self._source.installed(version)

@@ -281,6 +281,8 @@ def test_that_weights_wait_for_responses_is_a_span_until_they_are_installed(mode
             drain, install = site.events
             assert (drain.task, drain.version, drain.start, drain.end) == ("weights_drain", 1, arrived, finished)
             assert (install.task, install.version, install.start) == ("update_weights", 1, finished)
+            on_their_way, going_in = arrived, install.end - install.start
+            assert site.seconds()["weights"] == pytest.approx(on_their_way + going_in)
 
     drains()
 
