@@ -94,7 +94,7 @@ def _warn_of_worker_settings(config: RunConfig) -> None:
     if config.pipeline.placement == "colocated" and any(given.values()):
         sections = " and ".join(section for section, is_given in given.items() if is_given)
         warnings.warn(
-            f"pipeline.placement is colocated, where {sections} of the recipe means nothing: all is in this process; "
+            f"pipeline.placement is colocated, which uses nothing of the recipe's {sections}: all is in this process; "
             "for worker processes give pipeline.placement=separated",
             TailraceWarning,
             stacklevel=2,

@@ -269,7 +269,7 @@ def test_settings_of_workers_that_a_run_does_not_have_are_told_of(
     config = small_run(
         tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=1, cluster={"rollout": {"workers": 2}}
     )
-    with pytest.warns(TailraceWarning, match=r"placement is colocated, where cluster of the recipe means nothing"):
+    with pytest.warns(TailraceWarning, match=r"placement is colocated, which uses nothing of the recipe's cluster:"):
         assert train(config, resume=False) == 0
 
 
