@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -34,6 +34,15 @@ def make_sender(stack: ExitStack, **options: Any) -> WeightSender:
 def far(stack: ExitStack, sender: WeightSender, name: str, **options: Any) -> WeightReceiver:
     facts = {"medium": "tcp", "datacentre": "far", "listen": ANYWHERE}
     return stack.enter_context(WeightReceiver(sender.address, name=name, **facts | options))
+
+
+@contextmanager
+def on_another_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Receivers that are made in the block say that they are on one host, which is not the sender's."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
+        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+        yield
 
 
 async def joined(sender: WeightSender, count: int) -> None:
@@ -87,9 +96,7 @@ async def test_a_remote_datacentre_gets_each_version_once(stack: ExitStack) -> N
 async def test_those_on_the_host_of_a_relay_map_its_memory(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host other than the sender's: the relay and its neighbours say so, and the relay cannot map the sender's."""
     sender = make_sender(stack)
-    with monkeypatch.context() as patch:
-        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
-        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+    with on_another_host(monkeypatch):
         engines = [far(stack, sender, f"engine-{number}", medium="auto") for number in range(3)]
         await joined(sender, 3)
         sender.publish(0, tensors(0).items())
@@ -105,9 +112,7 @@ async def test_the_neighbours_of_a_relay_whose_memory_is_gone_go_on(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = make_sender(stack)
-    with monkeypatch.context() as patch:
-        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
-        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+    with on_another_host(monkeypatch):
         engines = []
         for number in range(3):
             engines.append(far(stack, sender, f"engine-{number}", medium="auto"))
@@ -253,9 +258,7 @@ async def test_a_host_with_a_relay_that_another_host_could_not_reach_gets_each_v
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = make_sender(stack)
-    with monkeypatch.context() as patch:
-        patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
-        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+    with on_another_host(monkeypatch):
         neighbours = [far(stack, sender, f"engine-{number}", medium="auto") for number in range(2)]
         await joined(sender, 2)
         others = [far(stack, sender, f"other-{number}") for number in range(2)]
