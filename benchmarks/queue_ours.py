@@ -22,7 +22,7 @@ import psutil
 from queue_turns import CHUNK_ROWS, Array, PlainCopy, Rows, Side, one_pass, take_turns, varlen_rows, work
 
 from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
-from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, ServiceQueueConfig
+from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, ServiceQueueConfig, StorageConfig
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
@@ -39,7 +39,7 @@ COLUMNS = {
     },
     "small": {"x": ColumnKind.INTS},
 }
-STORAGE = {"shared": ArenaStorageConfig(), "tcp": MemoryStorageConfig()}
+STORAGE: dict[str, StorageConfig] = {"shared": ArenaStorageConfig(), "tcp": MemoryStorageConfig()}
 GROUP_ROWS = 16
 LIMIT_S = 120.0
 """Of every call: one that takes longer has failed."""

@@ -136,7 +136,9 @@ def test_three_non_finite_updates_stop_the_run_with_the_evidence(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path
 ) -> None:
     run = tmp_path / "run"
-    config = small_run(run, tiny_model("llama"), prompts, trainer__lr=1e30, trainer__max_grad_norm=1e30)
+    config = small_run(run, tiny_model("llama"), prompts)
+    diverging = config.trainer.model_copy(update={"lr": 1e30, "max_grad_norm": 1e30})  # beyond what a recipe may say
+    config = config.model_copy(update={"trainer": diverging})
     with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
         train(config, resume=False)
     assert (run / "evidence.json").stat().st_size > 0

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
-from tailrace.config.base import Config
+from tailrace.config.base import Batch, Config
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -13,7 +13,7 @@ KlEstimator = Literal["k1", "k2", "k3"]
 class KlConfig(Config):
     """A penalty on the divergence from the frozen initial weights."""
 
-    coefficient: NonNegativeFloat = 0.0
+    coefficient: Annotated[float, Field(ge=0, le=1000)] = 0.0
     """0 computes no reference log-probabilities at all."""
     estimator: KlEstimator = "k3"
     """k1 is the log-ratio: as a penalty its mean gradient is 0, so it only reports. k2 is half its square. k3 is
@@ -31,7 +31,7 @@ class TruncatedCorrection(Config):
     start of the step make it than those that sampled it did, up to a limit. The default with a larger one."""
 
     type: Literal["truncated"] = "truncated"
-    limit: Annotated[float, Field(ge=1)] = 2.0
+    limit: Annotated[float, Field(ge=1, le=1e6)] = 2.0
     """The largest factor. Lower ones bound the variance more, and leave more of the bias."""
 
 
@@ -42,15 +42,15 @@ class GrpoConfig(Config):
     """Group Relative Policy Optimization."""
 
     type: Literal["grpo"] = "grpo"
-    group_size: PositiveInt = 8
+    group_size: Batch = 8
     """Samples of a prompt; at least 2."""
     normalize_std: bool = True
     """Divide a group's centred rewards by their standard deviation."""
-    advantage_eps: PositiveFloat = 1e-6
+    advantage_eps: Annotated[float, Field(ge=1e-12, le=1)] = 1e-6
     """Added to that standard deviation."""
-    clip_low: NonNegativeFloat = 0.2
+    clip_low: Annotated[float, Field(ge=0, le=1)] = 0.2
     """The ratio is clipped below 1 - clip_low."""
-    clip_high: NonNegativeFloat = 0.2
+    clip_high: Annotated[float, Field(ge=0, le=1e6)] = 0.2
     """The ratio is clipped above 1 + clip_high."""
     loss_agg_mode: LossAggMode = "token-mean"
     """How token losses become one number."""

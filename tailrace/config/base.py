@@ -1,9 +1,9 @@
 """The base of every configuration schema."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
 
 from tailrace.cpu import multiplies_bfloat16
 
@@ -11,11 +11,36 @@ _IN_BFLOAT16 = ("native", "vllm")
 """Engines whose dtype is that by default."""
 
 
+Item = TypeVar("Item")
+
+Listed = Annotated[tuple[Item, ...], Strict(False)]
+"""A list of a recipe, kept as a tuple; its items are as strict as any key."""
+Count = Annotated[int, Field(gt=0, le=10**9)]
+"""Of samples, tokens, rows, steps."""
+CountFromZero = Annotated[int, Field(ge=0, le=10**9)]
+Batch = Annotated[int, Field(gt=0, le=2**16)]
+"""Sequences or rows that are held side by side."""
+Processes = Annotated[int, Field(gt=0, le=1024)]
+"""Or threads, of one machine."""
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Bytes = Annotated[int, Field(gt=0, le=2**50)]
+Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
+"""A limit; 1e6 are eleven days, and less than what operating systems can wait for."""
+
+
 class Config(BaseModel):
-    """Frozen, keyword-only; unknown keys are errors; the docstring under a field is its description."""
+    """Frozen, keyword-only; unknown keys are errors; the docstring under a field is its description.
+
+    A value has the type of its key already: `true`, `1.0` and `"1"` are no integers. An integer is a number, too.
+    """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
     )
 
     @classmethod

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
+from pydantic import Field, field_validator
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, Listed, Processes, Seconds
 
 _LEAST_HEARTBEAT_LIMIT_S = 3.0
 """Beats and reports come at most 1.5 s after one another, where nothing holds them up."""
@@ -21,17 +21,17 @@ def _counted(amount: float) -> float:
 class PoolConfig(Config):
     """The workers of one kind."""
 
-    workers: PositiveInt = 1
+    workers: Processes = 1
     """Processes."""
-    cpus: NonNegativeFloat = 1.0
+    cpus: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """CPUs that Ray reserves for each."""
-    gpus: NonNegativeFloat = 0.0
+    gpus: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     """GPUs that Ray reserves for each; it sees no others, with 0 none. What uses a `device` that is one needs some."""
-    resources: dict[str, PositiveFloat] = {}
+    resources: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
     """Further resources of Ray that each reserves, such as the name of a kind of machine."""
-    threads: PositiveInt | None = None
+    threads: Processes | None = None
     """Threads of torch in each; by default as many as `cpus`, one at the least."""
-    cores: Annotated[tuple[NonNegativeInt, ...], Field(min_length=1)] | None = None
+    cores: Annotated[Listed[Annotated[int, Field(ge=0, lt=10**6)]], Field(min_length=1)] | None = None
     """CPU cores of its machine that each is bound to; by default none is."""
 
     @field_validator("cpus", "gpus")
@@ -75,14 +75,14 @@ class ClusterConfig(Config):
     """Each grades in `rewards.workers` processes of its own, and computes advantages."""
     reference: PoolConfig = PoolConfig()
     """Each has the initial weights, for the KL penalty; none is started without one."""
-    start_limit_s: PositiveFloat = 300.0
+    start_limit_s: Seconds = 300.0
     """Seconds for a worker to be given its place, and as many again to start and load its model."""
-    heartbeat_limit_s: PositiveFloat = 30.0
+    heartbeat_limit_s: Seconds = 30.0
     """Seconds without a sign of life after which a worker is killed and replaced; 3 at the least."""
-    computation_limit_s: PositiveFloat = 1800.0
+    computation_limit_s: Seconds = 1800.0
     """Seconds after which one computation on a worker's device, such as a step of the engine, training on the
     rows that were ready or writing a checkpoint, is taken to hang: the worker ends as one that died does."""
-    max_deaths: NonNegativeInt = 10
+    max_deaths: Annotated[int, Field(ge=0, le=1000)] = 10
     """Workers that may die within ten minutes; with one more the run ends."""
 
     @field_validator("heartbeat_limit_s")

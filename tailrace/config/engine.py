@@ -2,24 +2,15 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tailrace.config.base import Config
+from tailrace.config.base import Batch, Config, Count, CountFromZero, Listed, Processes, Seconds
 
 
 class SamplingConfig(Config):
     """How a response is sampled. The order is temperature, top-k, top-p, min-p, as in transformers."""
 
-    max_new_tokens: PositiveInt = 256
+    max_new_tokens: Count = 256
     """Tokens of a response at the most."""
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Divides the logits; 0 is greedy."""
@@ -29,9 +20,9 @@ class SamplingConfig(Config):
     """Keep the smallest set of most likely tokens whose probability reaches this."""
     min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Drop tokens less likely than this times the most likely one."""
-    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    stop_token_ids: Listed[CountFromZero] = ()
     """Tokens that end a response, beside the model's end-of-sequence tokens."""
-    stop: Annotated[tuple[str, ...], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = ()
+    stop: Annotated[Listed[str], BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop)] = ()
     """Strings that end a response, or a single one; the response keeps the token that completed one. For a line break,
     a shell needs `sampling.stop='["\\n"]'`."""
     ignore_eos: bool = False
@@ -50,9 +41,9 @@ class LinkConfig(Config):
     """An emulated link between TP ranks, for experiments: each collective takes latency + bytes / bandwidth longer. Off
     unless given."""
 
-    latency_us: NonNegativeFloat = 10.0
+    latency_us: Annotated[float, Field(ge=0, le=1e6)] = 10.0
     """Added to every collective, in microseconds."""
-    bandwidth_gib_per_s: PositiveFloat = 10.0
+    bandwidth_gib_per_s: Annotated[float, Field(ge=1e-6, le=1e6)] = 10.0
     """Bytes of the tensor divided by this are added, too."""
 
 
@@ -62,19 +53,19 @@ class AdaptiveTPConfig(Config):
     profile: str | None = None
     """The file that `tailrace profile tp` has written; by default the one in Tailrace's cache for this model and
     machine. Without one, or with that of another model or machine, the engine warns and leaves TP as it is."""
-    degrees: tuple[PositiveInt, ...] | None = None
+    degrees: Listed[Processes] | None = None
     """TP degrees to choose from, divisors of dp · tp; by default all that the profile has."""
     estimate: Literal["survival", "bound", "ranked"] = "survival"
     """How long unfinished responses will get: by the lengths seen so far; each as long as it may; as
     Request.expected_tokens says."""
-    max_response_tokens: PositiveInt | None = None
+    max_response_tokens: Count | None = None
     """The most that any response may reach; by default what its request asks for. A replayed workload needs it: its
     requests ask for the very lengths that nobody could know."""
     least_gain: Annotated[float, Field(ge=0, lt=1)] = 0.02
     """The part of the remaining time that each switch must save."""
     look_ahead: bool = True
     """Also weigh switching later. Without, TP changes as soon as that is predicted to be better than never (PAT)."""
-    steps_between: PositiveInt = 64
+    steps_between: Count = 64
     """Decode steps after which the question is asked again, if the batch has not changed by an eighth before."""
 
 
@@ -85,11 +76,11 @@ class NativeEngineConfig(Config):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
     instructions for bfloat16."""
-    dp: PositiveInt = 1
+    dp: Processes = 1
     """Copies of the model, which share the requests."""
-    tp: PositiveInt = 1
+    tp: Processes = 1
     """Ranks that hold one copy together. DP × TP ranks are worker processes, unless there is one only."""
-    threads_per_rank: Annotated[int, Field(gt=0, le=1024)] | None = None
+    threads_per_rank: Processes | None = None
     """CPU threads of each worker process; by default the cores divided by the ranks."""
     adaptive_tp: AdaptiveTPConfig | None = None
     """Rearranges the dp · tp ranks while responses finish; dp and tp are what the engine starts with then."""
@@ -100,21 +91,21 @@ class NativeEngineConfig(Config):
     kernels: Literal["auto", "cpu", "torch"] = "auto"
     """cpu: C++ compiled at first use, for bfloat16 on CPUs with AVX512-BF16; torch: PyTorch alone; auto: cpu where it
     can be."""
-    block_size: PositiveInt = 64
+    block_size: Batch = 64
     """Tokens in a KV cache block."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache on each rank, in GiB."""
-    max_batch_size: PositiveInt = 128
+    max_batch_size: Batch = 128
     """Sequences that a copy of the model decodes together at the most."""
-    prefill_tokens: PositiveInt = 4096
+    prefill_tokens: Count = 4096
     """Tokens computed in one engine step at the most, decoding sequences not counted."""
-    max_model_len: PositiveInt | None = None
+    max_model_len: Count | None = None
     """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
     """What becomes of the cache of unfinished sequences when new weights come."""
     cuda_graphs: bool = False
     """Capture a CUDA graph for each size of a decode step when it first occurs. Has never run on a GPU."""
-    step_timeout_s: Annotated[float, Field(gt=0, le=1e6)] = 600.0
+    step_timeout_s: Seconds = 600.0
     """A worker process that takes longer for a step is killed and replaced."""
 
     @property
@@ -170,9 +161,9 @@ class VllmEngineConfig(Config):
     instructions for bfloat16."""
     kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache, in GiB."""
-    max_batch_size: PositiveInt = 128
+    max_batch_size: Batch = 128
     """Sequences that decode together at the most."""
-    max_model_len: PositiveInt | None = None
+    max_model_len: Count | None = None
     """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
 
 
@@ -188,7 +179,7 @@ class FakeEngineConfig(Config):
     """No model: seeded random tokens and lengths, at once. For trying a pipeline out."""
 
     type: Literal["fake"] = "fake"
-    vocab_size: PositiveInt = 256
+    vocab_size: Count = 256
     """Tokens are drawn from 0 … vocab_size - 1."""
 
 

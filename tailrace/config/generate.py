@@ -3,9 +3,9 @@
 import os
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from tailrace.config.base import OnDevice
+from tailrace.config.base import Batch, Count, Listed, OnDevice, Processes, Seed
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import AnySource, Presentation
@@ -14,11 +14,11 @@ from tailrace.config.prompts import AnySource, Presentation
 class _OnEngine(OnDevice):
     """A model in an engine on a device."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Fixes every random choice."""
     device: str = "cpu"
     """A torch device; only cpu has been tested."""
-    threads: PositiveInt | None = None
+    threads: Processes | None = None
     """Threads of torch; the machine's cores by default."""
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = NativeEngineConfig()
@@ -34,7 +34,7 @@ class GeneratePromptsConfig(Presentation):
 class GenerateConfig(_OnEngine):
     """One `tailrace generate`."""
 
-    samples: PositiveInt = 1
+    samples: Count = 1
     """Responses to each prompt."""
     order: Literal["first_in", "longest_first"] = "first_in"
     """Which requests start first: those of the first prompts, or those with the largest `expected_tokens`, a column of
@@ -46,11 +46,11 @@ class GenerateConfig(_OnEngine):
 class ProfileConfig(_OnEngine):
     """One `tailrace profile engine`."""
 
-    batch_sizes: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (1, 8, 32, 64)
+    batch_sizes: Annotated[Listed[Batch], Field(min_length=1)] = (1, 8, 32, 64)
     """Sequences that decode together; each is measured by itself."""
-    prompt_tokens: PositiveInt = 64
+    prompt_tokens: Count = 64
     """Random tokens of each prompt."""
-    new_tokens: Annotated[int, Field(ge=2)] = 64
+    new_tokens: Annotated[int, Field(ge=2, le=10**9)] = 64
     """Of each response. All but the first come from steps that only decode, which are the ones reported."""
 
 
@@ -59,20 +59,20 @@ class TPProfileConfig(_OnEngine):
 
     engine: NativeEngineConfig = NativeEngineConfig()
     """By default it has as many ranks as the machine has cores, and two at the least."""
-    degrees: tuple[PositiveInt, ...] | None = None
+    degrees: Listed[Processes] | None = None
     """TP degrees to measure, two or more divisors of dp · tp; by default all that the model can be split in."""
-    token_budget: PositiveInt | None = None
+    token_budget: Count | None = None
     """Cached tokens of a replica at the most; by default what the cache holds, up to 16384. Beyond that the times are
     extrapolated."""
-    max_batch_size: PositiveInt | None = None
+    max_batch_size: Batch | None = None
     """Sequences that a replica decodes together at the most; by default those of the engine."""
-    max_length: PositiveInt | None = None
+    max_length: Count | None = None
     """Tokens of a sequence at the most; by default what the context has room for, up to 2048."""
-    points: Annotated[int, Field(ge=3)] = 18
+    points: Annotated[int, Field(ge=3, le=10000)] = 18
     """Pairs of batch size and length at the most, which are measured under each degree."""
-    steps: PositiveInt = 16
+    steps: Count = 16
     """Decode steps of each measurement."""
-    rounds: PositiveInt = 3
+    rounds: Count = 3
     """Times that everything is measured; the medians count."""
     output: str | None = None
     """The profile's file; by default the one in Tailrace's cache where engines with adaptive_tp look for it."""

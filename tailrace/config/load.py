@@ -23,6 +23,16 @@ _NO_KEYS = {
 }
 """Keys that people look for, and what they find instead."""
 
+_UNQUOTED = (
+    "write it without quotes, powers of ten with a point (1.0e-5), and one from the environment as "
+    "${oc.decode:${oc.env:NAME}}"
+)
+_EXPECTED = {
+    "int_type": "expected an integer",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+}
+
 Schema = TypeVar("Schema", bound=Config)
 
 
@@ -192,11 +202,22 @@ def _meant(root: type[Config], problem: ErrorDetails, key: str) -> str:
     location, kind, value = problem["loc"], problem["type"], problem["input"]
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
         return f"expected a list: {key}=[{value}]"
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str) and _is_scalar(value):
+        return f"{_EXPECTED[kind]}, not the text of one; {_UNQUOTED}"
     if kind in ("model_type", "model_attributes_type", "dict_type") and isinstance(value, str):
         _, variants = _descend(_schema_at(root, location[:-1]), str(location[-1]))
         if value in variants:
             return f"did you mean {key}.type={value}?"
     return ""
+
+
+def _is_scalar(text: str) -> bool:
+    """Whether it reads as a number or a truth value."""
+    try:
+        float(text)
+    except ValueError:
+        return text.lower() in ("true", "false", "yes", "no", "on", "off")
+    return True
 
 
 def _config_keys(root: type[Config], location: tuple[int | str, ...]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from tailrace.config.base import Config
 
@@ -13,7 +13,7 @@ class PipelineConfig(Config):
     placement: Literal["colocated", "separated"] = "colocated"
     """Colocated: engine and trainer share the device of one process, in turns. Separated: each kind of task has worker
     processes of its own, see `cluster`."""
-    max_staleness: NonNegativeInt = 0
+    max_staleness: Annotated[int, Field(ge=0, le=10000)] = 0
     """Actor updates by which the weights that train on a response may be newer than the oldest that made it. 0 waits
     for each update before generating for the next."""
     streaming: bool = False

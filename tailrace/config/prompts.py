@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, Count, CountFromZero, Seed
 
 
 class ColumnsConfig(Config):
@@ -60,9 +60,9 @@ class ReasoningGymSource(Config):
     type: Literal["reasoning_gym"] = "reasoning_gym"
     task: str
     """Name of the generator, such as chain_sum."""
-    size: PositiveInt = 2000
+    size: Annotated[int, Field(ge=1, le=10**7)] = 2000
     """Problems to generate."""
-    seed: int = 1
+    seed: Seed = 1
     """Seed of the generator."""
     parameters: dict[str, Any] = {}
     """Of the generator, such as {min_terms: 2}."""
@@ -85,9 +85,9 @@ class PromptsConfig(Presentation):
     """Where prompts come from and how they are presented to the model."""
 
     source: PromptSource
-    held_out: NonNegativeInt = 64
+    held_out: CountFromZero = 64
     """Prompts kept away from training, for evaluation. Training prompts equal to one of them are dropped."""
     shuffle: bool = True
     """A new seeded order in every epoch; off keeps the order of the source."""
-    max_prompt_tokens: PositiveInt | None = None
+    max_prompt_tokens: Count | None = None
     """Longer prompts are an error; the model's context less max_new_tokens by default."""

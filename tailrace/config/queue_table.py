@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, Strict, model_validator
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, Count, Listed, Processes
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.types import COLUMNS, ColumnKind
 
@@ -13,7 +13,7 @@ class FirstInConfig(Config):
     """Ready rows one by one, in the order of the run."""
 
     type: Literal["first_in"] = "first_in"
-    max_rows: PositiveInt = 1
+    max_rows: Count = 1
     """Rows of a claim at the most."""
 
 
@@ -21,7 +21,7 @@ class OldestVersionConfig(Config):
     """Ready rows one by one, those that the oldest weights have made first."""
 
     type: Literal["oldest_version"] = "oldest_version"
-    max_rows: PositiveInt = 1
+    max_rows: Count = 1
     """Rows of a claim at the most."""
 
 
@@ -29,7 +29,7 @@ class WholeGroupsConfig(Config):
     """Groups all of whose rows are ready, in the order in which they became so."""
 
     type: Literal["whole_groups"] = "whole_groups"
-    max_groups: PositiveInt = 1
+    max_groups: Count = 1
     """Groups of a claim at the most."""
 
 
@@ -37,9 +37,9 @@ class TokenBudgetConfig(Config):
     """Whole groups gathered until the next would exceed a number of tokens, or the claim has as many rows as it may."""
 
     type: Literal["token_budget"] = "token_budget"
-    tokens: PositiveInt | None = None
+    tokens: Count | None = None
     """Tokens of a claim at the most; by default there is no such bound."""
-    window: PositiveInt | None = None
+    window: Count | None = None
     """Rows, by their order in the run, that are handed out before any after them, so that a slow group holds those
     back: 1 is strictly in order, the rows of a training step let a group overtake others of its step. By default groups
     come as they become whole."""
@@ -53,11 +53,11 @@ class BalancedConfig(Config):
     """Batches of whole groups, split among ranks so that all have equally much to do."""
 
     type: Literal["balanced"] = "balanced"
-    ranks: PositiveInt
+    ranks: Processes
     """Parts that a batch is split into."""
-    rows: PositiveInt
+    rows: Count
     """Rows of a batch."""
-    cost_columns: tuple[str, ...] = ("prompt_ids", "response_ids")
+    cost_columns: Listed[str] = ("prompt_ids", "response_ids")
     """The columns whose elements are what a row costs."""
 
 
@@ -73,9 +73,9 @@ class TaskConfig(Config):
 
     name: Annotated[str, Field(min_length=1)]
     """Unique in the table."""
-    reads: Annotated[tuple[str, ...], Field(min_length=1)]
+    reads: Annotated[Listed[str], Field(min_length=1)]
     """Columns that a row must have before the task is handed it."""
-    writes: tuple[str, ...] = ()
+    writes: Listed[str] = ()
     """Columns that the task's acks bring."""
     policy: PolicyConfig = FirstInConfig()
 
@@ -94,8 +94,8 @@ class TaskConfig(Config):
 class TableConfig(Config):
     """The table of a queue."""
 
-    tasks: Annotated[tuple[TaskConfig, ...], Field(min_length=1)]
-    columns: dict[str, ColumnKind] = dict(COLUMNS)
+    tasks: Annotated[Listed[TaskConfig], Field(min_length=1)]
+    columns: dict[str, Annotated[ColumnKind, Strict(False)]] = dict(COLUMNS)
     """What the cells of each column hold: `int64 array`, `float32 array`, `int`, `float`, `str` or `JSON value`. Where
     they are given, there are no others."""
 

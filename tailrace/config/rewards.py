@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, Processes, Seconds
 
 
 def _compiles(pattern: str) -> str:
@@ -71,11 +71,11 @@ class RewardsConfig(Config):
     """The reward function and the processes that run it."""
 
     grader: Grader
-    workers: PositiveInt = 2
+    workers: Processes = 2
     """Processes that grade; each can be killed without harm."""
-    timeout_s: PositiveFloat = 10.0
+    timeout_s: Seconds = 10.0
     """A grading that takes longer is killed and counts as failed."""
-    retries: NonNegativeInt = 0
+    retries: Annotated[int, Field(ge=0, le=1000)] = 0
     """Further attempts at a response whose grading failed."""
-    failure_reward: float | None = None
+    failure_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a response whose grading failed; null leaves the sample out of its group and of the update."""

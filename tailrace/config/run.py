@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
-from tailrace.config.base import OnDevice, is_slow_in_bfloat16, with_default
+from tailrace.config.base import OnDevice, Processes, Seed, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
@@ -23,11 +23,11 @@ class RunConfig(OnDevice):
 
     output_dir: str = Field(min_length=1)
     """Directory of the run: events, checkpoints, report, exported model."""
-    seed: int = 0
+    seed: Seed = 0
     """Fixes prompt order and every sample's random stream."""
     device: str = "cpu"
     """A torch device; only cpu has been tested."""
-    threads: PositiveInt | None = None
+    threads: Processes | None = None
     """Threads of torch, with `pipeline.placement: colocated`; the machine's cores by default. Separate workers have
     those of their pools in `cluster`."""
     model: ModelConfig = ModelConfig()

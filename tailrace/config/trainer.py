@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, Strict
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, Count, CountFromZero
 
 
 class SingleTrainerBackend(Config):
@@ -27,55 +27,58 @@ class AdapterTrainerBackend(Config):
 TrainerBackend = Annotated[SingleTrainerBackend | AdapterTrainerBackend, Field(discriminator="type")]
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class TrainerConfig(Config):
     """The actor update."""
 
     backend: TrainerBackend = SingleTrainerBackend()
     """What computes the update."""
-    steps: PositiveInt = 100
+    steps: Count = 100
     """Training steps; each makes and trains on train_batch_size samples."""
-    train_batch_size: PositiveInt = 32
+    train_batch_size: Count = 32
     """Samples of a step: prompts times group_size."""
-    mini_batch_size: PositiveInt | None = None
+    mini_batch_size: Count | None = None
     """Samples of an optimizer step; train_batch_size by default."""
-    micro_batch_tokens: PositiveInt = 4096
+    micro_batch_tokens: Count = 4096
     """Token budget of one forward and backward pass; a shared prompt counts once."""
     precision: Literal["bf16", "fp32"] = "bf16"
     """bf16 is autocast over fp32 master weights. The default is fp32 on this machine's CPU, if that has no instructions
     for bf16."""
-    lr: PositiveFloat = 1e-6
+    lr: Annotated[float, Field(gt=0, le=10)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate decays after the warm-up."""
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: CountFromZero = 0
     """Optimizer steps in which the learning rate rises linearly from 0."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    betas: Annotated[tuple[Beta, Beta], Strict(False)] = (0.9, 0.999)
     """Of AdamW."""
-    eps: PositiveFloat = 1e-8
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Of AdamW."""
-    weight_decay: NonNegativeFloat = 0.0
+    weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Of AdamW; on matrices only."""
-    max_grad_norm: PositiveFloat = 1.0
+    max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Gradients are scaled down to this norm."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
-    max_nonfinite_steps: PositiveInt = 3
+    max_nonfinite_steps: Count = 3
     """Optimizer steps skipped in a row for a non-finite loss or gradient before the run stops."""
 
 
 class CheckpointConfig(Config):
     """What is kept of a run."""
 
-    every: PositiveInt = 50
+    every: Count = 50
     """Steps between checkpoints; the last step always makes one."""
-    keep: PositiveInt = 2
+    keep: Count = 2
     """Checkpoints kept; older ones are deleted."""
 
 
 class EvaluationConfig(Config):
     """Greedy accuracy on the held-out prompts, before, during and after training."""
 
-    every: PositiveInt = 25
+    every: Count = 25
     """Steps between evaluations."""
-    max_prompts: PositiveInt | None = None
+    max_prompts: Count | None = None
     """Held-out prompts used; all by default."""

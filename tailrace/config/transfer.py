@@ -2,16 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
-from tailrace.config.base import Config
+from tailrace.config.base import Bytes, Config, Count, Processes, Seconds
 
 
 class MemoryStorageConfig(Config):
     """Cells in the memory of the storage unit; they travel to clients in messages."""
 
     type: Literal["memory"] = "memory"
-    max_bytes: PositiveInt = 8 * 2**30
+    max_bytes: Bytes = 8 * 2**30
     """Bytes that a unit holds at the most."""
 
 
@@ -21,7 +21,7 @@ class ArenaStorageConfig(Config):
     type: Literal["arena"] = "arena"
     directory: str = "/dev/shm"
     """Where the files of the shared memory are made; a file system in memory."""
-    max_bytes: PositiveInt = 8 * 2**30
+    max_bytes: Bytes = 8 * 2**30
     """Bytes that a unit holds at the most."""
 
 
@@ -31,9 +31,9 @@ class SpillStorageConfig(Config):
     type: Literal["spill"] = "spill"
     directory: str
     """Where the file is made; on a disk."""
-    memory_bytes: PositiveInt = 4 * 2**30
+    memory_bytes: Bytes = 4 * 2**30
     """Bytes that a unit holds in memory; the least recently written go to the file."""
-    max_bytes: PositiveInt = 64 * 2**30
+    max_bytes: Bytes = 64 * 2**30
     """Bytes that a unit holds at the most, in memory and in the file together."""
 
 
@@ -43,9 +43,9 @@ class RedisStorageConfig(Config):
     type: Literal["redis"] = "redis"
     url: str = "redis://127.0.0.1:6379/0"
     """The server: redis://host:port/database, rediss:// for TLS, or unix:///path."""
-    timeout_s: PositiveFloat = 10.0
+    timeout_s: Seconds = 10.0
     """Seconds that the server has to answer; a call is tried twice."""
-    max_bytes: PositiveInt = 4 * 2**30
+    max_bytes: Bytes = 4 * 2**30
     """Bytes that a unit stores at the most."""
 
 
@@ -58,13 +58,13 @@ StorageConfig = Annotated[
 class _Bounds(Config):
     """What every queue that a run or `tailrace queue serve` makes has."""
 
-    max_rows: PositiveInt = 65536
+    max_rows: Count = 65536
     """Rows stored at the most; producers wait beyond that."""
-    max_bytes: PositiveInt = 4 * 2**30
+    max_bytes: Bytes = 4 * 2**30
     """Bytes of cells stored at the most; producers wait beyond that. Outputs of tasks may exceed it."""
-    lease_s: PositiveFloat = 600.0
+    lease_s: Seconds = 600.0
     """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
-    timeout_s: PositiveFloat = 3600.0
+    timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
 
 
@@ -78,22 +78,22 @@ class ServiceQueueConfig(_Bounds):
     """A transfer queue in processes of its own: a controller and storage units."""
 
     type: Literal["service"] = "service"
-    units: PositiveInt = 2
+    units: Processes = 2
     """Storage units to start; others may join."""
-    replicas: PositiveInt = 1
+    replicas: Processes = 1
     """Units that each row is written to, `units` at the most; with 2, no row is lost with a unit. Fewer where fewer are
     alive."""
     storage: StorageConfig = ArenaStorageConfig()
     """Where units keep cells."""
     listen: str = "127.0.0.1"
     """The address of this machine at which the processes listen, at ports that are free. Others are not reached."""
-    client_limit_s: PositiveFloat = 30.0
+    client_limit_s: Seconds = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients name their
     own, so `tailrace queue serve` does not look at it."""
-    timeout_s: PositiveFloat = 3600.0
+    timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim of the run waits at the most; a task without work then asks again, the training
     step fails. Other clients name their own, so `tailrace queue serve` does not look at it."""
-    unit_limit_s: PositiveFloat = 10.0
+    unit_limit_s: Seconds = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
 
     @field_validator("listen")
@@ -122,9 +122,9 @@ class RemoteQueueConfig(Config):
     type: Literal["remote"] = "remote"
     connection: str
     """The file that `tailrace queue serve` has written: where the queue is, and its token."""
-    timeout_s: PositiveFloat = 3600.0
+    timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
-    client_limit_s: PositiveFloat = 30.0
+    client_limit_s: Seconds = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back."""
     shared_memory: bool = True
     """Whether cells may pass through the memory of units on this host; otherwise through sockets."""

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, Seconds
 
 WeightsMode = Literal["synchronous", "delayed", "sub_step", "in_flight"]
 WeightsMedium = Literal["auto", "shared_memory", "tcp", "gloo", "nccl"]
@@ -25,6 +25,6 @@ class WeightsConfig(Config):
     """Of floats that travel; by default `engine.dtype`, or float32 where the engine has no such key."""
     chunk_mib: Annotated[float, Field(ge=0.001, le=1024)] = 4.0
     """Size of the pieces in which they travel, in MiB."""
-    timeout_s: PositiveFloat = 600.0
+    timeout_s: Seconds = 600.0
     """Seconds that an engine, or a synchronous update, waits for weights at the most; the time in which engines finish
     responses before they take them does not count."""
