@@ -11,7 +11,7 @@ from tailrace.config.engine import SamplingConfig
 from tailrace.engine.base import SampleStream
 from tailrace.events import EventLog
 from tailrace.metrics import failure_metrics, reward_metrics
-from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.worker import Decode
 from tailrace.types import Prompt, Request, Sample
@@ -41,6 +41,7 @@ class Evaluator:
         """`actor`: in whose row of the timeline it stands."""
         self._engine = engine
         self._pool = pool
+        self._failures = FailureReport()
         self._prompts = prompts
         self._sampling = sampling.model_copy(update={"temperature": 0.0})
         self._decode = decode
@@ -58,7 +59,9 @@ class Evaluator:
                     lengths.append(len(sample.response_ids))
                     graded.append(grading.create_task(self._grade(sample)))
             span.tokens = sum(lengths)
-            span.metrics = _summary([task.result() for task in graded], lengths)
+            grades = [task.result() for task in graded]
+            span.metrics = _summary(grades, lengths)
+            span.info = self._failures.info(grades)
         return span.metrics
 
     def _requests(self) -> list[Request]:
@@ -72,14 +75,22 @@ class Evaluator:
         prompt = self._prompts[-1 - sample.request_id]
         response = self._decode(sample.response_ids.tolist())
         return await self._pool.grade(
-            GradingRequest(prompt=prompt.text, response=response, answer=prompt.answer, metadata=prompt.metadata)
+            GradingRequest(
+                prompt=prompt.text,
+                question=prompt.question,
+                response=response,
+                answer=prompt.answer,
+                metadata=prompt.metadata,
+                tokens=sample.response_ids.tolist(),
+                finish_reason=sample.finish_reason.value,
+            )
         )
 
 
 def _summary(grades: list[Grade], lengths: list[int]) -> dict[str, float]:
     rewards = [math.nan if grade.reward is None else grade.reward for grade in grades]
     return {
-        **reward_metrics(rewards),
+        **reward_metrics(rewards, [grade.parts for grade in grades]),
         **failure_metrics(grade.error for grade in grades),
         "response_tokens": statistics.fmean(lengths),
     }

@@ -10,14 +10,11 @@ import numpy as np
 
 from tailrace.events import Event
 from tailrace.planning.admission import staleness
-from tailrace.rewards.base import failure_kind
+from tailrace.rewards.base import CORRECT, failure_kind
 from tailrace.trainer.actor import StepResult
 from tailrace.trainer.base import UpdateResult
 from tailrace.transfer.queue.base import Row
 from tailrace.types import FinishReason
-
-CORRECT = 1.0
-"""A response with at least this reward counts as correct in an accuracy."""
 
 
 class TaskTimes:
@@ -44,7 +41,10 @@ def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, flo
     """Every figure of training step `step`, which took `seconds`."""
     lengths = [response_tokens(row) for row in result.rows]
     return {
-        **reward_metrics([cast(float, row.cells["reward"]) for row in result.rows]),
+        **reward_metrics(
+            [cast(float, row.cells["reward"]) for row in result.rows],
+            [cast("Mapping[str, float]", row.cells["reward_parts"]) for row in result.rows],
+        ),
         **failure_metrics([cast(str, row.cells["reward_error"]) for row in result.rows]),
         "flat_groups": float(_flat_groups(result.rows)),
         "response_tokens_mean": statistics.fmean(lengths),
@@ -59,16 +59,21 @@ def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, flo
     }
 
 
-def reward_metrics(rewards: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and accuracy over the rewards that were graded; none of them where none was."""
+def reward_metrics(rewards: Sequence[float], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean and standard deviation of the rewards that were graded, and what the graders said beside them.
+
+    `accuracy`: of the responses whose grader says whether they are right, the fraction that is. `reward/<part>`: the
+    mean of each other part, over the responses that have it. What no response has is left out.
+    """
     graded = [reward for reward in rewards if not math.isnan(reward)]
+    values: dict[str, list[float]] = {}
+    for named in parts:
+        for name, value in named.items():
+            values.setdefault("accuracy" if name == CORRECT else f"reward/{name}", []).append(value)
+    means = {name: statistics.fmean(of_part) for name, of_part in sorted(values.items())}
     if not graded:
-        return {}
-    return {
-        "reward": statistics.fmean(graded),
-        "reward_std": statistics.pstdev(graded),
-        "accuracy": statistics.fmean(reward >= CORRECT for reward in graded),
-    }
+        return means
+    return {"reward": statistics.fmean(graded), "reward_std": statistics.pstdev(graded), **means}
 
 
 def failure_metrics(errors: Iterable[str | None]) -> dict[str, float]:

@@ -30,12 +30,14 @@ Value = np.ndarray | float | int | str | Mapping[str, Any] | list[Any] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """One problem, tokenized. `answer` and `metadata` go to the reward function untouched."""
+    """One problem, tokenized. `question`, `answer` and `metadata` go to the reward function untouched."""
 
     prompt_id: str
     """Unique in its source and stable across runs."""
     text: str
     """What the model reads, after the chat template."""
+    question: str | list[dict[str, Any]]
+    """As the source has it: plain text, or chat messages."""
     prompt_ids: IntArray
     """[P]"""
     answer: str | None = None
@@ -98,6 +100,7 @@ COLUMNS: Mapping[str, ColumnKind] = {
     # written with the prompt
     "prompt_ids": ColumnKind.INTS,
     "prompt": ColumnKind.TEXT,
+    "question": ColumnKind.JSON,
     "answer": ColumnKind.JSON,
     "metadata": ColumnKind.JSON,
     "seed": ColumnKind.INT,
@@ -111,6 +114,7 @@ COLUMNS: Mapping[str, ColumnKind] = {
     # reward; NaN says that the grading failed and the sample counts for nothing
     "reward": ColumnKind.FLOAT,
     "reward_error": ColumnKind.TEXT,  # why the grading failed, "" where it did not
+    "reward_parts": ColumnKind.JSON,  # figures by name that the grader gave beside the reward; see `Grade.parts`
     # reference and advantage
     "ref_log_probs": ColumnKind.FLOATS,
     "advantages": ColumnKind.FLOATS,

@@ -22,7 +22,11 @@ def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> R
         "threads": 1,
         "model": {"path": str(model)},
         "prompts": {"source": {"type": "jsonl", "path": str(prompts)}, "held_out": 4},
-        "rewards": {"grader": {"type": "function", "path": "tests.graders.digit_fraction"}, "workers": 1},
+        "rewards": {
+            "grader": {"type": "function", "path": "tests.graders.digit_fraction"},
+            "workers": 1,
+            "correct_at": 1.0,
+        },
         "algorithm": {"group_size": 4},
         "sampling": {"max_new_tokens": 12},
         "engine": {"type": "native", "dtype": "float32", "kv_cache_gib": 0.01},

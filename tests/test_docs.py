@@ -138,7 +138,14 @@ def test_experience_is_put_and_had_as_the_page_shows(address: QueueAddress) -> N
 def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path: Path) -> None:
     table = run_table(small_run(tmp_path, tmp_path, tmp_path), make_algorithm(GrpoConfig()))
     with queue(tmp_path / "queue", table=table) as served, SyncQueue(served.address, name="run") as run:
-        prompt: dict[str, Value] = {"prompt_ids": np.arange(2), "prompt": "p", "answer": "a", "metadata": {}, "seed": 0}
+        prompt: dict[str, Value] = {
+            "prompt_ids": np.arange(2),
+            "prompt": "p",
+            "question": "q",
+            "answer": "a",
+            "metadata": {},
+            "seed": 0,
+        }
         run.put([NewRow(group_id=0, group_size=1, order=0, cells=prompt)])
         claim = run.claim("rollout")
         ids = np.arange(3)

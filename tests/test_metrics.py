@@ -23,6 +23,7 @@ def make_row(
     error: str = "",
     cut: bool = False,
     versions: tuple[int, ...] = (0,),
+    parts: dict[str, float] | None = None,
 ) -> Row:
     return Row(
         id=RowId(0, 0),
@@ -31,6 +32,7 @@ def make_row(
         cells={
             "reward": reward,
             "reward_error": error,
+            "reward_parts": parts or {},
             "response_ids": np.zeros(tokens, np.int64),
             "weight_versions": np.array(versions),
             "finish_reason": FinishReason.LENGTH if cut else FinishReason.STOP,
@@ -48,15 +50,34 @@ def metrics_of(
     return step_metrics(StepResult(rows=rows, updates=updates), step, seconds)
 
 
-def test_rewards_are_described_by_mean_deviation_and_accuracy() -> None:
+def test_rewards_are_described_by_mean_and_deviation() -> None:
     metrics = metrics_of(make_row(0.0), make_row(0.5), make_row(1.0), make_row(2.5))
     assert metrics["reward"] == 1.0
     assert metrics["reward_std"] == pytest.approx(math.sqrt(3.5 / 4))
-    assert metrics["accuracy"] == 0.5, "1 and more are correct"
+    assert "accuracy" not in metrics, "nobody said what is right"
+
+
+def test_accuracy_is_of_the_responses_whose_grader_says_whether_they_are_right() -> None:
+    right, wrong = {"correct": 1.0}, {"correct": 0.0}
+    rows = [make_row(0.9, parts=right), make_row(1.0, parts=wrong), make_row(0.1, parts=right), make_row(7.0)]
+    assert metrics_of(*rows)["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_parts_are_averaged_over_the_responses_that_have_them() -> None:
+    rows = [make_row(1.0, parts={"format": 1.0, "length": 3.0}), make_row(0.0, parts={"format": 0.5}), make_row(NAN)]
+    metrics = metrics_of(*rows)
+    assert {name: metrics[name] for name in metrics if name.startswith("reward/")} == {
+        "reward/format": 0.75,
+        "reward/length": 3.0,
+    }
 
 
 def test_a_reward_that_failed_counts_in_no_mean() -> None:
-    metrics = metrics_of(make_row(1.0), make_row(NAN, error="timeout: 2 s"), make_row(0.0))
+    metrics = metrics_of(
+        make_row(1.0, parts={"correct": 1.0}),
+        make_row(NAN, error="timeout: 2 s"),
+        make_row(0.0, parts={"correct": 0.0}),
+    )
     assert (metrics["reward"], metrics["reward_std"], metrics["accuracy"]) == (0.5, 0.5, 0.5)
 
 

@@ -313,7 +313,9 @@ def test_the_caller_grades_where_no_reward_worker_does(small: Callable[..., RunC
             batch = engines.get_experience_data("reward", count=1)
             responses = batch.columns["response"]
             assert isinstance(responses, list)
-            engines.put_experience_data(batch, {"reward": [float(len(responses[0]))], "reward_error": [""]})
+            engines.put_experience_data(
+                batch, {"reward": [float(len(responses[0]))], "reward_error": [""], "reward_parts": [{}]}
+            )
         for _ in range(2):
             group = engines.get_experience_data("advantage", count=4)
             mask = group.columns["response_mask"]

@@ -1,7 +1,7 @@
 """Group Relative Policy Optimization: Shao et al. 2024, "DeepSeekMath", section 4.1.
 
 rollout    prompt_ids, seed                     → response_ids, response_mask, rollout_log_probs, …
-reward     prompt, answer, metadata, response   → reward, reward_error
+reward     prompt, answer, response, …          → reward, reward_error, reward_parts
 reference  prompt_ids, response_ids             → ref_log_probs, only with a KL penalty
 advantage  reward and mask of a whole group     → advantages
 actor      all of the above                     → weights
@@ -19,7 +19,11 @@ ROLLOUT = TaskSpec(
     reads=("prompt_ids", "seed"),
     writes=("response_ids", "response_mask", "rollout_log_probs", "weight_versions", "response", "finish_reason"),
 )
-REWARD = TaskSpec(name="reward", reads=("prompt", "answer", "metadata", "response"), writes=("reward", "reward_error"))
+REWARD = TaskSpec(
+    name="reward",
+    reads=("prompt", "question", "answer", "metadata", "response", "response_ids", "finish_reason"),
+    writes=("reward", "reward_error", "reward_parts"),
+)
 REFERENCE = TaskSpec(name="reference", reads=("prompt_ids", "response_ids"), writes=("ref_log_probs",))
 ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
 

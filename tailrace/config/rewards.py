@@ -53,7 +53,11 @@ class ReasoningGymReward(Config):
 
 
 class FunctionReward(Config):
-    """Any Python function `f(response: str, answer, prompt: str, metadata: dict, **arguments) -> float`."""
+    """Any Python function that returns a number, a truth value, or a mapping with `reward` and other figures by name.
+
+    It is given by name what it has parameters for, of: response, answer, question, prompt, metadata, tokens,
+    finish_reason.
+    """
 
     type: Literal["function"] = "function"
     path: str
@@ -77,5 +81,8 @@ class RewardsConfig(Config):
     """A grading that takes longer is killed and counts as failed."""
     retries: Annotated[int, Field(ge=0, le=1000)] = 0
     """Further attempts at a response whose grading failed."""
+    correct_at: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
+    """A response with at least this reward counts as correct in `accuracy`. By default that is for the grader to say:
+    exact, regex and math do, reasoning_gym at a score of 1, and a function by a truth value or a part `correct`."""
     failure_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
     """Reward of a response whose grading failed; null leaves the sample out of its group and of the update."""

@@ -105,6 +105,7 @@ def _tokenize(rows: Sequence[Row], config: Presentation, tokenizer: "PreTrainedT
         Prompt(
             prompt_id=row.prompt_id,
             text=text,
+            question=row.prompt,
             prompt_ids=np.asarray(prompt_ids, dtype=np.int64),
             answer=row.answer,
             metadata=row.metadata,

@@ -10,8 +10,8 @@ class ExactGrader(Grader):
     def __init__(self, config: ExactReward) -> None:
         self._ignore_case = config.ignore_case
 
-    def grade(self, request: GradingRequest) -> float:
-        return float(self._normal(request.response) == self._normal(expected_text(request)))
+    def grade(self, request: GradingRequest) -> bool:
+        return self._normal(request.response) == self._normal(expected_text(request))
 
     def _normal(self, text: str) -> str:
         return text.strip().casefold() if self._ignore_case else text.strip()

@@ -21,13 +21,13 @@ class MathGrader(Grader):
         # It warns that its time limits are off; ours is the pool's, which ends loops that no signal handler can.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
-    def grade(self, request: GradingRequest) -> float:
+    def grade(self, request: GradingRequest) -> bool:
         answer = expected_text(request)
         # A bare answer is read as LaTeX: as plain text, "2x+1" would be taken for the number 2.
         gold = _parse(answer if _MARKED.search(answer) else f"${answer}$")
         if not gold:
             raise RewardError(f"the answer {answer!r} is not a mathematical expression")
-        return float(verify(gold, _parse(request.response), timeout_seconds=None))
+        return bool(verify(gold, _parse(request.response), timeout_seconds=None))
 
 
 def _parse(text: str) -> list[Any]:

@@ -14,7 +14,7 @@ from typing import Self
 
 from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import RewardError, UserError
-from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.process import GraderDied, GraderProcess
 
 
@@ -66,7 +66,7 @@ class GraderPool:
         try:
             self._check_open()  # it may have been closed while this waited
             for _ in range(1 + self._config.retries):
-                grade = await self._attempt(slot, request)
+                grade = self._judged(await self._attempt(slot, request))
                 if grade.error is None:
                     break
                 self._check_open()  # it may have died by the hand of close
@@ -96,6 +96,14 @@ class GraderPool:
             return Grade(reward=None, error=str(error))
         except UserError as error:
             return Grade(reward=None, error=f"died: it cannot start again: {error}")
+
+    def _judged(self, grade: Grade) -> Grade:
+        """With the word on whether it is right that the configuration says, where it does."""
+        threshold = self._config.correct_at
+        if threshold is None or grade.reward is None:
+            return grade
+        parts = {**grade.parts, CORRECT: float(grade.reward >= threshold)}
+        return Grade(reward=grade.reward, parts=parts)
 
     async def _worker_of(self, slot: _Slot) -> GraderProcess:
         if slot.worker is None or not slot.worker.alive:

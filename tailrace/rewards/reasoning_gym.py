@@ -1,4 +1,4 @@
-"""Rewards with the scorer of the reasoning-gym task that made the prompt; scores may be partial."""
+"""Rewards with the scorer of the reasoning-gym task that made the prompt; scores may be partial, and 1 is right."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyp
 
 from tailrace.config.rewards import ReasoningGymReward
 from tailrace.errors import RewardError
-from tailrace.rewards.base import Grader, GradingRequest
+from tailrace.rewards.base import CORRECT, Grader, GradingRequest
 from tailrace.rewards.regex import find
 
 
@@ -25,14 +25,15 @@ class ReasoningGymGrader(Grader):
         self._pattern = re.compile(config.pattern) if config.pattern is not None else None
         self._tasks: dict[bytes, ProceduralDataset] = {}
 
-    def grade(self, request: GradingRequest) -> float:
+    def grade(self, request: GradingRequest) -> Mapping[str, float]:
         task = self._task(request.metadata)
         answer = find(self._pattern, request.response, "last") if self._pattern else request.response
         if answer is None:
-            return 0.0
+            return {"reward": 0.0, CORRECT: False}
         metadata = restore(request.metadata)
         entry = {"question": request.prompt, "answer": request.answer, "metadata": metadata}
-        return float(task.score_answer(answer.strip(), entry))
+        score = float(task.score_answer(answer.strip(), entry))
+        return {"reward": score, CORRECT: score >= 1.0}
 
     def _task(self, metadata: Mapping[str, Any]) -> ProceduralDataset:
         name, parameters = metadata.get("source_dataset"), metadata.get("parameters", {})

@@ -24,6 +24,6 @@ class RegexGrader(Grader):
         self._pattern = re.compile(config.pattern)
         self._which = config.match
 
-    def grade(self, request: GradingRequest) -> float:
+    def grade(self, request: GradingRequest) -> bool:
         found = find(self._pattern, request.response, self._which)
-        return float(found is not None and found.strip() == expected_text(request))
+        return found is not None and found.strip() == expected_text(request)

@@ -11,13 +11,12 @@ the grader started; those end by themselves.
 """
 
 import ctypes
-import math
 import os
 import select
 import signal
 import sys
 import threading
-from typing import Any, BinaryIO, SupportsFloat, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 from pydantic import TypeAdapter
@@ -26,6 +25,7 @@ from tailrace.config.rewards import Grader as GraderConfig
 from tailrace.errors import UserError, one_line
 from tailrace.rewards.base import Grade, Grader, GradingRequest
 from tailrace.rewards.factory import make_grader
+from tailrace.rewards.results import read_result
 from tailrace.rewards.wire import LENGTH, Ready, frame
 
 Message = TypeVar("Message")
@@ -97,18 +97,10 @@ def _load(config: bytes) -> tuple[Grader | None, Ready]:
 
 def _grade(grader: Grader, request: GradingRequest) -> Grade:
     try:
-        return Grade(reward=_finite(grader.grade(request)))
+        reward, parts = read_result(grader.grade(request))
+        return Grade(reward=reward, parts=parts)
     except Exception as error:  # graders may raise anything; the pool counts it
         return Grade(reward=None, error=_describe(error))
-
-
-def _finite(reward: Any) -> float:
-    if not isinstance(reward, SupportsFloat):  # numpy's truth values and scalar tensors do
-        raise TypeError(f"the grader must return a number, not {type(reward).__name__}")
-    number = float(reward)
-    if not math.isfinite(number):
-        raise ValueError(f"the grader returned {number}; a reward must be finite")
-    return number
 
 
 def _describe(error: Exception) -> str:

@@ -115,6 +115,7 @@ def group_rows(prompt: Prompt, position: int, *, group_size: int, seed: int, not
             cells={
                 "prompt_ids": prompt.prompt_ids.astype(np.int64, copy=False),
                 "prompt": prompt.text,
+                "question": prompt.question,
                 "answer": prompt.answer,
                 "metadata": prompt.metadata,
                 "seed": sample_seed(seed, position, sample),

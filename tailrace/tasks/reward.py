@@ -1,12 +1,11 @@
 """The reward task: grades responses in worker processes."""
 
-from collections import Counter
 from typing import Any, cast
 
 from tailrace.activity import Activity
 from tailrace.config.rewards import RewardsConfig
 from tailrace.events import Event, EventLog
-from tailrace.rewards.base import Grade, GradingRequest, failure_kind
+from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.base import Outputs, Task
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
@@ -14,7 +13,8 @@ from tailrace.types import Value
 
 
 class RewardTask(Task):
-    """Writes `reward`, and `reward_error` where the grading failed: then the reward is the configured one, or NaN.
+    """Writes `reward`, `reward_parts`, and `reward_error` where the grading failed: then the reward is the configured
+    one, or NaN.
 
     As many claims are graded at a time as there are grading processes, so that a slow one holds back no other.
     """
@@ -34,24 +34,29 @@ class RewardTask(Task):
     ) -> None:
         super().__init__(queue, log, samples_per_step=samples_per_step, workers=config.workers, activity=activity)
         self._pool = pool
+        self._failures = FailureReport()
         self._on_failure = float("nan") if config.failure_reward is None else config.failure_reward
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """Grade the rows of the claim, which is usually one."""
         grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
-        failures = Counter(failure_kind(grade.error) for grade in grades if grade.error)
-        if failures:
-            span.info = {"failures": dict(failures), "errors": [grade.error for grade in grades if grade.error]}
+        span.info = self._failures.info(grades)
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}
 
     def _cells(self, grade: Grade) -> dict[str, Value]:
         reward = self._on_failure if grade.reward is None else grade.reward
-        return {"reward": reward, "reward_error": grade.error or ""}
+        return {"reward": reward, "reward_error": grade.error or "", "reward_parts": dict(grade.parts)}
 
 
 def grading_request(row: Row) -> GradingRequest:
     """What the grader sees of a row."""
     cells = cast("dict[str, Any]", row.cells)
     return GradingRequest(
-        prompt=cells["prompt"], response=cells["response"], answer=cells["answer"], metadata=cells["metadata"]
+        prompt=cells["prompt"],
+        question=cells["question"],
+        response=cells["response"],
+        answer=cells["answer"],
+        metadata=cells["metadata"],
+        tokens=cells["response_ids"].tolist(),
+        finish_reason=cells["finish_reason"],
     )

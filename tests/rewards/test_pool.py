@@ -19,13 +19,15 @@ from tailrace.errors import RewardError, UserError
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 from tailrace.rewards.wire import frame
+from tests.rewards.requests import make_request
 
 GRADERS = "tests.rewards.graders_for_tests"
 ROOT = Path(__file__).parents[2]
+RIGHT = Grade(reward=1.0, parts={"correct": 1.0})
 
 
 def request(response: str, prompt: str = "") -> GradingRequest:
-    return GradingRequest(prompt=prompt, response=response, answer=None, metadata={})
+    return make_request(response, prompt=prompt)
 
 
 def pool(function: str = "act", *, workers: int = 1, timeout_s: float = 60.0, retries: int = 0) -> GraderPool:
@@ -123,7 +125,7 @@ async def test_standard_input_of_a_grader_is_empty() -> None:
     [
         ("divide", "ZeroDivisionError: division by zero"),
         ("nan", "ValueError: the grader returned nan; a reward must be finite"),
-        ("text", "TypeError: the grader must return a number, not str"),
+        ("text", "TypeError: the grader must return a number or a mapping, not str"),
     ],
 )
 async def test_failure_of_a_grader_is_a_grade_and_keeps_the_worker(what: str, error: str) -> None:
@@ -143,16 +145,16 @@ async def test_error_text_is_one_line_of_bounded_length() -> None:
 
 
 @pytest.mark.parametrize("what", ["true", "numpy's true"])
-async def test_truth_values_are_rewards(what: str) -> None:
+async def test_truth_values_are_rewards_that_say_what_is_right(what: str) -> None:
     async with pool() as graders:
-        assert await graders.grade(request(what)) == Grade(reward=1.0)
+        assert await graders.grade(request(what)) == RIGHT
 
 
 async def test_large_responses_pass() -> None:
     config = RewardsConfig(grader=RegexReward(pattern=r"\d+"), workers=1)
     async with GraderPool(config) as graders:
-        big = GradingRequest(prompt="", response="x" * 20_000_000 + " 7", answer="7", metadata={})
-        assert await graders.grade(big) == Grade(reward=1.0)
+        big = make_request("x" * 20_000_000 + " 7", answer="7")
+        assert await graders.grade(big) == RIGHT
 
 
 async def test_retry_gives_a_second_chance(tmp_path: Path) -> None:
@@ -272,7 +274,10 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
         (f"{GRADERS}.acts", "has no 'acts'; did you mean 'act'"),
         (f"{GRADERS}.NOT_CALLABLE", "is of type int, not a function"),
         (f"{GRADERS}.asynchronous", "is an async function"),
-        (f"{GRADERS}.weighted", r"cannot be called with \(response, answer, prompt, metadata\).*'weight'"),
+        (
+            f"{GRADERS}.weighted",
+            r"called by name with prompt, question, .*; it cannot be: missing a required argument: 'weight'",
+        ),
         ("tests.rewards.broken_module.score", "cannot be made: NameError: name 'undefined' is not defined"),
         ("tests.rewards.deadly_module.score", "at the start its process died: exit code 9"),
     ],
@@ -304,8 +309,8 @@ async def test_file_named_like_a_module_of_python_does_no_harm(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     async with GraderPool(RewardsConfig(grader=RegexReward(pattern=r"\d+"), workers=1)) as graders:
-        seven = GradingRequest(prompt="", response="7", answer="7", metadata={})
-        assert await graders.grade(seven) == Grade(reward=1.0)
+        seven = make_request("7", answer="7")
+        assert await graders.grade(seven) == RIGHT
 
 
 async def test_working_directory_is_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

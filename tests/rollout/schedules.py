@@ -304,7 +304,7 @@ class Grading(Task):
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         await asyncio.sleep(self._chance.uniform(0.01, 3.0))
-        return {row.id: {"reward": self._chance.random(), "reward_error": ""} for row in claim.rows}
+        return {row.id: {"reward": self._chance.random(), "reward_error": "", "reward_parts": {}} for row in claim.rows}
 
 
 class ForgetfulTrainer(RecordingTrainer):

@@ -18,7 +18,13 @@ from tailrace.types import Prompt, TaskSpec
 READS = ("prompt_ids", "prompt", "answer", "metadata", "seed")
 
 PROMPTS = tuple(
-    Prompt(prompt_id=f"p{k}", text=f"text {k}", prompt_ids=np.arange(k + 1, dtype=np.int64), answer=str(k))
+    Prompt(
+        prompt_id=f"p{k}",
+        text=f"text {k}",
+        question=f"question {k}",
+        prompt_ids=np.arange(k + 1, dtype=np.int64),
+        answer=str(k),
+    )
     for k in range(5)
 )
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.grpo import REWARD
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.rewards import FunctionReward, RewardsConfig
 from tailrace.config.transfer import LocalQueueConfig
@@ -26,7 +27,6 @@ from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec
 from tests.transfer.virtual_time import virtual_time
 
-REWARD = TaskSpec(name="reward", reads=("prompt", "response", "answer", "metadata"), writes=("reward", "reward_error"))
 ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
 SINK = TaskSpec(name="sink", reads=("advantages", "reward", "reward_error"))
 COMMON: dict[str, Any] = {"samples_per_step": 4}
@@ -40,9 +40,12 @@ def group(responses: list[str]) -> list[NewRow]:
             order=order,
             cells={
                 "prompt": "p",
+                "question": "q",
                 "answer": None,
                 "metadata": {},
                 "response": response,
+                "response_ids": np.arange(len(response)),
+                "finish_reason": "stop",
                 "response_mask": np.ones(len(response), np.int64),
             },
         )

@@ -1,0 +1,55 @@
+"""What a grader may return, and what is made of it."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+from tailrace.rewards.base import CORRECT
+
+REWARD = "reward"
+MAX_PARTS = 64
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+"""Of a part: it becomes the name of a metric."""
+
+
+def read_result(result: Any) -> tuple[float, dict[str, float]]:
+    """The reward and the parts in what a grader returned.
+
+    Raises:
+        TypeError: it is neither a number nor a mapping of numbers with a `reward`.
+        ValueError: a number is not finite, `correct` is neither 0 nor 1, or the name of a part cannot be a metric's.
+    """
+    if not isinstance(result, Mapping):
+        reward = _finite(result, "the grader must return a number or a mapping", "reward")
+        return reward, {CORRECT: reward} if _is_truth(result) else {}
+    if REWARD not in result:
+        raise TypeError(f"the grader's mapping has no {REWARD!r}; it has {', '.join(map(str, result)) or 'nothing'}")
+    if len(result) > MAX_PARTS:
+        raise ValueError(f"the grader's mapping has {len(result)} entries; at most {MAX_PARTS} are kept")
+    parts = {_name(name): _finite(value, f"part {name!r} must be a number", name) for name, value in result.items()}
+    if parts.get(CORRECT, 0.0) not in (0.0, 1.0):
+        raise ValueError(f"part {CORRECT!r} must be true or false, not {parts[CORRECT]:g}")
+    return parts.pop(REWARD), parts
+
+
+def _is_truth(value: Any) -> bool:
+    """Python's truth values, and NumPy's."""
+    return isinstance(value, bool) or getattr(getattr(value, "dtype", None), "kind", "") == "b"
+
+
+def _finite(value: Any, expected: str, name: Any) -> float:
+    if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):  # NumPy's and scalar tensors are
+        raise TypeError(f"{expected}, not {type(value).__name__}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"the grader returned {number}; a {name} must be finite")
+    return number
+
+
+def _name(name: Any) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(
+            f"the name of part {str(name)[:80]!r} cannot be that of a metric: give letters, digits and _ . -"
+        )
+    return str(name)
