@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import yaml
 
 from tailrace.assembly import load_inputs
 from tailrace.cluster.room import check_this_machine
+from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
+from tailrace.config.written import shown
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.preparation import prepare_torch
@@ -48,7 +49,7 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
     )
     prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
     plan = estimate(config, size, prompt_tokens, measure_machine(config))
-    print(yaml.safe_dump(config.resolved.model_dump(mode="json"), sort_keys=False), end="")
+    print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
     print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
     print(f"{len(inputs.prompts.held_out)} held out")

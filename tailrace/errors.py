@@ -180,6 +180,12 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def quoted(value: object, limit: int = 100) -> str:
+    """`value` as Python writes it, on one line without control characters; its end is left out beyond `limit`."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 def how_ended(code: int | None) -> str:
     """How a process has ended with this exit code, or less than 0 the signal."""
     if code is None or code >= 0:

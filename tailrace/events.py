@@ -5,6 +5,7 @@ goes on where the interrupted one stopped, and the same in every process, as far
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ class EventLog:
 
 
 class EventFile:
-    """A sink that appends to a file, a line at a time."""
+    """A sink that appends to a file, a line at a time; only the owner may read it."""
 
     def __init__(self, path: Path) -> None:
         """Drops a last line that was cut short.
@@ -106,7 +107,7 @@ class EventFile:
         self._path = path
         try:
             _drop_cut_line(path)
-            self._file = path.open("ab")
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -21,6 +21,7 @@ from rich.table import Table
 import tailrace
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import ProfileConfig
+from tailrace.config.written import shown
 from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
 from tailrace.engine.core import EngineCore
@@ -238,7 +239,7 @@ def _document(config: ProfileConfig, profiles: Sequence[BatchProfile], slow: str
         "profile": "engine",
         "tailrace": tailrace.__version__,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
-        "config": config.model_dump(mode="json"),
+        "config": shown(config),
         "kernels": "cpu" if slow is None else "torch",
         "why_torch": slow,
         "batches": profiles,

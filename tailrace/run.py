@@ -25,6 +25,7 @@ from tailrace.checkpointing import RunState, check_prompts, read_run_state, rest
 from tailrace.cluster.pool import DeathBudget
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
+from tailrace.config.written import shown
 from tailrace.errors import CheckpointError, ClusterError, NonFiniteError, QueueError, WorkerDied, first_error
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
@@ -265,7 +266,7 @@ class _Run:
 def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) -> tuple[Sink, ...]:
     """What takes a run's events, over all attempts at it."""
     display = stack.enter_context(Display())
-    others = open_sinks(config.observe, directory.path, config.resolved.model_dump(mode="json"))
+    others = open_sinks(config.observe, directory.path, shown(config.resolved))
     for sink in others:
         stack.callback(sink.close)
     return (stack.enter_context(closing(EventFile(directory.events))), display, *others)
@@ -278,7 +279,7 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
     """
     log = EventLog(sinks=(TaskTimes(), *sinks), offset=start.state.elapsed_s if start else 0.0)
     info = {
-        "config": config.resolved.model_dump(mode="json"),
+        "config": shown(config.resolved),
         "tailrace": tailrace.__version__,
         "resumed_from": str(start.checkpoint) if start else None,
         "total_steps": total_steps,

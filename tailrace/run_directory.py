@@ -16,11 +16,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-import yaml
-
-from tailrace.config.load import parse_config
+from tailrace.config.load import load_config
+from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
-from tailrace.errors import CheckpointError, ConfigError, UserError, one_line
+from tailrace.config.written import written
+from tailrace.errors import CheckpointError, ConfigError, UserError
 from tailrace.events import read_events
 
 
@@ -64,11 +64,12 @@ class RunDirectory:
     def check_same(self, config: RunConfig) -> None:
         """Raises a UserError where there is no run, or `config` differs from its own where it must not."""
         try:
-            before = parse_config(yaml.safe_load(self.config.read_text()), source=str(self.config))
-        except FileNotFoundError:
-            raise CheckpointError(f"output_dir {self.path} holds no run to resume; leave out --resume") from None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise CheckpointError(f"{self.config} cannot be read: {one_line(error)}") from None
+            known = self.config.exists()
+        except OSError as error:
+            raise CheckpointError(f"{self.config} cannot be read: {error.strerror}") from None
+        if not known:
+            raise CheckpointError(f"output_dir {self.path} holds no run to resume; leave out --resume")
+        before = load_config(self.config)
         was, now = _identity(before), _identity(config)
         for key in was:
             if was[key] != now[key]:
@@ -123,6 +124,17 @@ class RunDirectory:
         except BlockingIOError:
             raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
 
+    def _write_config(self, config: RunConfig) -> None:
+        """For the owner's eyes: it has what the recipe has, and that may be secrets."""
+        descriptor, name = tempfile.mkstemp(prefix=".config.", dir=self.path)  # which is private
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(write_yaml(written(config)))
+            Path(name).replace(self.config)
+        except OSError:
+            Path(name).unlink()
+            raise
+
     @contextmanager
     def begun(self, config: RunConfig, *, resumed: bool) -> Iterator[None]:
         """Write the configuration, the newest one of a resumed run; evidence of an earlier failure goes.
@@ -132,7 +144,7 @@ class RunDirectory:
         new = not resumed and not self.events.exists()
         try:
             self.evidence.unlink(missing_ok=True)
-            self.config.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+            self._write_config(config)
         except OSError as error:
             raise UserError(f"{self.config} cannot be written: {error.strerror}") from None
         with ExitStack() as failed:

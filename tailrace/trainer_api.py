@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
+from tailrace.config.written import written
 from tailrace.errors import ConfigError
 from tailrace.events import read_events
 from tailrace.interrupt import Interrupt
@@ -57,7 +58,7 @@ class Trainer:
         if not isinstance(recipe, str | Path | Mapping | RunConfig):
             raise ConfigError(f"recipe is {recipe!r:.80}; expected the path of a YAML file, a mapping, or a RunConfig")
         if isinstance(recipe, RunConfig):
-            self.config = load_config(recipe.model_dump(mode="json"), overrides) if overrides else recipe
+            self.config = load_config(written(recipe), overrides) if overrides else recipe
         else:
             self.config = load_config(Path(recipe) if isinstance(recipe, str) else recipe, overrides)
 

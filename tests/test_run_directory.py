@@ -1,5 +1,7 @@
 """A run's directory is one process's, and a start that comes to nothing leaves nothing in it."""
 
+import os
+import stat
 from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import suppress
@@ -7,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.config.load import load_config
+from tailrace.config.written import written
 from tailrace.errors import ConfigError, QueueError, UserError
+from tailrace.events import EventFile
 from tailrace.run_directory import RunDirectory
 from tests.runs import small_run
 
@@ -96,3 +101,20 @@ def test_a_new_run_that_fails_at_its_start_is_none(tmp_path: Path) -> None:
         run.events.touch()
         raise ConfigError("the engine has no room")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_run_writes_of_its_recipe_is_the_owners_and_read_back(tmp_path: Path) -> None:
+    run, config = RunDirectory(tmp_path), small_run(tmp_path, tmp_path / "model", tmp_path / "prompts.jsonl")
+    config = load_config(written(config), [r"prompts.system_prompt='\${x} é'", "observe.tensorboard=false"])
+    old = os.umask(0o022)
+    try:
+        with run.begun(config, resumed=False):
+            EventFile(run.events).close()
+    finally:
+        os.umask(old)
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == {
+        "config.yaml": 0o600,
+        "events.jsonl": 0o600,
+    }
+    assert load_config(run.config) == config
+    run.check_same(config)

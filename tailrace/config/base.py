@@ -1,14 +1,18 @@
 """The base of every configuration schema."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+import math
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict, model_validator
 
 from tailrace.cpu import multiplies_bfloat16
+from tailrace.errors import quoted
 
 _IN_BFLOAT16 = ("native", "vllm")
 """Engines whose dtype is that by default."""
+_INTEGERS = range(-(2**63), 2**64)
+"""Those of JSON and MessagePack."""
 
 
 Item = TypeVar("Item")
@@ -28,6 +32,27 @@ Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
 """A limit; 1e6 are eleven days, and less than what operating systems can wait for."""
 
 
+def _json_has_its_numbers(values: dict[str, Any]) -> dict[str, Any]:
+    for key, number in _numbers(values, ""):
+        if isinstance(number, float) and not math.isfinite(number):
+            raise ValueError(f"has {number} at {key}, and a number has to be finite")
+        if isinstance(number, int) and number not in _INTEGERS:
+            raise ValueError(f"has {quoted(number)} at {key}, which takes more than 64 bits")
+    return values
+
+
+def _numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
+    if isinstance(value, int | float):
+        yield key.removeprefix("."), value
+    elif isinstance(value, dict | list):
+        for name in value if isinstance(value, dict) else range(len(value)):
+            yield from _numbers(value[name], f"{key}.{name}")
+
+
+Keywords = Annotated[dict[str, Any], AfterValidator(_json_has_its_numbers)]
+"""For something that is not Tailrace's, whatever they are called."""
+
+
 class Config(BaseModel):
     """Frozen, keyword-only; unknown keys are errors; the docstring under a field is its description.
 
@@ -42,6 +67,19 @@ class Config(BaseModel):
         validate_default=True,
         allow_inf_nan=False,
     )
+
+    _references: dict[tuple[int | str, ...], str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def references(self) -> Mapping[tuple[int | str, ...], str]:
+        """What a recipe has in place of texts that it takes from the environment, by where they are."""
+        return self._references
+
+    def with_references(self, references: Mapping[tuple[int | str, ...], str]) -> Self:
+        """The same, and where its texts came from."""
+        copy = self.model_copy()
+        copy._references = dict(references)
+        return copy
 
     @classmethod
     def default_type(cls, section: str, values: Mapping[str, Any]) -> str | None:

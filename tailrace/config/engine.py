@@ -1,10 +1,10 @@
 """Schemas of the generation engine."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Config, Count, CountFromZero, Listed, Processes, Seconds
+from tailrace.config.base import Batch, Config, Count, CountFromZero, Keywords, Listed, Processes, Seconds
 
 
 class SamplingConfig(Config):
@@ -189,7 +189,7 @@ class AdapterEngineConfig(Config):
     type: Literal["adapter"] = "adapter"
     path: str
     """Dotted path of `f`, such as my_package.my_engine.make_engine; the working directory is importable."""
-    options: dict[str, Any] = {}
+    options: Keywords = {}
     """Passed on as keywords."""
 
 

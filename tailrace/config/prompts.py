@@ -1,10 +1,10 @@
 """Schemas of prompt sources."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tailrace.config.base import Config, Count, CountFromZero, Seed
+from tailrace.config.base import Config, Count, CountFromZero, Keywords, Seed
 
 
 class ColumnsConfig(Config):
@@ -64,7 +64,7 @@ class ReasoningGymSource(Config):
     """Problems to generate."""
     seed: Seed = 1
     """Seed of the generator."""
-    parameters: dict[str, Any] = {}
+    parameters: Keywords = {}
     """Of the generator, such as {min_terms: 2}."""
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
-from tailrace.config.load import schemas_in
+from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.run import RunConfig
 
@@ -35,6 +35,25 @@ trainer: {steps: 200, train_batch_size: 64, lr: 1.0e-5}
 ```
 """
 
+
+TEXTS = """\
+## How values are written
+
+A recipe is YAML in UTF-8, without aliases, tags, keys that are no text or a key twice: those are refused. Numbers are
+decimal. What is not in quotes and looks like a number, `true`, `yes`, `null` or `~` is that, and no text; a date is a
+text. A value of `key=value` is YAML, too, so that a list is `key=[a,b]`, and `key=` is null.
+
+- `${key}` stands for the value of another key that the recipe has, and `${oc.env:NAME}` for a variable of the
+  environment, `${oc.env:NAME,default}` where it may be missing, `${oc.decode:${oc.env:NAME}}` for one that is a number.
+  These are interpolations of [OmegaConf](https://omegaconf.readthedocs.io).
+- A text with `${` in it that is meant so has a backslash before it: `\\${`. A shell needs quotes
+  around it: `'prompts.system_prompt=\\${x}'`.
+- **Secrets** belong into the environment: `arguments: {api_key: "${oc.env:JUDGE_KEY}"}`. The run's `config.yaml` keeps
+  the reference, which is resolved again on `--resume`. A secret that stands in the recipe stands in `config.yaml`,
+  which only you may read. Neither is shown:
+  `--dry-run`, `events.jsonl`, the report, W&B and errors have `***` in place of passwords in URLs, and of texts in
+  `arguments`, `options` and `parameters` whose key says that they are secret, such as `api_key`, `token` or `password`.
+"""
 
 OTHER_COMMANDS = """\
 ## Other commands
@@ -73,7 +92,7 @@ def reference() -> str:
     }
     tables = [line for name, schema in commands.items() for line in (f"### `{name}`\n", *_table("", schema))]
     table = [QUEUE_TABLE, *_section("table.", TableConfig)]
-    return "\n".join([INTRODUCTION, *_section("", RunConfig), OTHER_COMMANDS, *tables, *table]).rstrip() + "\n"
+    return "\n".join([INTRODUCTION, *_section("", RunConfig), TEXTS, OTHER_COMMANDS, *tables, *table]).rstrip() + "\n"
 
 
 def _section(prefix: str, schema: type[BaseModel], default: object = None) -> Iterator[str]:

@@ -1,11 +1,11 @@
 """Schemas of rewards."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from tailrace.config.base import Config, Processes, Seconds
+from tailrace.config.base import Config, Keywords, Processes, Seconds
 
 
 def _compiles(pattern: str) -> str:
@@ -62,7 +62,7 @@ class FunctionReward(Config):
     type: Literal["function"] = "function"
     path: str
     """Dotted path, such as my_package.rewards.score; the working directory is importable."""
-    arguments: dict[str, Any] = {}
+    arguments: Keywords = {}
     """Passed on as keywords."""
 
 

@@ -1,10 +1,10 @@
 """Schemas of the trainer and of checkpoints."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Strict
 
-from tailrace.config.base import Config, Count, CountFromZero
+from tailrace.config.base import Config, Count, CountFromZero, Keywords
 
 
 class SingleTrainerBackend(Config):
@@ -20,7 +20,7 @@ class AdapterTrainerBackend(Config):
     type: Literal["adapter"] = "adapter"
     path: str
     """Dotted path of `f`, such as my_package.my_trainer.MyTrainer; the working directory is importable."""
-    options: dict[str, Any] = {}
+    options: Keywords = {}
     """Passed on as keywords."""
 
 

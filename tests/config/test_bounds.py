@@ -8,7 +8,8 @@ from pydantic import ValidationError
 
 from tailrace.config.base import Config
 from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
-from tailrace.config.load import load_config, schemas_in
+from tailrace.config.load import load_config
+from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
 from tests.config.test_load import QUICKSTART

@@ -149,7 +149,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("output_dir=${nope}", "Interpolation key 'nope' not found"),
         ("foo", "'foo' is not of the form key=value"),
         ("=3", "'=3' is not of the form key=value"),
-        ("trainer=3", "trainer is 3: input should be a valid dictionary"),
+        ("trainer=3", "trainer is 3; expected keys, such as trainer.backend"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(override: str, expected: str) -> None:

@@ -1,0 +1,113 @@
+"""What pydantic finds wrong with a configuration, as one line that names the key and the fix."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from tailrace.config.base import Config
+from tailrace.config.other_names import called_here
+from tailrace.config.places import Place, at, places
+from tailrace.errors import nearest, quoted
+
+Shown = Callable[[Any, str], Any]
+"""What may be shown of a value that is called so: secrets may not."""
+
+
+_UNQUOTED = (
+    "write it without quotes, powers of ten with digits alone (1e-5), and one from the environment as "
+    "${oc.decode:${oc.env:NAME}}"
+)
+_EXPECTED = {
+    "int_type": "expected an integer",
+    "float_type": "expected a number",
+    "bool_type": "expected true or false",
+}
+
+
+def explain(root: type[Config], problems: Sequence[ErrorDetails], shown: Shown) -> str:
+    """The problem to mend first, and how many more there are."""
+    order = {"extra_forbidden": 0, "missing": 2}  # a slip leaves another key missing
+    first = min(problems, key=lambda problem: order.get(problem["type"], 1))
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{_explain(root, first, shown)}{more}"
+
+
+def _explain(root: type[Config], problem: ErrorDetails, shown: Shown) -> str:
+    location, kind, message = problem["loc"], problem["type"], problem["msg"]
+    place = at(root, location)
+    key, value = readable(place.key), quoted(shown(problem["input"], place.key.rpartition(".")[2]))
+    message = message.removeprefix("Value error, ").replace("tuple", "list").replace("Tuple", "List")
+    match kind:
+        case "extra_forbidden":
+            return f"unknown key {key}; {_nearest_key(root, location, problem['input'])}"
+        case "missing":
+            return f"{key} is required and missing"
+        case "union_tag_not_found":
+            return f"{key}.type is required: one of {', '.join(map(repr, place.variants))}"
+        case "union_tag_invalid":
+            context = problem["ctx"]
+            return f"{key}.type is {quoted(context['tag'])}; expected one of {context['expected_tags']}"
+        case "value_error":
+            return f"{key} {message}" if key else message
+    if hint := _meant(place, kind, problem["input"]):
+        return f"{key} is {value}; {hint}"
+    return f"{key} is {value}: {message[0].lower()}{message[1:]}"
+
+
+def readable(key: str) -> str:
+    """A key as it is, where it can be read as a word; else as Python writes it."""
+    return key if key.isprintable() and len(key) <= 100 else quoted(key)
+
+
+def _meant(place: Place, kind: str, value: Any) -> str:
+    """How to write a value that has the wrong form; empty where it is not known."""
+    if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
+        return f"expected a list: {place.key}=[{quoted(value) if isinstance(value, int | float) else value}]"
+    if kind in _EXPECTED and isinstance(value, str) and _is_scalar(value):
+        return f"{_EXPECTED[kind]}, not the text of one; {_UNQUOTED}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        if isinstance(value, str) and value in place.variants:
+            return f"did you mean {place.key}.type={value}?"
+        if place.variants:
+            return f"expected keys, {place.key}.type first: one of {', '.join(map(repr, place.variants))}"
+        if place.schema:
+            return f"expected keys, such as {place.key}.{next(iter(place.keys))}"
+    if kind == "string_type" and isinstance(value, bool | int | float | None):
+        return "expected a text; YAML takes what is not in quotes for something else"
+    return ""
+
+
+def _is_scalar(text: str) -> bool:
+    """Whether it reads as a number or a truth value."""
+    try:
+        float(text)
+    except ValueError:
+        return text.lower() in ("true", "false", "yes", "no", "on", "off")
+    return True
+
+
+def _nearest_key(root: type[Config], location: Sequence[int | str], value: object) -> str:
+    """The valid key that was probably meant: in another variant or in the same place, else anywhere."""
+    unknown, place = str(location[-1]), at(root, location[:-1])
+    section = f"{place.key}." if place.key else ""
+    if ":" in unknown:
+        return f"YAML needs a space after the colon: {readable(unknown.replace(':', ': ', 1))}"
+    if owners := [tag for tag, variant in place.chosen_from.items() if unknown in variant.model_fields]:
+        return f"it belongs to {section}type {' or '.join(owners)}"
+    if isinstance(value, str) and value in place.chosen_from:
+        return f"did you mean {section}type={value}?"
+    if other := called_here(section + unknown):
+        return other
+    if close := nearest(unknown, sorted(place.keys)):
+        return f"did you mean {section}{close}?"
+    if close := _anywhere(root, unknown):
+        return f"did you mean {close}?"
+    return f"expected one of {', '.join(sorted(place.keys))}"
+
+
+def _anywhere(root: type[Config], name: str) -> str | None:
+    """The key of whatever section whose last part is like `name`, the one named last among equals."""
+    keys = {place.key.rpartition(".")[2]: place.key for place in places(Place(schema=root)) if place.key}
+    close = nearest(name, keys, cutoff=0.8)
+    return close and keys[close]

@@ -1,0 +1,65 @@
+"""`key=value` changes of a recipe, as plain values."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.config.recipe_text import RecipeSyntaxError, drops_a_comment, read_yaml
+from tailrace.errors import ConfigError, quoted
+
+_KEY = re.compile(r"[^\s.=\[\]{}+~$\"'\\]+(?:\.[^\s.=\[\]{}+~$\"'\\]+)*\Z")
+
+
+def override_values(override: str) -> dict[str, Any]:
+    """What a recipe with this one key would hold.
+
+    Raises:
+        ConfigError: it is not of the form key=value.
+    """
+    key, separator, text = override.partition("=")
+    named = f"the override {quoted(override)}"
+    if not separator or not _KEY.match(key):
+        raise ConfigError(f"{named} is not of the form key=value, such as trainer.lr=1e-5{_hint(key)}")
+    try:
+        value = read_yaml(text)
+        cut = drops_a_comment(text)
+    except RecipeSyntaxError as error:
+        raise ConfigError(f"{named} cannot be read: {error}; a text can be put in quotes") from None
+    if cut:
+        raise ConfigError(f"{named} has a #, where YAML begins a comment; put the value in quotes")
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value  # type: ignore[no-any-return]
+
+
+def _hint(key: str) -> str:
+    if key[:1] in ("+", "~"):
+        return f"; keys need no {key[0]}"
+    if "[" in key:
+        return f"; a list is given whole, as in {quoted(key.partition('[')[0], 40)[1:-1]}=[1,2]"
+    return ""
+
+
+def merged(values: Mapping[str, Any], change: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """`values` with what `change` says; another `type` drops the keys of the old variant, which the new one does not
+    know.
+
+    Raises:
+        ConfigError: `change` has a key below what is an interpolation or a list.
+    """
+    if _chooses_another(values, change):
+        values = {}
+    result = dict(values)
+    for key, new in change.items():
+        old = result.get(key)
+        if new and isinstance(new, dict) and (isinstance(old, list) or (isinstance(old, str) and "${" in old)):
+            raise ConfigError(f"{place}{key} is {quoted(old)}, which has no keys to change; give {place}{key} whole")
+        if isinstance(old, dict) and isinstance(new, dict):
+            new = merged(old, new, f"{place}{key}.")
+        result[key] = new
+    return result
+
+
+def _chooses_another(values: Mapping[str, Any], change: Mapping[str, Any]) -> bool:
+    old, new = values.get("type"), change.get("type")
+    return isinstance(old, str) and isinstance(new, str) and old != new and "${" not in old + new

@@ -1,0 +1,108 @@
+"""Where a location in a configuration leads: which schema, variant or kind of value is there."""
+
+import typing
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union
+
+from tailrace.config.base import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What is at a dotted key."""
+
+    key: str = ""
+    schema: type[Config] | None = None
+    """Of the section there; None where it is no section, or one of several variants."""
+    variants: Mapping[str, type[Config]] = field(default_factory=dict)
+    """The sections that may be there, by their `type`."""
+    chosen_from: Mapping[str, type[Config]] = field(default_factory=dict)
+    """The variants of which `schema` is one."""
+    entries: tuple[Any, ...] = ()
+    """Of what kinds the entries of a list or of a mapping are."""
+
+    @property
+    def keys(self) -> Collection[str]:
+        """Those of the section."""
+        return self.schema.model_fields if self.schema else ()
+
+    def below(self, part: str | int) -> "Place":
+        """Where one part of one of pydantic's locations leads. It may be a union's tag, which is no key."""
+        if part in self.variants:
+            return Place(self.key, self.variants[str(part)], chosen_from=self.variants)
+        key = f"{self.key}.{part}" if self.key else str(part)
+        if part in self.keys:
+            assert self.schema is not None
+            return _place(key, [self.schema.model_fields[str(part)].annotation])
+        if self.schema is not None:  # an unknown key
+            return Place(key)
+        if self.entries and part != "[key]":
+            return _place(key, self.entries)
+        return self if self._tells_no_place(part) else Place(key)
+
+    def _tells_no_place(self, part: str | int) -> bool:
+        """Whether it names a member of a union that has no tags, or the key of a mapping in place of its value."""
+        return isinstance(part, str) and (part == "[key]" or "[" in part or part in _KINDS)
+
+
+_KINDS = ("int", "float", "str", "bool", "constrained-str", "constrained-int", "constrained-float")
+"""How pydantic names members of unions."""
+
+
+def at(root: type[Config], location: Sequence[int | str]) -> Place:
+    """Where one of pydantic's locations leads."""
+    place = Place(schema=root)
+    for part in location:
+        place = place.below(part)
+    return place
+
+
+def places(place: Place) -> Iterator[Place]:
+    """`place` and all below it, those of each variant of each union among them. An entry of a list is 0, of a mapping
+    `name`.
+    """
+    yield place
+    for tag in place.variants:
+        yield from places(place.below(tag))
+    for key in place.keys:
+        yield from places(place.below(key))
+    if place.entries:
+        yield from places(_place(f"{place.key}.0", place.entries))
+
+
+def schemas_in(annotation: Any) -> list[type[Config]]:
+    """The schemas in an annotation, in order: one, or the members of a union; also of what is in a list or mapping."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [schema for argument in typing.get_args(annotation) for schema in schemas_in(argument)]
+
+
+def _place(key: str, annotations: Sequence[Any]) -> Place:
+    kinds = [kind for annotation in annotations for kind in _kinds(annotation)]
+    schemas = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Config)]
+    if len(schemas) > 1:
+        return Place(key, variants={schema.model_fields["type"].default: schema for schema in schemas})
+    if schemas:
+        return Place(key, schemas[0])
+    return Place(key, entries=tuple(entry for kind in kinds for entry in _entries(kind)))
+
+
+def _kinds(annotation: Any) -> list[Any]:
+    """The members of a union, without None and what is annotated."""
+    origin = typing.get_origin(annotation)
+    if origin is Annotated:
+        return _kinds(typing.get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [kind for argument in typing.get_args(annotation) for kind in _kinds(argument)]
+    return [] if annotation is NoneType else [annotation]
+
+
+def _entries(kind: Any) -> tuple[Any, ...]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is None or origin is Literal:
+        return ()
+    if issubclass(origin, Mapping):
+        return arguments[1:]
+    return tuple(argument for argument in arguments if argument is not ...)
