@@ -94,7 +94,9 @@ class WeightReceiver:
             stack.callback(pool.close)
             endpoints = stack.enter_context(listening(listen))
             patience = Patience(limit_s=limit_s, retry_s=limit_s / 4, max_retry_s=limit_s / 2)
-            server = Server(name, address.token, endpoints=endpoints, silence_s=limit_s, patience=patience)
+            server = Server(
+                name, address.token, endpoints=endpoints, silence_s=limit_s, signs_of_life=True, patience=patience
+            )
             self._follower = Follower(
                 server,
                 address,

@@ -126,7 +126,7 @@ class WeightSender:
             self._pool = Pool(directory)
             stack.callback(self._pool.close)
             endpoints = stack.enter_context(listening(listen))
-            self._server = Server("sender", token, endpoints=endpoints, silence_s=limit_s)
+            self._server = Server("sender", token, endpoints=endpoints, silence_s=limit_s, signs_of_life=True)
             self._open = stack.pop_all()
         self.address = WeightsAddress(endpoints=self._server.endpoints, host=host_id(), token=token)
         """For receivers; it holds the token."""

@@ -4,6 +4,7 @@ import asyncio
 import gc
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.wire.server import Server
 from tailrace.types import FloatArray, TaskSpec, Value
 from tests.transfer.client.servers import LIMIT_S, Make, Served, arena, memory, serving
 from tests.transfer.tables import group, one_task, outputs, table, tokens
@@ -349,6 +351,18 @@ def test_a_blocking_client_holds_its_claim_by_a_thread(tmp_path: Path) -> None:
         with queue.held(queue.claim("rollout")) as claim:
             pass
         assert other.claim("rollout", timeout=LIMIT_S).rows[0].id == claim.rows[0].id, "it was given back"
+
+
+def test_a_claim_is_held_by_a_client_whose_own_connection_is_silent(tmp_path: Path) -> None:
+    listen = partial(Server, silence_s=0.4, signs_of_life=True)  # as if the connection were gone, too
+    with serving(tmp_path, lease_s=0.9, listen=listen) as served, blocking(served) as queue, blocking(served) as other:
+        queue.put(group(0))
+        with queue.held(queue.claim("rollout")) as claim:
+            for _ in range(8):  # none is silent for so long itself
+                with pytest.raises(QueueTimeout):
+                    other.claim("rollout", timeout=0.2)
+            queue.ack(claim, outputs(claim, response_ids=tokens(1)))
+        assert queue.stats().tasks["rollout"].expired == 0
 
 
 def test_a_queue_that_is_lost_does_not_hide_how_the_work_of_a_blocking_client_ended(

@@ -135,6 +135,9 @@ class FakeServer:
     def answered(self, ticket: Ticket) -> Answer | None:
         return self.answers.get(ticket)
 
+    def clients_named(self, name: str) -> list[str]:
+        return [name]
+
     def recall(self, ticket: Ticket, answer: Answer) -> None:
         self.answers[ticket] = answer
 

@@ -28,6 +28,7 @@ from tailrace.transfer.queue.wire.messages import (
     Claim,
     Claimed,
     Close,
+    Dismiss,
     Export,
     Lost,
     Nack,
@@ -80,7 +81,7 @@ def test_rows_go_where_their_producer_has_room_for_them_unless_that_unit_has_muc
         lambda queue, admitted: queue.ask(Withdraw(admitted.rows, ints([[1], [1]]))),
         lambda queue, admitted: queue.ask(Cancel(queue._numbers)),
         lambda queue, admitted: queue.tick(queue.controller._desk.config.lease_s),
-        lambda queue, admitted: queue.controller.gone("client"),
+        lambda queue, admitted: queue.ask(Dismiss("client")),
     ],
 )
 def test_an_admission_that_is_not_written_is_withdrawn_and_its_group_may_come_again(tmp_path, end) -> None:  # type: ignore[no-untyped-def]
@@ -264,6 +265,62 @@ def test_a_claim_that_is_cancelled_gives_its_rows_back_whether_or_not_it_was_ans
     assert stats(queue).tasks["rollout"].leased == 2
     queue.ask(Cancel(answered.number))
     assert stats(queue).tasks["rollout"].ready == 2
+
+
+@pytest.mark.parametrize("units", [1, 2])
+def test_a_small_put_that_is_cancelled_while_the_controller_writes_it_is_withdrawn(tmp_path: Path, units: int) -> None:
+    queue = site(tmp_path, units, replicas=units)
+    put = queue.send(small(group(1, 2)))
+    if units > 1:
+        queue.units[0].write_all()
+    queue.ask(Cancel(put.number))
+    for unit in queue.units:
+        unit.write_all()
+    queue.tick(1.0)
+    assert (stats(queue).rows, stats(queue).bytes) == (0, 0)
+    assert not any(unit.parts for unit in queue.units), "what was written all the same is settled"
+    again = queue.send(small(group(1, 2)))
+    for unit in queue.units:
+        unit.write_all()
+    assert queue.answer(again).units == [], "its group may come again"
+
+
+def test_a_small_put_that_is_cancelled_before_or_after_the_controller_writes_it_is_out_or_in_as_a_whole(
+    tmp_path: Path,
+) -> None:
+    queue = site(tmp_path)
+    [unit] = queue.units
+    waiting = queue.send(small(group(1, 2), not_before=1, wait_s=100.0))
+    queue.ask(Cancel(waiting.number))
+    queue.ask(Advance(1))
+    assert (unit.writes, stats(queue).rows) == ([], 0)
+    entered = queue.send(small(group(1, 2)))
+    unit.write_all()
+    queue.ask(Cancel(entered.number))
+    assert stats(queue).tasks["rollout"].ready == 2, "somebody may have claimed them already"
+
+
+def test_a_small_put_that_is_cancelled_after_the_controller_was_started_anew_is_withdrawn(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    put = queue.send(small(group(1, 2)))
+    queue.start()
+    queue.ask(Cancel(put.number))
+    assert stats(queue).rows == 0
+
+
+def test_a_connection_that_is_silent_is_no_holder_that_is_dead(tmp_path: Path) -> None:
+    queue = site(tmp_path, lease_s=5.0)
+    store(queue, group(1, 2))
+    lease, rows = claim(queue, "rollout", client="holder")
+    waiting = queue.send(Claim("reward", None, None, 100.0), "holder")
+    queue.controller.gone("holder")
+    ack(queue, lease, rows[:1], response_ids=1)
+    assert queue.answer(waiting) is None, "nobody would hear of what it is given"
+    for _ in range(3):
+        alive(queue, 4, *queue.units)
+        queue.ask(Renew(lease), "holder, by another connection")
+    ack(queue, lease, rows[1:], response_ids=1)
+    assert stats(queue).tasks["rollout"].consumed == 2
 
 
 def test_outputs_of_a_lease_that_ended_are_settled(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tailrace.transfer.queue.wire.messages import (
     Beat,
     Claim,
     Claimed,
+    Dismiss,
     Export,
     Exported,
     Groups,
@@ -229,7 +230,7 @@ def test_a_reader_of_a_snapshot_that_dies_lets_go_of_it(tmp_path: Path) -> None:
     work(queue, "reward", reward=1)
     lease, rows = claim(queue, "actor", limit=1)
     ack(queue, lease, rows)
-    queue.controller.gone("reader")
+    queue.ask(Dismiss("reader"))
     queue.tick(1.0)
     assert not queue.units[0].parts
 
@@ -327,7 +328,7 @@ def test_a_snapshot_whose_restoring_broke_off_is_restored_by_another_try(tmp_pat
     [unit] = queue.units
     admitted: Admitted = queue.ask(Restore(state), "dies")
     unit.parts.update(PartId(*row, 0) for row in row_ids(admitted.rows))
-    queue.controller.gone("dies")
+    queue.ask(Dismiss("dies"))
     queue.tick(1.0)
     assert (unit.parts, unit.left) == (set(), set())
     queue.ask(Restore(state), "dies with the controller")
@@ -358,7 +359,7 @@ def test_rows_of_leases_that_end_together_are_handed_out_after_the_journal_has_a
         claim(queue, "rollout", limit=1)
     waiting = [queue.send(Claim("rollout", 9, None, 100.0), client=f"other-{number}") for number in range(2)]
     if end == "dead":
-        queue.controller.gone("client")
+        queue.ask(Dismiss("client"), "another")
     else:
         queue.tick(5.0)
     assert row_ids(pack(unpack(queue.answer(waiting[0]).rows, 4)[:, :2])) == rows

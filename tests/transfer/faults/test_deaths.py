@@ -7,7 +7,7 @@ import pytest
 from tailrace.errors import GroupExists
 from tailrace.transfer.queue.controller import journal
 from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.wire.messages import Admitted, Claim, Claimed, Written, row_ids
+from tailrace.transfer.queue.wire.messages import Admitted, Claim, Claimed, Dismiss, Written, row_ids
 from tests.transfer.controller.fakes import Site
 from tests.transfer.controller.talk import (
     LIMIT_S,
@@ -37,7 +37,7 @@ def test_a_group_that_is_being_put_is_put_again_when_its_producer_died_before_it
     second = queue.send(replaced(admit(group(1, 2)), wait_s=100.0), client="second")
     assert queue.answer(second) is None, "nobody knows yet what becomes of it"
     store(queue, group(2, 1))  # and nobody waits behind it
-    queue.controller.gone("first")
+    queue.ask(Dismiss("first"))
     write(queue, queue.answer(second))
     assert stats(queue).rows == 3
 

@@ -129,8 +129,8 @@ def test_a_read_that_is_repeated_pins_once_and_is_undone_when_it_is_cancelled(
     assert arena.storage.nbytes == 0
 
 
-@pytest.mark.parametrize(("passed_s", "kept"), [(29.0, 1000 + LARGE_BYTES), (31.0, 1000), (SILENCE_S + 1, 0)])
-def test_a_silent_client_loses_its_pins_when_it_promised_and_its_places_when_it_is_forgotten(
+@pytest.mark.parametrize(("passed_s", "kept"), [(29.0, 1000 + LARGE_BYTES), (31.0, 1000), (SILENCE_S + 1, 1000)])
+def test_a_silent_client_loses_its_pins_when_it_promised_and_keeps_its_places_while_it_is_connected(
     tmp_path: Path, passed_s: float, kept: int
 ) -> None:
     now = [0.0]
@@ -146,6 +146,24 @@ def test_a_silent_client_loses_its_pins_when_it_promised_and_its_places_when_it_
             if storage.nbytes == kept:
                 break
         assert storage.nbytes == kept
+
+
+def test_what_a_client_holds_goes_back_when_it_is_dead_and_not_when_it_only_is_silent(tmp_path: Path) -> None:
+    now = [0.0]
+    storage = ArenaStorage(parent=tmp_path, max_bytes=MAX_BYTES)
+    with running(storage, lambda: now[0]) as unit, Client(unit.endpoint) as other:
+        with Client(unit.endpoint) as silent:
+            silent.write({A: LARGE})
+            assert silent.ask(read([A], ["ids"], shared=True)).pin is not None
+            silent.ask(Reserve(1000))
+            other.ask(Settle(b"", pack([A])))
+            now[0] += SILENCE_S + 1
+            for _ in range(10):
+                other.ask(Settle(b"", pack([])))
+            assert storage.nbytes == 1000 + LARGE_BYTES
+        while storage.nbytes:  # as soon as ZeroMQ has heard of the end of its connection
+            now[0] += SILENCE_S + 1
+            other.ask(Settle(b"", pack([])))
 
 
 def test_memory_that_nobody_uses_for_a_minute_goes_back(tmp_path: Path, storage: ArenaStorage) -> None:

@@ -18,6 +18,11 @@ def enter(door: Door, route: bytes, identity: Identity, now: float = 0.0) -> str
     return door.enter(route, identity.prove(hello, door.challenge(route, hello)), now)
 
 
+def gone(connection: bytes) -> bool:
+    """No connection stands."""
+    return False
+
+
 def test_a_client_that_knows_the_token_is_known_by_its_connection_from_then_on() -> None:
     door, identity = Door(TOKEN, silence_s=9), Identity("rollout", TOKEN)
     assert door.client(b"1", 0.0) is None
@@ -73,8 +78,8 @@ def test_a_connection_that_is_silent_too_long_says_hello_again() -> None:
     enter(door, b"3", other, 1.0)
     door.client(b"1", 5.0)
     assert door.next_deadline == 9.0
-    assert door.silent(9.0) == set(), "its other connection is there"
-    assert door.silent(10.0) == {other.unique}
+    assert door.silent(9.0, gone) == set(), "its other connection is there"
+    assert door.silent(10.0, gone) == {other.unique}
     assert (door.client(b"2", 10.0), door.client(b"1", 10.0)) == (None, identity.unique)
 
 
@@ -84,8 +89,16 @@ def test_a_client_from_before_is_silent_where_it_does_not_come() -> None:
         door.expect(client, 0.0)
     enter(door, b"1", identity, 5.0)
     assert door.next_deadline == 9.0
-    assert door.silent(9.0) == {"dead"}
-    assert door.silent(14.0) == {identity.unique}
+    assert door.silent(9.0, gone) == {"dead"}
+    assert door.silent(14.0, gone) == {identity.unique}
+
+
+def test_a_silent_connection_that_stands_is_not_forgotten() -> None:
+    door, identity = Door(TOKEN, silence_s=9), Identity("rollout", TOKEN)
+    enter(door, b"1", identity, 0.0)
+    assert door.silent(9.0, lambda connection: connection == b"1") == set()
+    assert door.client(b"1", 17.0) == identity.unique
+    assert door.silent(26.0, gone) == {identity.unique}
 
 
 def test_guests_that_prove_nothing_take_bounded_room() -> None:

@@ -1,5 +1,6 @@
 """A server at its port: who is heard, what is answered, and what cannot end it."""
 
+import itertools
 import os
 import random
 import signal
@@ -261,9 +262,30 @@ class Forgetting(Desk):
         self.told.set()
 
 
-def test_a_client_that_is_silent_is_forgotten_and_comes_back_by_hello() -> None:
+def test_a_client_that_is_silent_on_a_connection_that_stands_is_not_forgotten() -> None:
     now = 0.0
     server = Server("desk", TOKEN, silence_s=5.0, clock=lambda: now)
+    desk = Forgetting(server)
+    to = server.endpoints[0]
+    with serving(server, desk), closing(Peer(to)) as silent, closing(Peer(to)) as waking:
+        silent.enter()
+        dead = Peer(to)
+        dead.enter()
+        dead.close()
+        for number in itertools.count(1):  # ZeroMQ hears of the end of a connection when it does
+            now += 5.0
+            assert waking.ask(number, Beat(1.0)) == Stranger()
+            if desk.told.wait(0.01):
+                break
+        assert desk.forgotten == [dead.identity.unique]
+        silent.send(*encode(3, 0, Beat(1.0)))  # type: ignore[arg-type]
+        answers = iter(silent.answer, (3, Accepted()))
+        assert all(answer == (0, Waiting()) for answer in answers), "asked whether it is there"
+
+
+def test_a_client_that_promises_signs_of_life_is_forgotten_when_it_is_silent_and_comes_back_by_hello() -> None:
+    now = 0.0
+    server = Server("desk", TOKEN, silence_s=5.0, signs_of_life=True, clock=lambda: now)
     desk = Forgetting(server)
     with serving(server, desk), closing(Peer(server.endpoints[0])) as peer:
         peer.enter()

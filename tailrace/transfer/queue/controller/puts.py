@@ -74,6 +74,8 @@ class Puts:
         self._put_columns = frozenset(put_columns)
         self._task_columns = frozenset(task_columns)
         self._admissions = Admissions()
+        self._small: dict[Ticket, list[RowId]] = {}
+        """Rows that the controller is writing, by the put whose answer waits for that."""
         self._lines: dict[int, Line] = {}
         """By the weight version that their rows wait for."""
         self.barred = False
@@ -148,6 +150,11 @@ class Puts:
     def withdraw_rows(self, rows: Sequence[RowId]) -> None:
         """What was admitted together will not be written; harmless where it has entered, or was withdrawn before."""
         self._admissions.withdraw(rows)
+
+    def withdraw_small(self, ticket: Ticket) -> None:
+        """Nobody waits any more for what the controller is writing for this put; harmless where that is nothing."""
+        if ticket in self._small:
+            self.withdraw_rows(self._small[ticket])
 
     def awaits(self, row: RowId) -> bool:
         """Whether a row is on its way."""
@@ -316,12 +323,15 @@ class Puts:
     def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId], small: Small | None = None) -> None:
         desk = self._desk
         desk.stock.add(ids, offer.sizes, record.units)
+        if small is not None:
+            self._small[small.ticket] = ids
 
         def done(units: Sequence[int], heard: Heard) -> None:
             desk.note(log.Entered(record.rows, list(units)))
             heard()
             facts = cell_facts(record.request.runs, record.request.versions, len(ids))
             if small is not None:
+                del self._small[small.ticket]
                 desk.server.reply(small.ticket, Admitted(record.rows, []))
                 desk.small.add(ids, facts, offer.sizes, small.cells)
             left = desk.control.enter(ids, offer.rows, facts, units=tuple(units))
@@ -335,6 +345,7 @@ class Puts:
             desk.control.withdraw(ids, offer.rows)
             desk.stock.leave(dict.fromkeys(ids, record.units))
             if small is not None:
+                del self._small[small.ticket]
                 desk.server.reply(small.ticket, Failure.of(small.error))
             desk.room_made()
 

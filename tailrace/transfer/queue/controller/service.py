@@ -184,13 +184,12 @@ class Controller(Service):
         self._timers.run(now)
 
     def gone(self, client: str) -> None:
-        """See `Service.gone`."""
-        if client in self._watches:
-            self._watches.pop(client)[1].cancel()
-        self._claims.lose_client(client)
-        self._puts.lose_client(client)
-        self._desk.stock.lose_client(client)
-        self._losses.forget(lambda ticket: ticket.client == client)
+        """See `Service.gone`: what it waited for is forgotten.
+
+        It may live, and hold leases that another connection renews: those, and what it has not written yet, end at
+        their own deadlines.
+        """
+        self._forget_waiting(lambda ticket: ticket.client == client)
 
     # Requests
 
@@ -276,7 +275,7 @@ class Controller(Service):
     def _dismiss(self, incoming: Incoming) -> Reply:
         message: Dismiss = incoming.message
         for client in self._server.clients_named(message.name):
-            self.gone(client)
+            self._bury(client)
         return Reply(Accepted())
 
     def _cancel(self, incoming: Incoming) -> Reply:
@@ -289,19 +288,32 @@ class Controller(Service):
             case Exported() as exported:
                 self._desk.stock.release(exported.hold)
             case None:
-                for forget in (self._puts.forget, self._claims.forget, self._losses.forget):
-                    forget(lambda waiting: waiting == ticket)
+                self._puts.withdraw_small(ticket)
+                self._forget_waiting(lambda waiting: waiting == ticket)
             case _:
                 pass  # what was done cannot be undone: a consumed row stays consumed
         return Reply(Accepted())
 
     # Clients and units
 
+    def _forget_waiting(self, gone: Callable[[Ticket], bool]) -> None:
+        for forget in (self._puts.forget, self._claims.forget, self._losses.forget):
+            forget(gone)
+
+    def _bury(self, client: str) -> None:
+        """A client is dead: it broke its promise of signs of life, or somebody saw it end."""
+        if client in self._watches:
+            self._watches.pop(client)[1].cancel()
+        self._claims.lose_client(client)
+        self._puts.lose_client(client)
+        self._desk.stock.lose_client(client)
+        self._forget_waiting(lambda ticket: ticket.client == client)
+
     def _watch(self, client: str, limit_s: float) -> None:
         known = self._watches.get(client)
         if known is not None:
             known[1].cancel()
-        self._watches[client] = (limit_s, self._timers.at(self._server.now + limit_s, lambda: self.gone(client)))
+        self._watches[client] = (limit_s, self._timers.at(self._server.now + limit_s, lambda: self._bury(client)))
 
     def _on_inventory_asked(self, unit: KnownUnit) -> Callable[[Listed], None]:
         """What a unit should have is what it should have had when it was asked: more may come meanwhile."""

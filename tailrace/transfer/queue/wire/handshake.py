@@ -9,6 +9,7 @@ connection: ZeroMQ gives every new one a routing id of its own, and a server kno
 import hmac
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tailrace.errors import WireError
@@ -164,9 +165,16 @@ class Door:
         """When the next connection has been silent for too long."""
         return next(iter(self._visits.values())).heard + self._silence_s if self._visits else None
 
-    def silent(self, now: float) -> set[str]:
-        """Forget connections that were silent for too long; the clients that have no other."""
+    def silent(self, now: float, is_there: Callable[[bytes], bool]) -> set[str]:
+        """Forget connections that were silent for too long; the clients that have no other.
+
+        `is_there`: whether a connection still stands. One that does counts as heard: its client has nothing to say.
+        """
         gone: set[str] = set()
         while (deadline := self.next_deadline) is not None and deadline <= now:
-            gone.add(self._visits.popitem(last=False)[1].client)
+            connection, visit = self._visits.popitem(last=False)
+            if is_there(connection):
+                self._visits[connection] = _Visit(visit.client, now)
+            else:
+                gone.add(visit.client)
         return gone.difference(visit.client for visit in self._visits.values()) if gone else gone

@@ -59,6 +59,8 @@ _AT_ONCE = 256
 """Messages taken in before timers are looked at again."""
 _MAX_WAIT_S = LONGEST_STEP_S / 2
 """Of one poll, so that the clock goes on."""
+_NOBODYS = 0
+"""The number of no request: clients count from 1, and pass over an answer to it."""
 _HANDSHAKE_MS = 10_000
 """For a connection to say what ZeroMQ says first: those that say nothing would use up the descriptors."""
 
@@ -111,7 +113,7 @@ class Service(ABC):
 
     @abstractmethod
     def gone(self, client: str) -> None:
-        """A client has been silent for so long that it is forgotten; if it lives, it says Hello again."""
+        """A client is forgotten: silent for long, on a connection that is gone. If it lives, it says Hello again."""
 
 
 class Server:
@@ -124,10 +126,14 @@ class Server:
         *,
         endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
         silence_s: float = 3600.0,
+        signs_of_life: bool = False,
         patience: Patience | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         """Listens from now on. `silence_s`: see `Door`; `patience`: of links; `clock`: else a `RunningClock`.
+
+        `signs_of_life`: all clients promise to speak more often than that, so that a silent one counts as dead though
+        its connection stands. It may be stopped.
 
         Raises:
             WireError: it cannot listen there, or the token is too short.
@@ -135,6 +141,7 @@ class Server:
         self.name = name
         self._token = token
         self._door = Door(token, silence_s=silence_s)
+        self._signs_of_life = signs_of_life
         self._patience = patience or Patience()
         self._clock = clock or RunningClock()
         self._clients: dict[str, Answers] = {}
@@ -272,9 +279,13 @@ class Server:
             link.tick()
         if (deadline := service.next_deadline) is not None and deadline <= now:
             service.tick(now)
-        for client in self._door.silent(now):
+        for client in self._door.silent(now, self._is_there):
             del self._clients[client]
             service.gone(client)
+
+    def _is_there(self, connection: bytes) -> bool:
+        """Whether a connection stands and may be silent: ZeroMQ itself asks whether the other process runs."""
+        return not self._signs_of_life and send(self._socket, [connection, *encode(_NOBODYS, 0, Waiting())])
 
     def _wait_ms(self, service: Service) -> int:
         if self._stopped:

@@ -52,6 +52,7 @@ class Listener:
             WireError: it cannot listen at one of them.
         """
         self.socket = _tuned(context.socket(zmq.ROUTER))
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that `send` tells whether the peer is there
         self.endpoints: list[str] = []
         """Where it listens, each `*` filled in."""
         self._directories: list[str] = []
@@ -102,14 +103,22 @@ def readable(socket: zmq.SyncSocket) -> bool:
     return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-def send(socket: zmq.SyncSocket, frames: Sequence[Buffer]) -> None:
-    """Send without waiting; long frames without a copy, so they must not change. What finds no room is dropped."""
+def send(socket: zmq.SyncSocket, frames: Sequence[Buffer]) -> bool:
+    """Send without waiting; long frames without a copy, so they must not change. What finds no room is dropped.
+
+    False where a server sends to a connection that is not there any more.
+    """
     try:
         for frame in frames[:-1]:
             socket.send(frame, _NOW_AND_MORE, copy=False)
         socket.send(frames[-1], _NOW, copy=False)
     except zmq.Again:
-        return  # as if lost on the way; no message is sent in part
+        return True  # as if lost on the way; no message is sent in part
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        return False
+    return True
 
 
 @cache
