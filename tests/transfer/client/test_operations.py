@@ -1,6 +1,7 @@
 """Who is asked what when things go wrong; the answers are made here."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -292,6 +293,27 @@ def test_outputs_are_written_to_every_unit_of_their_row_before_they_count(sessio
     assert isinstance(ack.message, Ack)
     assert (ack.to, ack.message.lease_id, ack.message.rows, ack.message.missed) == ("controller", 9, packed(ROWS), [])
     play.answer(Accepted())
+
+
+def test_nothing_is_given_back_of_a_claim_all_of_which_was_acked_here(session: Session) -> None:
+    claim = held((0,), (0,))
+    for row in ROWS:
+        assert Play(operations.nack(session, claim, None)).asked() == [("controller", Nack)], "some is left"
+        play = Play(operations.ack(session, claim, {row: {"response_ids": tokens(2)}}, timeout=5.0))
+        play.answer(Accepted())
+        play.answer(Accepted())
+    assert Play(operations.nack(session, claim, None)).asked() == []
+    assert Play(operations.nack(session, claim, ROWS)).asked() == [("controller", Nack)], "these are named: an error"
+    other = replace(claim, lease_id=10)
+    assert Play(operations.nack(session, other, None)).asked() == [("controller", Nack)]
+
+
+def test_an_ack_that_fails_leaves_its_rows_to_be_given_back(session: Session) -> None:
+    play = acking(session, (0,), (0,))
+    play.answer(Accepted())
+    with pytest.raises(PeerLost):
+        play.answer(PeerLost("silent"))
+    assert Play(operations.nack(session, held((0,), (0,)), None)).asked() == [("controller", Nack)]
 
 
 def test_a_unit_that_is_lost_is_missed_where_each_row_has_another(session: Session) -> None:

@@ -5,8 +5,11 @@ import logging
 import pytest
 
 from tailrace.errors import StorageFull
-from tailrace.transfer.queue.client.session import Tries
+from tailrace.transfer.queue.base import Claim, Row, RowId
+from tailrace.transfer.queue.client.session import Acked, Outlook, Tries
+from tailrace.transfer.queue.wire.messages import Unit
 
+UNITS = [Unit(number, [f"tcp://unit:{number}"], "here", "") for number in range(3)]
 FULL = StorageFull("no room for a write of 9 bytes")
 
 
@@ -25,3 +28,26 @@ def test_what_keeps_failing_is_told_once_and_raised_at_the_end(caplog: pytest.Lo
     assert now == pytest.approx(60.0)
     [message] = caplog.messages
     assert message.startswith(f"{FULL}; tried again for another ")
+
+
+def test_a_put_that_the_controller_writes_says_nothing_of_the_replicas() -> None:
+    outlook = Outlook()
+    assert len(outlook.units(UNITS)) == 1
+    outlook.learn(0.0, 2)
+    outlook.learn(0.0, 0)
+    assert len(outlook.units(UNITS)) == 2
+    outlook.learn(0.5, 0)
+    assert outlook.units(UNITS) == [], "puts have to wait"
+
+
+def test_what_was_acked_is_remembered_of_the_leases_that_anybody_is_at() -> None:
+    acked = Acked()
+    for lease in range(10_000):
+        acked.add(lease, 1)
+
+    def claim(lease: int) -> Claim:
+        row = Row(id=RowId(lease, 0), group_id=1, order=1, cells={})
+        return Claim(lease_id=lease, lease_s=1.0, task="only", rows=(row,))
+
+    assert acked.all_of(claim(9999))
+    assert not acked.all_of(claim(0))

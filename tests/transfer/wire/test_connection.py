@@ -347,7 +347,29 @@ def test_a_cancelled_request_that_changes_something_is_taken_back(known: Stage) 
     known.say(number, Accepted())
     known.connection.cancel(number)
     assert number not in known.results
+    known.say(header.number, Accepted())
     assert known.connection.idle
+    assert known.start(Renew(2)) == known.arrived().oldest, "nothing else is open"
+
+
+def test_what_is_cancelled_while_the_connection_is_made_anew_is_taken_back_after_it(known: Stage) -> None:
+    number = known.start(Claim("actor", None, None, 5.0))
+    assert known.arrived().number == number
+    known.say(number, Stranger())
+    known.connection.cancel(number)
+    known.greet()
+    header = known.arrived()
+    assert (decode_request(header), header.oldest) == (Cancel(number), number)
+
+
+def test_a_cancelling_that_is_lost_on_the_way_is_sent_again(known: Stage) -> None:
+    number = known.start(Claim("actor", None, None, 5.0))
+    assert known.arrived().number == number
+    known.connection.cancel(number)
+    lost = known.arrived()
+    known.pass_time(known.now + PATIENCE.retry_s)
+    again = known.arrived()
+    assert (again.number, decode_request(again)) == (lost.number, Cancel(number))
 
 
 def test_a_cancelled_request_that_changes_nothing_is_just_forgotten(known: Stage) -> None:

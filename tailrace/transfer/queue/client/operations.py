@@ -256,6 +256,7 @@ def ack(
     versions = _versions(outputs.values())
     message = Ack(claimed.lease_id, pack(outputs), versions, batch.runs, missed, pack(unwritten))
     yield from ask(Call(session.controller, message), Accepted)
+    session.acked.add(claimed.lease_id, len(outputs))
 
 
 def _write_outputs(
@@ -290,9 +291,11 @@ def _write_outputs(
         yield from tries.again(next(iter(full.values())))
 
 
-def nack(session: Session, lease_id: int, rows: Sequence[RowId] | None) -> Operation[None]:
-    """See `TransferQueue.nack`."""
-    yield from tell(session, Nack(lease_id, None if rows is None else pack(rows)))
+def nack(session: Session, claimed: base.Claim, rows: Sequence[RowId] | None) -> Operation[None]:
+    """See `TransferQueue.nack`. Nobody is told where nothing can be left."""
+    if rows is None and session.acked.all_of(claimed):
+        return
+    yield from tell(session, Nack(claimed.lease_id, None if rows is None else pack(rows)))
 
 
 def renew(session: Session, lease_id: int) -> Operation[None]:

@@ -128,7 +128,7 @@ class RemoteQueue(TransferQueue):
     async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
         checks.check_row_ids(rows or ())
-        await self._run(operations.nack(self._session, claim.lease_id, rows))
+        await self._run(operations.nack(self._session, claim, rows))
 
     def held(self, claim: Claim) -> AbstractAsyncContextManager[Claim]:
         """Renew the lease of `claim` while the block runs, and give back what was not acked at its end."""

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tailrace.errors import TailraceError
+from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.client.memory import Memory
 from tailrace.transfer.queue.schema import Schema
@@ -14,6 +15,8 @@ from tailrace.transfer.queue.wire.messages import Beat, Unit
 from tailrace.types import ColumnKind
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
+_ACKED_LEASES = 4096
+"""Of which it is remembered how many rows were acked."""
 _AT_ONCE_S = 0.01
 """Who is admitted within so many seconds has not had to wait."""
 _TELL_S = 10.0
@@ -39,6 +42,7 @@ class Session:
         """To be sent with the next step of an operation, its end, or a sign of life; nobody waits for the answers."""
         self._prepared = False
         self.outlook = Outlook()
+        self.acked = Acked()
 
     @property
     def controller(self) -> str:
@@ -91,9 +95,26 @@ class Outlook:
         return [known[(self._turn + place) % len(known)] for place in range(min(self._replicas, len(known)))]
 
     def learn(self, waited_s: float, replicas: int) -> None:
-        """Rows were admitted after so many seconds, to so many units."""
+        """Rows were admitted after so many seconds, to so many units; 0 where the controller has written them."""
         self._is_clear = waited_s < _AT_ONCE_S
-        self._replicas = max(1, replicas)
+        self._replicas = replicas or self._replicas
+
+
+class Acked:
+    """How many rows of a lease this client has acked, for as many leases as anybody is at."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+
+    def add(self, lease_id: int, rows: int) -> None:
+        """So many more."""
+        self._rows[lease_id] = self._rows.pop(lease_id, 0) + rows
+        if len(self._rows) > _ACKED_LEASES:
+            del self._rows[next(iter(self._rows))]
+
+    def all_of(self, claim: Claim) -> bool:
+        """Whether no row of `claim` is left, as far as is known here."""
+        return 0 < len(claim.rows) <= self._rows.get(claim.lease_id, 0)
 
 
 class Tries:

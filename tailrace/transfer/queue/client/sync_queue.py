@@ -118,7 +118,7 @@ class SyncQueue:
     def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
         checks.check_row_ids(rows or ())
-        self._run(operations.nack(self._session, claim.lease_id, rows))
+        self._run(operations.nack(self._session, claim, rows))
 
     def renew(self, claim: Claim) -> None:
         """See `TransferQueue.renew`."""

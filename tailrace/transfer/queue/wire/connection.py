@@ -115,8 +115,8 @@ class Connection:
         self._clock = clock
         self._requests: dict[int, _Request] = {}
         """By number: those without an answer."""
-        self._open: dict[int, Request] = {}
-        """By number, ascending: those without an answer, or held: the server keeps their answers."""
+        self._open: dict[int, Request | None] = {}
+        """By number, ascending: those without an answer, or held: the server keeps their answers. None: being undone."""
         self._next_number = 1
         self._known = False
         """Whether the server knows this connection, as far as is known here."""
@@ -184,20 +184,29 @@ class Connection:
         self._open.pop(number, None)
 
     def cancel(self, number: int) -> None:
-        """Have a request undone; `then` is not called any more. Harmless where it has ended and is not held."""
+        """Have a request undone; `then` is not called any more. Harmless where it has ended and is not held.
+
+        The server hears of it like of any request, also where the connection is just being made anew.
+        """
         message = self._open.get(number)
         if message is None:
             return
-        if self._known and message.mutates:
-            send(self.socket, encode(self._next(), self._oldest, Cancel(number)))
-        del self._open[number]
         self._requests.pop(number, None)
+        if not message.mutates:
+            del self._open[number]
+            return
+        # until the server has heard, the request is open: its answer must still be known, to be undone
+        self._open[number] = None
+        undo = self._add(Call(self._endpoint, Cancel(number)), lambda _: self.take(number))
+        if self._known:
+            self._send(undo)
 
     def close(self) -> None:
         """Have all undone that is under way, with QueueClosed. It may take a second to leave. Harmless twice."""
         ended = list(self._requests.values())
         for number in list(self._open):
             self.cancel(number)
+        self._requests.clear()
         for request in ended:
             request.then(QueueClosed("this client was closed"))
         self.socket.close(None if self._known else 0)
