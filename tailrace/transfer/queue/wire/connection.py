@@ -116,7 +116,10 @@ class Connection:
         self._requests: dict[int, _Request] = {}
         """By number: those without an answer."""
         self._open: dict[int, Request | None] = {}
-        """By number, ascending: those without an answer, or held: the server keeps their answers. None: being undone."""
+        """By number, ascending: those without an answer, or held: the server keeps their answers.
+
+        None stands for one that is being undone.
+        """
         self._next_number = 1
         self._known = False
         """Whether the server knows this connection, as far as is known here."""
