@@ -31,7 +31,7 @@ from tailrace.learner import Learner, LocalLearner, Publisher
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
-from tailrace.preparation import check_cache, check_engine, check_sampling, context_length, open_engine
+from tailrace.preparation import check_cache, check_engine, check_sampling, check_tokens, context_length, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.queue_observer import QueueObserver
 from tailrace.rewards.pool import GraderPool
@@ -85,6 +85,7 @@ def load_inputs(config: RunConfig) -> Inputs:
     prompts = load_prompts(
         config.prompts, tokenizer, seed=config.seed, max_tokens=_max_prompt_tokens(config, model_dir)
     )
+    check_tokens((*prompts.train, *prompts.held_out), model_dir)
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
 
 

@@ -37,6 +37,7 @@ from tailrace.preparation import (
     check_engine,
     check_new_file,
     check_sampling,
+    check_tokens,
     context_length,
     open_engine,
     prepare_torch,
@@ -137,6 +138,7 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
         raise PromptError("prompts.source has no prompts")
     context = context_length(config.engine, model_dir)
     check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
+    check_tokens(prompts, model_dir)
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
 
 

@@ -1,6 +1,7 @@
 """What has to be right before an engine starts, whatever it is to be used for."""
 
 import asyncio
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from tailrace.allocator import keep_freed_memory
 from tailrace.config.engine import (
     AdapterEngineConfig,
     EngineConfig,
+    FakeEngineConfig,
     NativeEngineConfig,
     SamplingConfig,
     VllmEngineConfig,
@@ -20,9 +22,11 @@ from tailrace.engine.backends.adapter import load_engine_factory
 from tailrace.engine.backends.vllm import check_installed, unsupported
 from tailrace.engine.base import Engine
 from tailrace.engine.factory import make_engine
-from tailrace.errors import ConfigError, UserError
+from tailrace.errors import ConfigError, ModelError, UserError
 from tailrace.models.info import describe_model
+from tailrace.models.loading import check_model
 from tailrace.planning.estimate import GIB, engine_memory
+from tailrace.types import Prompt
 
 
 def prepare_torch(device: str, threads: int | None) -> None:
@@ -65,12 +69,17 @@ def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bo
     `here`: whether it will be on this machine; the memory of others is theirs to check.
 
     Raises:
-        ModelError: the model cannot be read.
+        ModelError: engine or trainer cannot read the model.
         ConfigError: it does not.
         UserError: vLLM is not installed; or what an adapter's path names is not there, or cannot be called.
     """
+    check_model(model_dir)
     if isinstance(config, AdapterEngineConfig):
         load_engine_factory(config)
+    if isinstance(config, FakeEngineConfig) and config.vocab_size > (vocab := describe_model(model_dir).vocab):
+        raise ConfigError(
+            f"engine.vocab_size {config.vocab_size} is more than the {vocab} tokens of the model; lower it"
+        )
     if isinstance(config, VllmEngineConfig):
         check_installed()
     if torch.device(device).type != "cpu":
@@ -89,6 +98,13 @@ def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bo
         raise ConfigError(
             f"the engine needs {needed:.1f} GiB ({parts}), and {available:.1f} GiB are available; "
             f"lower engine.kv_cache_gib, engine.dp or engine.tp"
+        )
+
+
+def _check_vocabulary(config: FakeEngineConfig, vocab: int) -> None:
+    if config.vocab_size > vocab:
+        raise ConfigError(
+            f"engine.vocab_size {config.vocab_size} is more than the {vocab} tokens of the model; lower it"
         )
 
 
@@ -134,6 +150,21 @@ def check_sampling(config: EngineConfig, sampling: SamplingConfig, model_dir: Pa
     last = describe_model(model_dir).vocab - 1
     if unknown := [token for token in sampling.stop_token_ids if token > last]:
         raise ConfigError(f"sampling.stop_token_ids has {unknown[0]}, and the model's tokens are 0 … {last}")
+
+
+def check_tokens(prompts: Sequence[Prompt], model_dir: Path) -> None:
+    """Whether the model has all tokens that its tokenizer makes of the prompts.
+
+    Raises:
+        ModelError: it has not.
+    """
+    vocab = describe_model(model_dir).vocab
+    for prompt in prompts:
+        if (largest := int(prompt.prompt_ids.max(initial=0))) >= vocab:
+            raise ModelError(
+                f"the tokenizer in {model_dir} makes token {largest} of {prompt.prompt_id}, and the model's are "
+                f"0 … {vocab - 1}; give the tokenizer that belongs to the model"
+            )
 
 
 def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, max_new_tokens: int) -> None:

@@ -22,12 +22,12 @@ import tailrace
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import ProfileConfig
 from tailrace.config.written import shown
-from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
 from tailrace.engine.core import EngineCore
 from tailrace.engine.decoder.factory import why_torch
 from tailrace.engine.profile import PARTS, Profiler, StepProfile
 from tailrace.errors import ConfigError
+from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
 from tailrace.preparation import check_engine, check_new_file, context_length, prepare_torch

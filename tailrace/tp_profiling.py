@@ -32,11 +32,11 @@ from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.adaptive_tp.measure import Bench, MeasuredSwitch
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
-from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.ranks.factory import stage
 from tailrace.engine.weights import checkpoint_weights
 from tailrace.errors import UserError
+from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile
 from tailrace.preparation import check_new_file, prepare_torch

@@ -6,7 +6,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from tailrace import assembly, generate, preparation, profiling
 from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngineConfig, SamplingConfig
@@ -14,9 +16,38 @@ from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError, ModelError, TailraceWarning
-from tailrace.preparation import check_cache, check_engine, check_sampling, context_length, open_engine
+from tailrace.preparation import (
+    check_cache,
+    check_engine,
+    check_sampling,
+    check_tokens,
+    context_length,
+    open_engine,
+    prepare_torch,
+)
+from tailrace.types import Prompt
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:99", "mps", "xpu"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match=f"device '{device}' cannot be used here: "):
+        prepare_torch(device, None)
+
+
+def test_a_fake_engine_makes_tokens_of_the_model_alone(tiny_model: TinyModel) -> None:
+    check_engine(FakeEngineConfig(vocab_size=261), tiny_model("llama"), device="cpu")
+    with pytest.raises(ConfigError, match=r"engine\.vocab_size 262 is more than the 261 tokens of the model"):
+        check_engine(FakeEngineConfig(vocab_size=262), tiny_model("llama"), device="cpu")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_model: TinyModel) -> None:
+    prompt = Prompt(prompt_id="row 3", text="x", prompt_ids=np.array([5, 261]))
+    with pytest.raises(ModelError, match=r"makes token 261 of row 3, and the model's are 0 … 260"):
+        check_tokens([prompt], tiny_model("llama"))
 
 
 @pytest.mark.parametrize("engine", [{"dp": 1000}, {"tp": 1000}, {"kv_cache_gib": 1e6}])

@@ -22,12 +22,12 @@ from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.adaptive_tp.measure import DROPPED, Bench
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, make_plan
-from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.lane import Decoded, Lane
 from tailrace.engine.ranks.factory import stage
 from tailrace.engine.weights import check_weights, read_weights
 from tailrace.errors import ConfigError, EngineError, ModelError, UserError
+from tailrace.models.architecture import read_architecture
 from tailrace.planning.latency import LatencyPredictor
 from tailrace.planning.tp_profile import ProfileKey, TPProfile
 from tailrace.tp_profiling import Figures, profile_tp, round_trip

@@ -1,6 +1,7 @@
 """The base of every configuration schema."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self, TypeVar
 
@@ -51,6 +52,15 @@ def _numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
 
 Keywords = Annotated[dict[str, Any], AfterValidator(_json_has_its_numbers)]
 """For something that is not Tailrace's, whatever they are called."""
+
+
+def _is_device(text: str) -> str:
+    if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d{1,3})?", text):
+        raise ValueError(f"is {text!r}; expected cpu, cuda, cuda:N, xpu, xpu:N or mps")
+    return text
+
+
+Device = Annotated[str, AfterValidator(_is_device)]
 
 
 class Config(BaseModel):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Count, Listed, OnDevice, Processes, Seed
+from tailrace.config.base import Batch, Count, Device, Listed, OnDevice, Processes, Seed
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import AnySource, Presentation
@@ -16,8 +16,8 @@ class _OnEngine(OnDevice):
 
     seed: Seed = 0
     """Fixes every random choice."""
-    device: str = "cpu"
-    """A torch device; only cpu has been tested."""
+    device: Device = "cpu"
+    """cpu, cuda, cuda:N, xpu, xpu:N or mps; only cpu has been tested."""
     threads: Processes | None = None
     """Threads of torch; the machine's cores by default."""
     model: ModelConfig = ModelConfig()

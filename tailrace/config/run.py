@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
-from tailrace.config.base import OnDevice, Processes, Seed, is_slow_in_bfloat16, with_default
+from tailrace.config.base import Device, OnDevice, Processes, Seed, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
@@ -25,8 +25,8 @@ class RunConfig(OnDevice):
     """Directory of the run: events, checkpoints, report, exported model."""
     seed: Seed = 0
     """Fixes prompt order and every sample's random stream."""
-    device: str = "cpu"
-    """A torch device; only cpu has been tested."""
+    device: Device = "cpu"
+    """cpu, cuda, cuda:N, xpu, xpu:N or mps; only cpu has been tested."""
     threads: Processes | None = None
     """Threads of torch, with `pipeline.placement: colocated`; the machine's cores by default. Separate workers have
     those of their pools in `cluster`."""

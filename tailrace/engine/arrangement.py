@@ -15,7 +15,6 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.executor import SwitchExecutor, SwitchRefused, SwitchReport
 from tailrace.engine.adaptive_tp.reshard import switch_bytes
 from tailrace.engine.adaptive_tp.transplant import Transplant, plan_transplant
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.blocks import BlockManager
 from tailrace.engine.collectives.factory import resolve_collectives
 from tailrace.engine.decoder.factory import local_sizes
@@ -27,6 +26,7 @@ from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.worker_process import Crew
 from tailrace.engine.scheduler import Counts, Scheduler
 from tailrace.errors import EngineError, TailraceError
+from tailrace.models.architecture import Architecture
 
 MAX_FAILURES = 3
 """Switches in a row that may fail halfway: what makes them fail is not chance then."""

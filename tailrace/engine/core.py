@@ -16,7 +16,6 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.adaptive import AdaptiveTP, Wanted, open_adaptive_tp
-from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.base import EngineStats
 from tailrace.engine.decoder.factory import longest_sequence
@@ -27,6 +26,7 @@ from tailrace.engine.ranks.factory import stage
 from tailrace.engine.stopping import StopRules
 from tailrace.engine.weights import Weights, check_weights, checkpoint_weights
 from tailrace.errors import EngineError, RequestError
+from tailrace.models.architecture import read_architecture
 from tailrace.types import Request, Sample, WeightVersion
 
 

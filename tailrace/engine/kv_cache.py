@@ -5,8 +5,8 @@ from typing import Self
 
 import torch
 
-from tailrace.engine.architecture import Architecture
 from tailrace.errors import ConfigError
+from tailrace.models.architecture import Architecture
 
 GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -12,9 +12,10 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.packing import Group
+from tailrace.engine.rope import inverse_frequencies
+from tailrace.models.architecture import Architecture
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]
 """Cosines and sines by position."""
@@ -164,7 +165,7 @@ def rope_tables(architecture: Architecture, positions: int, dtype: torch.dtype, 
 
     With them x · cos + roll(x, head_dim / 2) · sin rotates the pairs (i, i + head_dim / 2).
     """
-    frequencies = architecture.rope.inverse_frequencies(architecture.head_dim)
+    frequencies = inverse_frequencies(architecture.rope, architecture.head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     cos = torch.cat((angles.cos(), angles.cos()), dim=-1)
     sin = torch.cat((-angles.sin(), angles.sin()), dim=-1)

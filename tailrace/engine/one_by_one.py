@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tailrace.engine.architecture import read_eos_ids
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import Core, check_prompt
 from tailrace.engine.stopping import StopRule, StopRules
-from tailrace.engine.weights import Shape, Weights, collect_weights
+from tailrace.engine.weights import Weights, collect_weights
+from tailrace.models.architecture import Shape, read_eos_ids
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 
@@ -57,7 +57,8 @@ class OneByOneCore(Core, ABC):
         self._vocab_size = vocab_size
         self._shapes = shapes
         self._tied = tied
-        self._stop_rules = StopRules(model_dir, eos_ids=read_eos_ids(model_dir), max_model_len=max_model_len)
+        eos_ids = read_eos_ids(model_dir, vocab_size=vocab_size)
+        self._stop_rules = StopRules(model_dir, eos_ids=eos_ids, max_model_len=max_model_len)
         self._waiting: deque[Request] = deque()
         self._interrupted = False
         self._version: WeightVersion = 0

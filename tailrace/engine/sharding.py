@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.ranks.layout import Shard
 from tailrace.errors import ModelError
+from tailrace.models.architecture import Architecture
 
 VOCAB_MULTIPLE = 256
 """Of the vocabulary entries of a shard: the sampler's blocks, which must not depend on the degree."""

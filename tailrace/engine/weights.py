@@ -1,19 +1,17 @@
 """Weights under their Hugging Face names: what a model must have, and reading them from a directory."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tailrace.engine.architecture import Architecture
 from tailrace.errors import EngineError, ModelError, did_you_mean
-
-Shape = tuple[int, ...]
+from tailrace.models.architecture import Architecture, Shape, parameter_shapes
+from tailrace.models.info import DERIVED, EMBEDDING, HEAD, INDEX_FILE, SINGLE_FILE, describe_model, weight_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,69 +27,36 @@ class TensorShard:
 Weights = Iterable[tuple[str, torch.Tensor | TensorShard]]
 """Parameters under their HF names, each whole or as shards that cover it once; in any order."""
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-
-class _Index(msgspec.Struct):
-    """What INDEX_FILE says."""
-
-    weight_map: dict[str, str]
-    """The file of each tensor."""
-
-
-def expected_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """Every parameter of the model and its shape. The head of a tied model is not among them."""
-    a = architecture
-    shapes: dict[str, Shape] = {
-        "model.embed_tokens.weight": (a.vocab_size, a.hidden_size),
-        "model.norm.weight": (a.hidden_size,),
-    }
-    if not a.tied:
-        shapes["lm_head.weight"] = (a.vocab_size, a.hidden_size)
-    for index in range(a.layers):
-        shapes |= {f"model.layers.{index}.{name}": shape for name, shape in _layer_shapes(a).items()}
-    return shapes
-
-
-def _layer_shapes(a: Architecture) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {
-        "input_layernorm.weight": (a.hidden_size,),
-        "post_attention_layernorm.weight": (a.hidden_size,),
-        "self_attn.o_proj.weight": (a.hidden_size, a.query_heads * a.head_dim),
-        "mlp.gate_proj.weight": (a.intermediate_size, a.hidden_size),
-        "mlp.up_proj.weight": (a.intermediate_size, a.hidden_size),
-        "mlp.down_proj.weight": (a.hidden_size, a.intermediate_size),
-    }
-    for part, rows in zip(("q", "k", "v"), a.qkv_sizes, strict=True):
-        shapes[f"self_attn.{part}_proj.weight"] = (rows, a.hidden_size)
-        if a.qkv_bias:
-            shapes[f"self_attn.{part}_proj.bias"] = (rows,)
-    if a.out_bias:
-        shapes["self_attn.o_proj.bias"] = (a.hidden_size,)
-    if a.qk_norm:
-        shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (a.head_dim,)
-    return shapes
-
 
 def check_weights(architecture: Architecture, tensors: Weights) -> Mapping[str, torch.Tensor]:
     """The model's weights from `tensors`; see `collect_weights`. A tied head may be there or not."""
-    return collect_weights(expected_shapes(architecture), tensors, tied=architecture.tied)
+    return collect_weights(parameter_shapes(architecture), tensors, tied=architecture.tied)
 
 
 def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bool) -> Mapping[str, torch.Tensor]:
     """Collect `tensors`, and put shards together: each element of each parameter once, and nothing else.
 
-    Where the head is `tied`, one that comes along is left out.
+    Where the head is `tied`, one that comes along has to equal the embedding, and is left out.
 
     Raises:
         EngineError: a weight is missing, unknown, there twice, of another shape or kind; it names the first.
     """
+    if tied and EMBEDDING in expected:
+        return _without_head(_collect({**expected, HEAD: expected[EMBEDDING]}, tensors, optional={HEAD}))
+    return _collect(expected, tensors, optional=())
+
+
+def _without_head(weights: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    head = weights.pop(HEAD, None)
+    if head is not None and not torch.equal(head.to(weights[EMBEDDING].device).float(), weights[EMBEDDING].float()):
+        raise EngineError(f"{HEAD} has other numbers than {EMBEDDING}, and this model ties them; send one of them")
+    return weights
+
+
+def _collect(expected: Mapping[str, Shape], tensors: Weights, *, optional: Collection[str]) -> dict[str, torch.Tensor]:
     whole: dict[str, torch.Tensor] = {}
     assemblies: dict[str, _Assembly] = {}
     for name, item in tensors:
-        if tied and name == "lm_head.weight":
-            continue
         if name not in expected:
             raise EngineError(f"this model has no weight {name!r}; use its HF names{did_you_mean(name, expected)}")
         if name in whole:
@@ -106,7 +71,7 @@ def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bo
                 raise EngineError(f"{name} has shape {tuple(item.shape)}; the model has {expected[name]}")
             whole[name] = item
     whole |= {name: assembly.whole() for name, assembly in assemblies.items()}
-    if missing := expected.keys() - whole.keys():
+    if missing := expected.keys() - whole.keys() - set(optional):
         raise EngineError(f"{len(missing)} weights are missing, such as {min(missing)}; every parameter is needed")
     return whole
 
@@ -183,6 +148,7 @@ def checkpoint_weights(architecture: Architecture, directory: Path) -> Mapping[s
     Raises:
         ModelError: a file is missing or broken, or the weights are not those of `architecture`.
     """
+    describe_model(directory)
     try:
         return check_weights(architecture, read_weights(directory))
     except EngineError as error:
@@ -195,28 +161,15 @@ def read_weights(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:
     Raises:
         ModelError: no such file, or one is broken.
     """
+    files = weight_files(directory)
+    if not files:
+        raise ModelError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
     with ExitStack() as stack:
-        for path in _weight_files(directory):
+        for path in files:
             try:
                 file = stack.enter_context(safe_open(path, framework="pt"))
-            except SafetensorError as error:
+            except (OSError, SafetensorError) as error:
                 raise ModelError(f"{path} cannot be read as safetensors: {error}") from error
             for name in file.keys():  # noqa: SIM118  (not a mapping)
-                if not name.endswith("rotary_emb.inv_freq"):  # old checkpoints store what the config implies
+                if not name.endswith(DERIVED):
                     yield name, file.get_tensor(name)
-
-
-def _weight_files(directory: Path) -> list[Path]:
-    index = directory / INDEX_FILE
-    if not index.exists():
-        files = [directory / SINGLE_FILE]
-    else:
-        try:
-            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-        except msgspec.MsgspecError as error:
-            raise ModelError(f"{index} is not an index of weight files: {error}") from error
-        files = [directory / name for name in sorted(set(weight_map.values()))]
-    for path in files:
-        if not path.exists():
-            raise ModelError(f"{path} does not exist; the engine reads {SINGLE_FILE} or the files of {INDEX_FILE}")
-    return files

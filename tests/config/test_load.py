@@ -115,6 +115,10 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
         ("seed=-1", "seed is -1: input should be greater than or equal to 0"),
         ("threads=1000000000000000000000000000000", "input should be less than or equal to 1024"),
         ("algorithm.clip_high=1e308", "algorithm.clip_high is 1e+308: input should be less than or equal to 1000000"),
+        *(
+            (f"device={device}", f"device is '{device}'; expected cpu, cuda, cuda:N")
+            for device in ("meta", "cpu:7", "cpu:0", "xla", "CPU", "cuda:-1", "cuda:x", "cuda:9999", "hpu", "gpu")
+        ),
         ("trainer.steps=0", "trainer.steps is 0: input should be greater than 0"),
         ("sampling.temperature=1.0e46", "sampling.temperature is 1e+46: input should be less than or equal to 1000000"),
         ("sampling.top_p=1.0e-46", "sampling.top_p is 1e-46: input should be greater than or equal to 0.000001"),

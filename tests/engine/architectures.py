@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from tailrace.engine.architecture import Architecture, Rope
+from tailrace.models.architecture import Architecture, Rope
 
 _SMALL = Architecture(
     family="llama",

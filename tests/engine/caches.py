@@ -2,8 +2,8 @@
 
 import torch
 
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.kv_cache import KVCache, region_block_bytes
+from tailrace.models.architecture import Architecture
 
 
 def cache_of(

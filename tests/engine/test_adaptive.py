@@ -18,10 +18,10 @@ from tailrace.conformance.requests import collect, make_request, same_tokens
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
 from tailrace.engine.adaptive_tp.profile_key import profile_key
-from tailrace.engine.architecture import read_architecture
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import RequestError, TailraceWarning
+from tailrace.models.architecture import read_architecture
 from tailrace.planning.tp_profile import TPProfile
 from tailrace.types import Request
 from tests.engine.helpers import TINY_GIB, make_core, run_core

@@ -14,13 +14,13 @@ from tailrace.conformance.requests import make_request
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
 from tailrace.engine.adaptive_tp.transplant import Transplant
-from tailrace.engine.architecture import read_architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.core import EngineCore
 from tailrace.engine.lane import Lane
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.scheduler import Scheduler
 from tailrace.errors import ModelError
+from tailrace.models.architecture import read_architecture
 from tailrace.types import Request, Sample
 from tests.engine.helpers import TINY_GIB, make_core, run_core
 from tests.engine.switching import Cache, is_alive, make_switching_core, pids, responses, steps, switch, wander

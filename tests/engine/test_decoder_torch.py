@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from tailrace.conformance.tiny import FAMILIES
-from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.torch import TorchDecoder, decode_inputs
@@ -32,6 +31,7 @@ from tailrace.engine.sharding import local_architecture, shard_weights
 from tailrace.engine.step import Chunk, Draw
 from tailrace.engine.weights import check_weights, read_weights
 from tailrace.errors import ConfigError
+from tailrace.models.architecture import Architecture, read_architecture
 from tests.engine.caches import cache_of
 from tests.engine.thread_ranks import run_ranks
 

@@ -21,7 +21,6 @@ import torch
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine import memory as memory_module
 from tailrace.engine.adaptive_tp.reshard import Migration
-from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.collectives.base import Alone
 from tailrace.engine.ranks import process, worker_process
 from tailrace.engine.ranks.base import RankDied, Replica
@@ -35,6 +34,7 @@ from tailrace.engine.ranks.worker_process import Crew, WorkerProcess
 from tailrace.engine.step import Chunk, Draw, StepInput
 from tailrace.engine.weights import read_weights
 from tailrace.errors import ConfigError, EngineError
+from tailrace.models.architecture import Architecture, read_architecture
 from tests.conftest import TinyModel
 
 ROOT = Path(__file__).parents[2]

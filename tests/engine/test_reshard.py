@@ -20,7 +20,6 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.cpu import cpu_flags
 from tailrace.engine.adaptive_tp.groups import Groups
 from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes, switch_bytes
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
 from tailrace.engine.decoder.base import Batch, Decoder
@@ -30,8 +29,8 @@ from tailrace.engine.ranks.layout import WHOLE, Shard
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.sharding import head_slots, shard_weights
 from tailrace.engine.step import Chunk, Draw
-from tailrace.engine.weights import expected_shapes
 from tailrace.errors import EngineError, ModelError
+from tailrace.models.architecture import Architecture, parameter_shapes
 from tests.engine.architectures import small_architecture
 from tests.engine.thread_ranks import run_engine
 
@@ -65,7 +64,7 @@ kinds = pytest.mark.parametrize(
 
 def weights_of(architecture: Architecture) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=generator) / 4 for name, shape in expected_shapes(architecture).items()}
+    return {name: torch.randn(shape, generator=generator) / 4 for name, shape in parameter_shapes(architecture).items()}
 
 
 def degrees_of(ranks: int) -> list[int]:

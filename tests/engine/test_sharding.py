@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.ranks.layout import WHOLE, Shard
 from tailrace.engine.sharding import (
     VOCAB_MULTIPLE,
@@ -22,8 +21,8 @@ from tailrace.engine.sharding import (
     shard_weights,
     vocab_range,
 )
-from tailrace.engine.weights import expected_shapes
 from tailrace.errors import ModelError
+from tailrace.models.architecture import Architecture, parameter_shapes
 from tests.engine.architectures import small_architecture
 
 SMOLLM2 = small_architecture(query_heads=9, kv_heads=3, intermediate_size=1536, vocab_size=49152)
@@ -52,7 +51,7 @@ def splits(draw: st.DrawFn) -> tuple[Architecture, int]:
 
 def weights_of(architecture: Architecture) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
-    return {name: torch.rand(shape, generator=random) + 1 for name, shape in expected_shapes(architecture).items()}
+    return {name: torch.rand(shape, generator=random) + 1 for name, shape in parameter_shapes(architecture).items()}
 
 
 def shards_of(architecture: Architecture, tp: int) -> list[dict[str, torch.Tensor]]:
@@ -65,7 +64,7 @@ def shards_of(architecture: Architecture, tp: int) -> list[dict[str, torch.Tenso
 def test_all_shards_have_the_shapes_of_the_local_architecture(split: tuple[Architecture, int]) -> None:
     architecture, tp = split
     check_tp(architecture, tp)
-    expected = expected_shapes(local_architecture(architecture, tp))
+    expected = parameter_shapes(local_architecture(architecture, tp))
     for shard in shards_of(architecture, tp):
         assert {name: tuple(tensor.shape) for name, tensor in shard.items()} == expected
 

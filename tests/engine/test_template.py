@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from tailrace.engine.architecture import Architecture, read_architecture
 from tailrace.engine.ranks import template_process, worker_process
 from tailrace.engine.ranks.base import RankDied
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.template import Template
 from tailrace.engine.ranks.template_process import ForkedProcess, TemplateProcess
 from tailrace.engine.ranks.worker_process import WorkerProcess, end
+from tailrace.models.architecture import Architecture, read_architecture
 from tests.conftest import TinyModel
 from tests.engine.test_process_replica import CPU, END_LIMIT_S, driver, ended, numbers, settings
 

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.engine.weights import TensorShard, Weights, check_weights, expected_shapes
+from tailrace.engine.weights import TensorShard, Weights, check_weights
 from tailrace.errors import EngineError
+from tailrace.models.architecture import parameter_shapes
 from tests.engine.architectures import small_architecture
 
 ARCHITECTURE = small_architecture(qkv_bias=True)
@@ -20,7 +21,7 @@ EMBEDDING = "model.embed_tokens.weight"
 
 def full_weights() -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(0)
-    return {name: torch.randn(shape, generator=random) for name, shape in expected_shapes(ARCHITECTURE).items()}
+    return {name: torch.randn(shape, generator=random) for name, shape in parameter_shapes(ARCHITECTURE).items()}
 
 
 def with_shards(*shards: TensorShard) -> Weights:
@@ -53,6 +54,15 @@ def test_shards_in_any_order_make_the_parameter_that_they_were_cut_from(data: st
 def test_a_shard_without_elements_is_harmless() -> None:
     named = check_weights(ARCHITECTURE, with_shards(shard(slice(0, 10)), shard(slice(4, 4))))
     assert torch.equal(named[EMBEDDING], full_weights()[EMBEDDING])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_head_of_a_tied_model_that_is_another_one_is_refused(dtype: torch.dtype) -> None:
+    weights = full_weights()
+    other = weights[EMBEDDING].to(dtype, copy=True)
+    other[9, 7] += 1
+    with pytest.raises(EngineError, match=r"lm_head\.weight has other numbers than model\.embed_tokens\.weight"):
+        check_weights(ARCHITECTURE, [("lm_head.weight", other), *weights.items()])
 
 
 def test_the_head_of_a_tied_model_may_come_along() -> None:

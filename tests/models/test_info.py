@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tailrace.conformance.tiny import FAMILIES
 from tailrace.errors import ModelError
+from tailrace.models.architecture import read_architecture
 from tailrace.models.info import ModelInfo, describe_model
 from tests.conftest import TinyModel
 
@@ -83,8 +84,8 @@ def test_bytes_are_those_of_the_stored_dtype(directory: Path) -> None:
 
 def test_old_configurations_leave_derived_sizes_out(directory: Path) -> None:
     edit_config(directory, head_dim=None, num_key_value_heads=None)
-    info = describe_model(directory)
-    assert (info.head_dim, info.kv_heads) == (16, 4)
+    architecture = read_architecture(directory)
+    assert (architecture.head_dim, architecture.kv_heads) == (16, 4)
 
 
 def test_unsupported_family_names_the_supported_ones(directory: Path) -> None:

@@ -77,6 +77,7 @@ def test_incomplete_directory_is_told_all_that_it_lacks(tiny_model: TinyModel, t
 
 def test_missing_shard_is_named(tiny_model: TinyModel, tmp_path: Path) -> None:
     directory = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
+    (directory / "model.safetensors").unlink()
     (directory / "model.safetensors.index.json").write_text('{"weight_map": {"a": "one.safetensors"}}')
     assert refusal(directory).endswith("it lacks one.safetensors")
 

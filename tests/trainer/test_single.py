@@ -299,7 +299,7 @@ def test_a_model_that_lacks_a_weight_is_refused(tiny_model: TinyModel, tmp_path:
     tensors = load_file(path)
     del tensors["model.norm.weight"]
     save_file(tensors, path, metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks 1 weights, such as model\.norm\.weight"):
+    with pytest.raises(ModelError, match=r"lacks 1 weights .* such as model\.norm\.weight"):
         make_trainer(tmp_path / "model")
 
 
@@ -308,5 +308,5 @@ def test_sliding_window_layers_are_refused(tiny_model: TinyModel, tmp_path: Path
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     config |= {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0, "layer_types": None}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelError, match="sliding-window"):
+    with pytest.raises(ModelError, match="use_sliding_window True"):
         make_trainer(tmp_path / "model")

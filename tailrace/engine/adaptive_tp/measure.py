@@ -14,7 +14,6 @@ import torch
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.adaptive_tp.executor import SwitchReport
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.decoder.factory import longest_sequence
 from tailrace.engine.kv_cache import DTYPES, token_bytes
@@ -26,6 +25,7 @@ from tailrace.engine.sequence import Sequence
 from tailrace.engine.step import Chunk, StepInput
 from tailrace.engine.stopping import StopRule
 from tailrace.errors import EngineError
+from tailrace.models.architecture import Architecture
 from tailrace.planning.tp_switch import sent_bytes
 from tailrace.types import Request
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
 from tailrace.engine.adaptive_tp.measure import shortest_length, tokens_reached
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.errors import ConfigError, EngineError, ModelError
+from tailrace.models.architecture import Architecture
 from tailrace.planning.tp_profile import SHORTEST, grid
 
 TOKEN_BUDGET = 16384

@@ -22,7 +22,6 @@ import numpy as np
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Decoder, Ints
 from tailrace.engine.decoder.packing import Group, Packing, RowMajor
@@ -30,6 +29,7 @@ from tailrace.engine.kv_cache import DTYPES, KVCache, region_block_bytes
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sharding import Piece, cut_of, head_slots, local_architecture, pieces
 from tailrace.errors import EngineError
+from tailrace.models.architecture import Architecture
 
 
 class Migration(msgspec.Struct, frozen=True, array_like=True):

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
-from transformers.utils import logging as transformers_logging
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.one_by_one import End, OneByOneCore
-from tailrace.errors import ModelError
+from tailrace.models.loading import load_model
 from tailrace.types import Request
 
 
@@ -34,14 +33,9 @@ class HfCore(OneByOneCore):
         """Read the model, with its weights as version 0.
 
         Raises:
-            ModelError: there is none.
+            ModelError: it cannot be read.
         """
-        dtype = DTYPES[config.dtype]
-        transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the run's display
-        try:
-            model: Any = AutoModelForCausalLM.from_pretrained(model_dir, dtype=dtype)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{model_dir} holds no model that transformers reads: {error}") from error
+        model: Any = load_model(model_dir, dtype=DTYPES[config.dtype])
         self._model = model.to(device).eval()
         self._model.generation_config = GenerationConfig()  # type: ignore[no-untyped-call]  # or its settings would mix with the request's
         self._device = device

@@ -26,12 +26,12 @@ import numpy as np
 import torch
 
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
-from tailrace.engine.architecture import read_architecture
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
 from tailrace.engine.stopping import StopRule, StopRules
 from tailrace.engine.weights import Weights, check_weights
 from tailrace.errors import EngineError, ModelError, RequestError, one_line
+from tailrace.models.architecture import read_architecture
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 LOWEST_TEMPERATURE = 0.01

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.packing import Group, Packing
 from tailrace.engine.drawing import Drawing
 from tailrace.engine.kv_cache import KVCache
 from tailrace.engine.step import Chunk
+from tailrace.models.architecture import Architecture
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.packing import Format, Group, Packing
@@ -22,6 +21,8 @@ from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, load
 from tailrace.engine.kernels.sampling import CpuDrawing, load_kernel
 from tailrace.engine.kv_cache import KVCache
+from tailrace.engine.rope import inverse_frequencies
+from tailrace.models.architecture import Architecture
 
 LANES = 16
 MOST_HEAD_DIM = 256
@@ -249,7 +250,7 @@ class Packed(Format):
 
 def rope_tables(architecture: Architecture, positions: int) -> RopeTables:
     """Cosines and sines, [positions, head_dim / 2]."""
-    frequencies = architecture.rope.inverse_frequencies(architecture.head_dim)
+    frequencies = inverse_frequencies(architecture.rope, architecture.head_dim)
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), frequencies)
     return angles.cos(), angles.sin()
 

@@ -4,7 +4,6 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine import model
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder import cpu
 from tailrace.engine.decoder.base import Decoder
@@ -14,6 +13,7 @@ from tailrace.engine.kv_cache import DTYPES, KVCache, blocks_that_fit, bytes_per
 from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sharding import check_tp, local_architecture
 from tailrace.errors import ConfigError
+from tailrace.models.architecture import Architecture
 
 
 def longest_sequence(config: NativeEngineConfig, architecture: Architecture) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tailrace.engine.architecture import Architecture
+from tailrace.models.architecture import Architecture
 
 Group = int | str
 """A layer's number, or one of `_ENDS`."""

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.attention import StepAttention
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder, Ints
@@ -14,6 +13,7 @@ from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.graphs import DecodeGraphs
 from tailrace.engine.kv_cache import KVCache
 from tailrace.engine.model import Model, RopeTables
+from tailrace.models.architecture import Architecture
 
 
 class TorchDecoder(Decoder):

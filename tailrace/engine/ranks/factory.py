@@ -5,7 +5,6 @@ from collections.abc import Mapping
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Alone
 from tailrace.engine.decoder.factory import why_torch
 from tailrace.engine.ranks.base import Replica
@@ -15,6 +14,7 @@ from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.worker_process import Crew
+from tailrace.models.architecture import Architecture
 
 
 def make_replicas(

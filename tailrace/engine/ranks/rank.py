@@ -8,7 +8,6 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.reshard import Meeting, Migration, SwitchTimes, reshard
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
@@ -16,6 +15,7 @@ from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
 from tailrace.engine.sharding import shard_weights
 from tailrace.engine.step import Draw, StepInput, StepOutput
+from tailrace.models.architecture import Architecture
 
 
 class Rank:

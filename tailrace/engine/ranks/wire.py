@@ -14,9 +14,9 @@ from typing import TypeVar
 import msgspec
 
 from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes
-from tailrace.engine.architecture import Architecture
 from tailrace.engine.ranks.staging import Place
 from tailrace.engine.step import StepInput, StepOutput
+from tailrace.models.architecture import Architecture
 
 _LENGTH = struct.Struct(">I")
 _DESCRIPTOR_BYTES = array("i").itemsize

@@ -5,7 +5,6 @@ apply: .grad / denominator, clip, AdamW, schedule
 """
 
 import math
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import PreTrainedModel
 
 from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.config.trainer import TrainerConfig
 from tailrace.errors import ModelError, NonFiniteError
+from tailrace.models.loading import load_model
 from tailrace.trainer import state
 from tailrace.trainer.attention import PROMPT_SHARED, make_layout
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
@@ -26,9 +25,6 @@ from tailrace.trainer.log_probs import token_log_probs
 from tailrace.trainer.optimizer import learning_rate, make_optimizer
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
 from tailrace.types import FloatArray
-
-_LOADING = threading.Lock()
-"""transformers loads one model at a time: it changes what belongs to the whole process."""
 
 
 @dataclass(slots=True)
@@ -79,7 +75,7 @@ class SingleTrainer(Trainer):
             reference: keep a frozen copy of the initial weights, which `log_probs(reference=True)` needs.
 
         Raises:
-            ModelError: weights are missing, or the model has layers that packed training does not compute.
+            ModelError: see `load_model`; or a weight is not a finite number.
         """
         self._config = config
         self.model_dir = model_dir
@@ -87,16 +83,24 @@ class SingleTrainer(Trainer):
         self._temperature = temperature or 1.0
         self._total_updates = total_updates
         self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        self._model = _load(model_dir, torch.float32, self._device).train()
+        self._model = self._load(torch.float32).train()
         if config.gradient_checkpointing:
             # transformers 5.19, the newest that vLLM takes, has it under its old name
             enable = getattr(self._model, "activation_checkpointing_enable", None)
             (enable or self._model.gradient_checkpointing_enable)()
-        self._reference = _load(model_dir, self._dtype, self._device).requires_grad_(False) if reference else None
+        self._reference = self._load(self._dtype).requires_grad_(False) if reference else None
         self._optimizer = self.make_optimizer(self._model)
         self._counters = state.Counters()
         self._sums = _Sums()
         self._evidence: dict[str, Any] = {}
+
+    def _load(self, dtype: torch.dtype) -> PreTrainedModel:
+        model = load_model(self.model_dir, dtype=dtype, attention=PROMPT_SHARED)
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise ModelError(f"{self.model_dir} has numbers in {name} that are not finite; fetch the model again")
+        model.to(self._device)  # type: ignore[arg-type]
+        return model
 
     def make_optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
         """Called once, by the constructor; an adapter may have another one here. Its state must be tensors.
@@ -260,21 +264,6 @@ class SingleTrainer(Trainer):
 def _json(value: float) -> float | str:
     """A number, or its name where JSON has no word for it."""
     return value if math.isfinite(value) else str(value)
-
-
-def _load(model_dir: Path, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the run's display
-    with _LOADING:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=dtype, attn_implementation=PROMPT_SHARED, output_loading_info=True
-        )
-    model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
-    if missing := report["missing_keys"]:  # transformers has filled them with random numbers
-        raise ModelError(f"{model_dir} lacks {len(missing)} weights, such as {min(missing)}; fetch the model again")
-    if "sliding_attention" in (getattr(model.config, "layer_types", None) or ()):
-        raise ModelError(f"{model_dir} has sliding-window layers, which training does not compute; use full attention")
-    model.to(device)  # type: ignore[arg-type]
-    return model
 
 
 def _input_weight(model: PreTrainedModel) -> torch.nn.Parameter:
