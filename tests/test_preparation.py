@@ -45,7 +45,7 @@ def test_a_fake_engine_makes_tokens_of_the_model_alone(tiny_model: TinyModel) ->
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_model: TinyModel) -> None:
-    prompt = Prompt(prompt_id="row 3", text="x", prompt_ids=np.array([5, 261]))
+    prompt = Prompt(prompt_id="row 3", text="x", question="x", prompt_ids=np.array([5, 261]))
     with pytest.raises(ModelError, match=r"makes token 261 of row 3, and the model's are 0 … 260"):
         check_tokens([prompt], tiny_model("llama"))
 

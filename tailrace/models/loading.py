@@ -1,4 +1,4 @@
-"""Models of transformers from a directory that the engine would read in the same way."""
+"""Models of transformers, and whether they are what our own engine makes of the same directory."""
 
 import threading
 from pathlib import Path
@@ -32,15 +32,14 @@ def check_model(directory: Path) -> None:
 
 
 def load_model(directory: Path, *, dtype: "torch.dtype", attention: str | None = None) -> "PreTrainedModel":
-    """The model in `directory`, on the CPU. `attention`: the name of an implementation; its default without.
+    """The model in `directory`, of any family, on the CPU. `attention`: an implementation's name; its default without.
 
     Raises:
-        ModelError: it cannot be read, or not as the engine reads it.
+        ModelError: it cannot be read, or has other weights than its configuration asks for.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    check_model(directory)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the terminal is the run's display
     options: dict[str, Any] = {"dtype": dtype, "output_loading_info": True, "local_files_only": True}
     if attention is not None:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.config.trainer import TrainerConfig
 from tailrace.errors import ModelError, NonFiniteError
-from tailrace.models.loading import load_model
+from tailrace.models.loading import check_model, load_model
 from tailrace.trainer import state
 from tailrace.trainer.attention import PROMPT_SHARED, make_layout
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
@@ -75,7 +75,7 @@ class SingleTrainer(Trainer):
             reference: keep a frozen copy of the initial weights, which `log_probs(reference=True)` needs.
 
         Raises:
-            ModelError: see `load_model`; or a weight is not a finite number.
+            ModelError: see `check_model`; or a weight is not a finite number.
         """
         self._config = config
         self.model_dir = model_dir
@@ -95,6 +95,7 @@ class SingleTrainer(Trainer):
         self._evidence: dict[str, Any] = {}
 
     def _load(self, dtype: torch.dtype) -> PreTrainedModel:
+        check_model(self.model_dir)
         model = load_model(self.model_dir, dtype=dtype, attention=PROMPT_SHARED)
         for name, parameter in model.named_parameters():
             if not parameter.isfinite().all():
