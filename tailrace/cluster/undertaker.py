@@ -11,11 +11,9 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
 import psutil
@@ -77,7 +75,7 @@ def _remove_leftovers() -> None:
     from tailrace.transfer.queue.storage import arena
     from tailrace.transfer.weights.segments import SHARED
 
-    socket_directory.remove_orphans(Path(tempfile.gettempdir()))
+    socket_directory.remove_orphans()
     arena.remove_orphans(SHARED)
 
 

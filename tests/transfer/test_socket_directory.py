@@ -1,21 +1,25 @@
 """Sockets have a directory of their own, which does not stay when whoever served there was killed."""
 
 import os
+import socket
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tailrace.errors import QueueError
+from tailrace.errors import QueueError, WireError
 from tailrace.transfer.queue import socket_directory as module
 from tailrace.transfer.queue.socket_directory import directory_of, socket_directory
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as directory:  # shorter than pytest's
+        monkeypatch.setattr(tempfile, "tempdir", directory)
+        yield Path(directory)
 
 
 def orphan(parent: Path) -> Path:
@@ -71,3 +75,28 @@ def test_only_a_directory_of_sockets_is_taken_for_one() -> None:
     assert directory_of(["tcp://127.0.0.1:1", "ipc:///tmp/tailrace-ipc-1/controller"]) == Path("/tmp/tailrace-ipc-1")
     assert directory_of(["ipc:///home/me/controller", "tcp://127.0.0.1:1"]) is None
     assert directory_of(["tcp://127.0.0.1:1"]) is None
+
+
+@pytest.mark.parametrize("name", ["x" * 75, "ü" * 40, "x" * 200, "\udcff"])
+def test_where_the_path_of_temporary_files_leaves_no_room_for_a_socket_a_short_one_is_used(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    long = temporary / name
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with socket_directory() as directory:
+        assert directory.parent == Path("/tmp")
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        with closing(socket.socket(socket.AF_UNIX)) as listening:
+            listening.bind(f"{directory}/unit-1000-100000")
+    assert not directory.exists()
+    assert list(long.iterdir()) == []
+
+
+def test_where_no_directory_for_sockets_can_be_made_tmpdir_is_named(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/proc/self")
+    with pytest.raises(WireError, match=r"made in /proc/self: .*; set TMPDIR to a directory .* path of \d+ bytes"):
+        with socket_directory():
+            pass

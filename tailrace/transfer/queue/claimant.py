@@ -29,6 +29,7 @@ from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError
 from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.wire.messages import Claimed, Failure, Message, unpack
+from tailrace.transfer.queue.wire.sockets import socket_parent
 from tailrace.types import Value
 
 T = TypeVar("T")
@@ -148,7 +149,7 @@ class Claimant:
         loop = asyncio.get_running_loop()
         self._closing = loop.create_future()
         self._turn = asyncio.Lock()
-        with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:  # of mode 0700
+        with tempfile.TemporaryDirectory(prefix="tailrace-", dir=socket_parent()) as directory:  # of mode 0700
             self.socket = f"{directory}/claims"
             async with self._queue:
                 server = await loop.create_unix_server(lambda: _Worker(self), self.socket)

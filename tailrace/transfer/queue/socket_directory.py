@@ -7,13 +7,13 @@ started on the host removes it, if nobody did before.
 import fcntl
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tailrace.errors import QueueError
+from tailrace.transfer.queue.wire.sockets import private_directory, socket_parent
 
 _PREFIX = "tailrace-ipc-"
 _TRIES, _PAUSE_S = 20, 0.05
@@ -25,10 +25,10 @@ def socket_directory(again: Path | None = None) -> Iterator[Path]:
     """A new directory, or that of an earlier queue, `again`; removed in the end.
 
     Raises:
-        QueueError: others may enter the earlier one, or another process has it.
-        OSError: it cannot be made.
+        QueueError: others may enter the earlier one, or another process has it; a new one cannot be made.
+        OSError: the earlier one cannot be made.
     """
-    remove_orphans(Path(tempfile.gettempdir()))
+    remove_orphans()
     directory, lock = _make() if again is None else _take(again)
     try:
         yield directory
@@ -45,7 +45,7 @@ def directory_of(endpoints: Sequence[str]) -> Path | None:
 
 def _make() -> tuple[Path, int]:
     """A new one, and its locked descriptor. It gets its name when it is locked, so it is never an orphan."""
-    unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+    unnamed = private_directory(f".{_PREFIX}")
     lock = _locked(unnamed)
     assert lock is not None, "nobody else knows it"
     return unnamed.rename(unnamed.with_name(unnamed.name[1:])), lock
@@ -80,9 +80,9 @@ def _locked(directory: Path) -> int | None:
     return None
 
 
-def remove_orphans(parent: Path) -> None:
+def remove_orphans() -> None:
     """Remove directories whose processes died without having done so."""
-    for directory in parent.glob(f"{_PREFIX}*"):
+    for directory in socket_parent().glob(f"{_PREFIX}*"):
         lock = _locked(directory)
         if lock is not None:
             shutil.rmtree(directory, ignore_errors=True)

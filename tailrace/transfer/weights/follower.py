@@ -11,7 +11,7 @@ again for ever; whoever waits for weights is told meanwhile.
 
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tailrace.config.weights import WeightsMedium
@@ -300,8 +300,8 @@ class Follower(Service, Owner):
     def take(self, manifest: Manifest, then: Placed) -> None:
         """See `Owner.take`. Versions whose memory is used again are not given any more."""
         with self.lock:
-            kept = {self._serial()} | self._used()
-        self._shelf.drop(serial for serial in self._shelf.serials if serial not in kept)
+            kept = {self._serial(), manifest.serial} | self._used()  # the download moves what it has of its own
+        self._let_go(holding for holding in self._shelf.holdings if holding.manifest.serial not in kept)
         busy = self._shelf.segments
         self._placing.start(lambda: self.pool.take(manifest.nbytes, manifest.serial, busy=busy), then)
 
@@ -343,11 +343,18 @@ class Follower(Service, Owner):
         """Let go of memory of others that is older than the newest version, and that nobody uses."""
         with self.lock:
             newest, used = self._serial(), self._used()
-        old = [holding for holding in self._shelf.holdings if holding.manifest.serial < newest]
-        for holding in old:
-            if holding.manifest.serial not in used and not holding.segment.path.is_relative_to(self.pool.directory):
-                self._shelf.drop([holding.manifest.serial])
+        old = (holding for holding in self._shelf.holdings if holding.manifest.serial < newest)
+        self._let_go(holding for holding in old if holding.manifest.serial not in used and not self._is_ours(holding))
+
+    def _let_go(self, holdings: Iterable[Holding]) -> None:
+        """Give these no more; memory of others that they lie in may be used again."""
+        for holding in list(holdings):
+            self._shelf.drop([holding.manifest.serial])
+            if not self._is_ours(holding):
                 holding.segment.release()
+
+    def _is_ours(self, holding: Holding) -> bool:
+        return holding.segment.path.is_relative_to(self.pool.directory)
 
     def ended(self, download: Download, end: End) -> None:
         """See `Owner.ended`. Called while the download is busy with it, so the rest is done a little later."""

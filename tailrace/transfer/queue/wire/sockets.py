@@ -16,6 +16,9 @@ from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES, Buffer
 DEFAULT_ENDPOINTS = ("ipc://*", "tcp://127.0.0.1:*")
 """A socket in a new directory that only this user may enter, and a free port of this machine alone."""
 
+_MAX_PARENT_BYTES = 63
+"""Of the path below which a directory with sockets is made: a socket's path may have 103 on macOS, 107 on Linux."""
+_SHORT_PARENT = Path("/tmp")
 _NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _HIGH_WATER = 100_000
 """Messages on their way to or from one peer; those beyond are dropped by a server and sent again by the client."""
@@ -23,6 +26,32 @@ _LINGER_MS = 1000
 """What a socket may still wait for its last messages to leave when it is closed."""
 _HEARTBEAT_MS, _HEARTBEAT_LIMIT_MS = 5_000, 30_000
 """Of connections: a host that vanished is noticed, and the connection made anew."""
+
+
+def private_directory(prefix: str) -> Path:
+    """A new directory for sockets, which only this user may enter.
+
+    Raises:
+        WireError: it cannot be made.
+    """
+    parent = socket_parent()
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    except OSError as error:
+        raise WireError(
+            f"no directory for sockets can be made in {parent}: {error.strerror}; set TMPDIR to a directory that this "
+            f"user can write to, with a path of {_MAX_PARENT_BYTES} bytes at the most"
+        ) from None
+
+
+def socket_parent() -> Path:
+    """Where directories of sockets are made: that of temporary files, or a short one where its path leaves no room."""
+    parent = tempfile.gettempdir()
+    try:
+        fits = len(parent.encode()) <= _MAX_PARENT_BYTES
+    except UnicodeEncodeError:  # bytes that are no text, which endpoints must be
+        fits = False
+    return Path(parent) if fits else _SHORT_PARENT
 
 
 def dealer(context: "zmq.Context[Any]", endpoint: str) -> zmq.SyncSocket:
@@ -55,7 +84,7 @@ class Listener:
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that `send` tells whether the peer is there
         self.endpoints: list[str] = []
         """Where it listens, each `*` filled in."""
-        self._directories: list[str] = []
+        self._directories: list[Path] = []
         for endpoint in endpoints:
             try:
                 self.socket.bind(self._private() if endpoint == "ipc://*" else endpoint)
@@ -74,7 +103,7 @@ class Listener:
             shutil.rmtree(directory, ignore_errors=True)  # ZeroMQ removes its socket a moment later or sooner
 
     def _private(self) -> str:
-        self._directories.append(tempfile.mkdtemp(prefix="tailrace-"))
+        self._directories.append(private_directory("tailrace-"))
         return f"ipc://{self._directories[-1]}/socket"
 
 
