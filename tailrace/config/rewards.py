@@ -42,6 +42,10 @@ class MathReward(Config):
     """math-verify: 1 where the response's final expression equals the answer mathematically."""
 
     type: Literal["math"] = "math"
+    pattern: Pattern | None = None
+    """Its match (group 1 where there is one) is read as LaTeX; null has math-verify search the whole response."""
+    match: Literal["first", "last"] = "last"
+    """Which match of `pattern` is the response's answer."""
 
 
 class ReasoningGymReward(Config):

@@ -1,34 +1,92 @@
-"""Rewards a response whose final expression equals the answer mathematically."""
+r"""Rewards a response whose final expression equals the answer mathematically.
+
+The answer is read as LaTeX, as math-verify reads what stands in \boxed{…}: it may hold dollar signs, line breaks and
+environments, which break out of $…$. An answer with mathematics of its own in it, such as `$2$ or $3$`, and one that is
+a sentence are read as a response is.
+"""
 
 import logging
 import re
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
-from math_verify import parse, verify  # type: ignore[import-untyped]
+from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
 
 from tailrace.config.rewards import MathReward
 from tailrace.errors import RewardError
 from tailrace.rewards.base import Grader, GradingRequest, expected_text
+from tailrace.rewards.regex import find
 
-_MARKED = re.compile(r"\$|\\boxed|\\\(|\\\[|\\begin|\*\*")
-"""The answer says where its LaTeX is, or is written as Python would (2**10)."""
+_MATH_INSIDE = re.compile(
+    r"\\boxed|\\fbox|(?<!\\)\\\(|(?<!\\)\\\["
+    r"|(?<!\\)\$(?=\S)[^$]*(?<=[^\s\\])\$(?!\d)"  # a pair, as Pandoc reads them: two prices are none
+    r"|(?<!\\)\$\$[^$]+\$\$|\*\*"
+)
+_SENTENCE = re.compile(r"[^\\]*\b[A-Za-z]{2,}\s+[A-Za-z]{2,}\s+[A-Za-z]{2,}\b[^\\]*")
+_MINUS = str.maketrans(dict.fromkeys("\u2212\u2013\u2010\u2011\ufe63\uff0d", "-"))
+_TAG = re.compile(r"</?[A-Za-z][\w-]+\s*/?>|</[A-Za-z]>")
+_MIXED = re.compile(r"(?<![\w.,/}-])(-?)(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w/{])")
+_EXPONENT = re.compile(r"(?<![\w.])\d{1,30}(?:\.\d{1,30})?[eE][+-]?\d{1,2}(?![\w.]*\w)")
 
 
 class MathGrader(Grader):
     r"""math-verify: 1/2 equals 0.5 equals \boxed{\frac{1}{2}}."""
 
     def __init__(self, config: MathReward) -> None:
+        self._pattern = re.compile(config.pattern) if config.pattern is not None else None
+        self._which = config.match
         # It warns that its time limits are off; ours is the pool's, which ends loops that no signal handler can.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def grade(self, request: GradingRequest) -> bool:
         answer = expected_text(request)
-        # A bare answer is read as LaTeX: as plain text, "2x+1" would be taken for the number 2.
-        gold = _parse(answer if _MARKED.search(answer) else f"${answer}$")
+        gold = read_answer(answer)
         if not gold:
             raise RewardError(f"the answer {answer!r} is not a mathematical expression")
-        return bool(verify(gold, _parse(request.response), timeout_seconds=None))
+        response = find(self._pattern, request.response, self._which) if self._pattern else request.response
+        if response is None:
+            return False
+        if response.strip() == answer:
+            return True
+        theirs = read_answer(response) if self._pattern else read_response(response)
+        return bool(verify(list(gold), list(theirs), timeout_seconds=None))
 
 
-def _parse(text: str) -> list[Any]:
-    return list(parse(text, parsing_timeout=None))
+@lru_cache(maxsize=512)
+def read_answer(text: str) -> tuple[Any, ...]:
+    """What math-verify makes of `text` as an expression: that, and its normalized text. Empty where it is nothing."""
+    plain = _plain(text)
+    if not plain:
+        return ()
+    if _MATH_INSIDE.search(plain) or _SENTENCE.fullmatch(plain):
+        return tuple(parse(plain, parsing_timeout=None))
+    bare = plain.rstrip(".") or plain
+    read = parse(f"\\boxed{{{bare}}}", [LatexExtractionConfig()], parsing_timeout=None)
+    if len(read) < 2 and "\\" not in bare:  # the text alone: it is no LaTeX
+        read = parse(bare, parsing_timeout=None) or read
+    return tuple(read) if bare == plain else (*read, plain)  # a response may have the full stop, too
+
+
+def read_response(text: str) -> tuple[Any, ...]:
+    """What math-verify makes of a response, which may say much else."""
+    return tuple(parse(_plain(text), parsing_timeout=None))
+
+
+def _plain(text: str) -> str:
+    """With one kind of minus, without tags, with mixed numbers and exponents as math-verify can read them."""
+    text = _TAG.sub(" ", text.translate(_MINUS))
+    return _EXPONENT.sub(_as_decimal, _MIXED.sub(_as_fraction, text)).strip()
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    sign, whole, over, under = match.groups()
+    if not int(under):
+        return match[0]
+    number = int(whole) + Fraction(int(over), int(under))
+    return f"{sign}{number}"
+
+
+def _as_decimal(match: re.Match[str]) -> str:
+    return format(Decimal(match[0]), "f")
