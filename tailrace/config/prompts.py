@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tailrace.config.base import Config, Count, CountFromZero, Keywords, Seed
+from tailrace.patterns import Pattern
 
 
 class ColumnsConfig(Config):
@@ -14,6 +15,9 @@ class ColumnsConfig(Config):
     """A string, or a list of chat messages."""
     answer_column: str | None = "answer"
     """What the reward function compares with; null when there is none. Every other column becomes metadata."""
+    answer_pattern: Pattern | None = None
+    """Where the answer stands in that column: the last match, group 1 where there is one. `#### (.+)` is for GSM8K,
+    whose column holds worked solutions. An answer without a match is refused."""
 
 
 class JsonlSource(ColumnsConfig):

@@ -1,23 +1,11 @@
 """Schemas of rewards."""
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from tailrace.config.base import Config, Keywords, Processes, Seconds
-
-
-def _compiles(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"is not a regular expression ({error})") from None
-    return pattern
-
-
-Pattern = Annotated[str, AfterValidator(_compiles)]
-"""A Python regular expression."""
+from tailrace.patterns import Pattern, Which
 
 
 class ExactReward(Config):
@@ -34,7 +22,7 @@ class RegexReward(Config):
     type: Literal["regex"] = "regex"
     pattern: Pattern
     """A Python regular expression, such as -?\\d+"""
-    match: Literal["first", "last"] = "last"
+    match: Which = "last"
     """Which match is the response's answer."""
 
 
@@ -44,7 +32,7 @@ class MathReward(Config):
     type: Literal["math"] = "math"
     pattern: Pattern | None = None
     """Its match (group 1 where there is one) is read as LaTeX; null has math-verify search the whole response."""
-    match: Literal["first", "last"] = "last"
+    match: Which = "last"
     """Which match of `pattern` is the response's answer."""
 
 

@@ -16,8 +16,8 @@ from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[imp
 
 from tailrace.config.rewards import MathReward
 from tailrace.errors import RewardError
+from tailrace.patterns import find
 from tailrace.rewards.base import Grader, GradingRequest, expected_text
-from tailrace.rewards.regex import find
 
 _MATH_INSIDE = re.compile(
     r"\\boxed|\\fbox|(?<!\\)\\\(|(?<!\\)\\\["

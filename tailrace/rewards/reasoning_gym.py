@@ -10,8 +10,8 @@ from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyp
 
 from tailrace.config.rewards import ReasoningGymReward
 from tailrace.errors import RewardError
+from tailrace.patterns import find
 from tailrace.rewards.base import CORRECT, Grader, GradingRequest
-from tailrace.rewards.regex import find
 
 
 class ReasoningGymGrader(Grader):

@@ -190,3 +190,26 @@ def test_reasoning_gym_errors_are_those_of_the_generator(task: str, parameters: 
 def test_missing_library_says_how_to_install_it(source: PromptSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install 'tailrace[datasets]'" in refusal(source)
+
+
+GSM8K = [
+    {"prompt": "How many?", "answer": "She has 3 #### boxes.\nSo 3 * 4 = <<3*4=12>>12.\n#### 12"},
+    {"prompt": "How much?", "answer": "It costs 1,000.\n#### 1,000 "},
+]
+
+
+def test_a_pattern_takes_the_answer_out_of_its_column(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, *GSM8K).model_copy(update={"answer_pattern": r"####\s*(.+)"})
+    assert [row.answer for row in read(source)] == ["12", "1,000"]
+
+
+def test_answers_without_a_match_are_counted_and_refused(tmp_path: Path) -> None:
+    rows = [*GSM8K, {"prompt": "a", "answer": "7"}, {"prompt": "b", "answer": None}, {"prompt": "c", "answer": "#### "}]
+    message = refusal(jsonl(tmp_path, *rows).model_copy(update={"answer_pattern": r"####(.*)"}))
+    assert "prompts.source.answer_pattern '####(.*)' finds nothing in 3 of 5 answers, the first that of" in message
+    assert ":3, str '7'" in message
+
+
+def test_a_pattern_without_answers_to_look_into_is_refused(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, *GSM8K).model_copy(update={"answer_pattern": "x", "answer_column": None})
+    assert "needs prompts.source.answer_column" in refusal(source)

@@ -1,5 +1,6 @@
 """The seam of prompt sources: a source is a function that yields rows."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +9,7 @@ import msgspec
 
 from tailrace.config.prompts import ColumnsConfig
 from tailrace.errors import PromptError, did_you_mean
+from tailrace.patterns import find
 
 Message = dict[str, Any]
 """A chat message: at least `role` and `content`, both strings."""
@@ -29,14 +31,16 @@ def table_rows(records: Iterable[tuple[str, Mapping[str, Any]]], columns: Column
     """Rows of a table whose records come with their ids. Columns that are neither prompt nor answer become metadata.
 
     Raises:
-        PromptError: a column is missing, or a cell has the wrong type.
+        PromptError: a column is missing, a cell has the wrong type, or `answer_pattern` finds nothing in some answers:
+            that is raised at the end, with their number.
     """
     named = {columns.prompt_column, columns.answer_column}
+    found = _FoundAnswers(columns)
     for prompt_id, record in records:
         answer = None
         if columns.answer_column is not None:
             cell = _cell(record, columns.answer_column, "answer_column", prompt_id)
-            answer = _as_answer(cell, f"{prompt_id}, column {columns.answer_column!r}")
+            answer = found.find(_as_answer(cell, f"{prompt_id}, column {columns.answer_column!r}"), prompt_id)
         prompt = _cell(record, columns.prompt_column, "prompt_column", prompt_id)
         yield Row(
             prompt_id=prompt_id,
@@ -44,6 +48,44 @@ def table_rows(records: Iterable[tuple[str, Mapping[str, Any]]], columns: Column
             answer=answer,
             metadata={name: _as_json(value, prompt_id, name) for name, value in record.items() if name not in named},
         )
+    found.check()
+
+
+class _FoundAnswers:
+    """What `answer_pattern` finds in the answers of a table."""
+
+    def __init__(self, columns: ColumnsConfig) -> None:
+        """
+        Raises:
+            PromptError: there is a pattern, and no column to look into.
+        """
+        if columns.answer_pattern is not None and columns.answer_column is None:
+            raise PromptError("prompts.source.answer_pattern needs prompts.source.answer_column, which is null")
+        self._pattern = re.compile(columns.answer_pattern) if columns.answer_pattern is not None else None
+        self._rows = 0
+        self._missed: list[str] = []
+
+    def find(self, cell: str | None, prompt_id: str) -> str | None:
+        """The answer in `cell`, which is the cell itself where there is no pattern."""
+        self._rows += 1
+        if self._pattern is None:
+            return cell
+        answer = find(self._pattern, cell or "", "last")
+        if answer is None or not answer.strip():
+            self._missed.append(f"{prompt_id}, {_shown(cell)}")
+            return None
+        return answer.strip()
+
+    def check(self) -> None:
+        """
+        Raises:
+            PromptError: the pattern has found nothing in some answer.
+        """
+        if self._missed and self._pattern is not None:
+            raise PromptError(
+                f"prompts.source.answer_pattern {self._pattern.pattern!r} finds nothing in {len(self._missed)} of "
+                f"{self._rows} answers, the first that of {self._missed[0]}; change the pattern, or remove the rows"
+            )
 
 
 def _cell(record: Mapping[str, Any], column: str, setting: str, prompt_id: str) -> Any:
