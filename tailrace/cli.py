@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from tailrace.errors import TailraceError, TailraceWarning, UserError
+from tailrace.errors import TailraceError, TailraceWarning, UserError, one_line
 
 app = typer.Typer(
     add_completion=False,
@@ -23,6 +23,16 @@ queue = typer.Typer(no_args_is_help=True, help="A transfer queue in processes of
 app.add_typer(queue, name="queue")
 
 
+def _path(text: str) -> Path:
+    """Of an argument; no shell replaces the ~ of `--output=~/x`."""
+    from tailrace.config.base import expanded
+
+    try:
+        return Path(expanded(text))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 @app.callback()
 def _program() -> None:
     """Keep subcommands even while there is only one."""
@@ -35,7 +45,7 @@ def _profile() -> None:
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.")],
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.", parser=_path)],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Changes to the recipe, such as trainer.lr=1e-5.", metavar="[KEY=VALUE]..."),
@@ -45,7 +55,8 @@ def train(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run.")] = False,
     resume_from: Annotated[
-        Path | None, typer.Option("--resume-from", help="Go on from this checkpoint.", metavar="CHECKPOINT")
+        Path | None,
+        typer.Option("--resume-from", help="Go on from this checkpoint.", metavar="CHECKPOINT", parser=_path),
     ] = None,
 ) -> None:
     """Train a model with a recipe. Ctrl-C saves and exits; a second one exits at once."""
@@ -80,14 +91,19 @@ def generate(
     prompts: Annotated[
         Path | None,
         typer.Option(
-            "--prompts", help="A .jsonl or .parquet file with a column prompt; - reads .jsonl lines.", metavar="FILE"
+            "--prompts",
+            parser=_path,
+            help="A .jsonl or .parquet file with a column prompt; - reads .jsonl lines.",
+            metavar="FILE",
         ),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option("--recipe", help="A YAML file with model, engine, sampling, …", metavar="FILE")
+        Path | None,
+        typer.Option("--recipe", help="A YAML file with model, engine, sampling, …", metavar="FILE", parser=_path),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="Where to write; standard output by default.", metavar="FILE")
+        Path | None,
+        typer.Option("--output", help="Where to write; standard output by default.", metavar="FILE", parser=_path),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the output where it exists.")] = False,
 ) -> None:
@@ -111,10 +127,12 @@ def engine(
         typer.Argument(help="What to measure, such as model.path=… batch_sizes=[1,8].", metavar="[KEY=VALUE]..."),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option("--recipe", help="A YAML file with model, engine, batch_sizes, …", metavar="FILE")
+        Path | None,
+        typer.Option("--recipe", help="A YAML file with model, engine, batch_sizes, …", metavar="FILE", parser=_path),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option("--json", help="Write the figures there, too, for machines.", metavar="FILE")
+        Path | None,
+        typer.Option("--json", help="Write the figures there, too, for machines.", metavar="FILE", parser=_path),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace that file where it exists.")] = False,
 ) -> None:
@@ -138,7 +156,7 @@ def tp(
         typer.Argument(help="The engine, and what to measure, such as engine.dp=2 rounds=5.", metavar="[KEY=VALUE]..."),
     ] = None,
     recipe: Annotated[
-        Path | None, typer.Option("--recipe", help="A YAML file with engine, degrees, …", metavar="FILE")
+        Path | None, typer.Option("--recipe", help="A YAML file with engine, degrees, …", metavar="FILE", parser=_path)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the profile where it exists.")] = False,
 ) -> None:
@@ -156,9 +174,14 @@ def tp(
 
 @queue.command()
 def serve(
-    recipe: Annotated[Path, typer.Argument(help="A recipe of a run, or a YAML file with a table of tasks.")],
+    recipe: Annotated[
+        Path, typer.Argument(help="A recipe of a run, or a YAML file with a table of tasks.", parser=_path)
+    ],
     directory: Annotated[
-        Path, typer.Option("--directory", help="Of the queue: its address, journal and logs.", metavar="DIRECTORY")
+        Path,
+        typer.Option(
+            "--directory", help="Of the queue: its address, journal and logs.", metavar="DIRECTORY", parser=_path
+        ),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -179,7 +202,9 @@ def serve(
 
 @queue.command()
 def top(
-    connection: Annotated[Path, typer.Argument(help="The file that tailrace queue serve names.", metavar="CONNECTION")],
+    connection: Annotated[
+        Path, typer.Argument(help="The file that tailrace queue serve names.", metavar="CONNECTION", parser=_path)
+    ],
     once: Annotated[bool, typer.Option("--once", help="Print the counts once, and exit.")] = False,
 ) -> None:
     """Show what a queue holds and who waits for what, anew each second until Ctrl-C."""
@@ -189,7 +214,9 @@ def top(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN")]) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
+) -> None:
     """Write RUN/report.html, one page with every plot, and RUN/trace.json for Perfetto."""
     from tailrace.report.page import write_report
     from tailrace.report.trace import write_trace
@@ -230,5 +257,5 @@ def _warn(
 
 
 def _fail(error: Exception, code: int) -> int:
-    print(f"tailrace: {error}", file=sys.stderr)
+    print(f"tailrace: {one_line(error)}", file=sys.stderr)
     return code

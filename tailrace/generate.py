@@ -148,7 +148,7 @@ def _check_apart(source: AnySource, output: Path) -> None:
     Raises:
         UserError: they are not.
     """
-    given = str(Path(getattr(source, "path", "")).expanduser())
+    given = getattr(source, "path", "")
     files = [path for path in map(Path, (given, *glob(given, recursive=True))) if path.exists()]
     if output.exists() and any(map(output.samefile, files)):
         raise UserError(f"--output {output} holds the prompts; give another file")

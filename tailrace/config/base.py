@@ -1,6 +1,7 @@
 """The base of every configuration schema."""
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Self, TypeVar
@@ -14,6 +15,8 @@ _IN_BFLOAT16 = ("native", "vllm")
 """Engines whose dtype is that by default."""
 _INTEGERS = range(-(2**63), 2**64)
 """Those of JSON and MessagePack."""
+_NAME_BYTES, _PATH_BYTES = 255, 4000
+"""What Linux and macOS have room for, with some left for what a run makes in its directory."""
 
 
 Item = TypeVar("Item")
@@ -56,11 +59,34 @@ Keywords = Annotated[dict[str, Any], AfterValidator(_json_has_its_numbers)]
 
 def _is_device(text: str) -> str:
     if not re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d{1,3})?", text):
-        raise ValueError(f"is {text!r}; expected cpu, cuda, cuda:N, xpu, xpu:N or mps")
+        raise ValueError(f"is {quoted(text)}; expected cpu, cuda, cuda:N, xpu, xpu:N or mps")
     return text
 
 
 Device = Annotated[str, AfterValidator(_is_device)]
+
+
+def expanded(path: str) -> str:
+    """A path as a shell would have it: `~` and `~user` are home directories.
+
+    Raises:
+        ValueError: there is no such user, it begins with a variable, or no file can have it as its name.
+    """
+    full = os.path.expanduser(path)
+    if full.startswith("~"):
+        raise ValueError(f"{quoted(path)} begins with a user who is not known here; a file called so is ./~…")
+    if full.startswith("$"):
+        raise ValueError(
+            f"{quoted(path)} begins with a variable, which only a shell replaces; use ~ or ${{oc.env:NAME}}; a file "
+            "called so is ./$…"
+        )
+    if len(os.fsencode(full)) > _PATH_BYTES or any(len(os.fsencode(part)) > _NAME_BYTES for part in full.split("/")):
+        raise ValueError(f"{quoted(path)} is too long: names have {_NAME_BYTES} bytes at the most, paths {_PATH_BYTES}")
+    return full
+
+
+PathText = Annotated[str, Field(min_length=1), AfterValidator(expanded)]
+"""Of a file or a directory; a relative one starts at the working directory. `expanded`."""
 
 
 class Config(BaseModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Config, Count, CountFromZero, Keywords, Listed, Processes, Seconds
+from tailrace.config.base import Batch, Config, Count, CountFromZero, Keywords, Listed, PathText, Processes, Seconds
 
 
 class SamplingConfig(Config):
@@ -50,7 +50,7 @@ class LinkConfig(Config):
 class AdaptiveTPConfig(Config):
     """Change TP while a batch drains, where a profile of this machine predicts that it pays."""
 
-    profile: str | None = None
+    profile: PathText | None = None
     """The file that `tailrace profile tp` has written; by default the one in Tailrace's cache for this model and
     machine. Without one, or with that of another model or machine, the engine warns and leaves TP as it is."""
     degrees: Listed[Processes] | None = None

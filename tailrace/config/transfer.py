@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from tailrace.config.base import Bytes, Config, Count, Processes, Seconds
+from tailrace.config.base import Bytes, Config, Count, PathText, Processes, Seconds
 
 
 class MemoryStorageConfig(Config):
@@ -19,7 +19,7 @@ class ArenaStorageConfig(Config):
     """Cells in memory that a storage unit shares with the clients on its host; they are not copied between them."""
 
     type: Literal["arena"] = "arena"
-    directory: str = "/dev/shm"
+    directory: PathText = "/dev/shm"
     """Where the files of the shared memory are made; a file system in memory."""
     max_bytes: Bytes = 8 * 2**30
     """Bytes that a unit holds at the most."""
@@ -29,7 +29,7 @@ class SpillStorageConfig(Config):
     """Cells in the memory of the storage unit up to a budget, and in a file beyond it."""
 
     type: Literal["spill"] = "spill"
-    directory: str
+    directory: PathText
     """Where the file is made; on a disk."""
     memory_bytes: Bytes = 4 * 2**30
     """Bytes that a unit holds in memory; the least recently written go to the file."""
@@ -120,7 +120,7 @@ class RemoteQueueConfig(Config):
     """A transfer queue that runs already, and has held no rows yet: it is for one run, or for one that is resumed."""
 
     type: Literal["remote"] = "remote"
-    connection: str
+    connection: PathText
     """The file that `tailrace queue serve` has written: where the queue is, and its token."""
     timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""

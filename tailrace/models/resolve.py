@@ -19,7 +19,7 @@ def resolve_model(config: ModelConfig) -> Path:
     Raises:
         ModelError: it does not exist, cannot be had, or lacks the configuration, the weights or the tokenizer.
     """
-    path = Path(config.path).expanduser()
+    path = Path(config.path)
     is_local = config.path == WHEEL or path.suffix == ".gguf" or path.exists() or _looks_local(config.path)
     if is_local and config.revision is not None:
         raise ModelError(f"model.revision is for models of the hub; remove it, or is {config.path!r} misspelt?")
@@ -32,7 +32,7 @@ def resolve_model(config: ModelConfig) -> Path:
 
 def _looks_local(path: str) -> bool:
     """A hub id is `name` or `owner/name`."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1
+    return path.startswith((".", "/")) or path.count("/") > 1
 
 
 def _checked(directory: Path) -> Path:

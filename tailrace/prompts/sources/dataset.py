@@ -17,7 +17,7 @@ def dataset_rows(config: DatasetSource) -> Iterator[Row]:
         PromptError: no such directory or split, or `datasets` is not installed.
     """
     datasets = _library()
-    path = Path(config.path).expanduser()
+    path = Path(config.path)
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:

@@ -18,7 +18,7 @@ def jsonl_rows(config: JsonlSource) -> Iterator[Row]:
     Raises:
         PromptError: no such file, or a line is not a JSON object.
     """
-    return table_rows(_records(Path(config.path).expanduser()), config)
+    return table_rows(_records(Path(config.path)), config)
 
 
 def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

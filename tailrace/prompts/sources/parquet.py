@@ -18,7 +18,7 @@ def parquet_rows(config: ParquetSource) -> Iterator[Row]:
     Raises:
         PromptError: no such file, or it is not Parquet.
     """
-    return table_rows(_records(_files(str(Path(config.path).expanduser()))), config)
+    return table_rows(_records(_files(config.path)), config)
 
 
 def _files(path: str) -> list[str]:

@@ -1,0 +1,87 @@
+"""Every path in a recipe is one as a shell would have it."""
+
+import os
+import pwd
+import re
+from pathlib import Path
+
+import pytest
+
+from tailrace.config.base import PathText, expanded
+from tailrace.config.load import load_as, load_config
+from tailrace.config.model import ModelConfig
+from tailrace.config.prompts import DatasetSource
+from tailrace.config.queue_table import ServeConfig
+from tailrace.config.run import RunConfig
+from tailrace.config.written import written
+from tailrace.errors import ConfigError
+from tests.config.test_places import ALL
+from tests.config.test_written import BASE
+
+TEXT_KEYS = {
+    (place.schema, name): field
+    for _, place, _, _ in ALL
+    if place.schema
+    for name, field in place.schema.model_fields.items()
+    if field.annotation in (str, str | None, PathText | None)
+}
+
+
+def test_every_key_of_a_file_or_directory_is_declared_as_a_path() -> None:
+    named = {
+        key
+        for key, field in TEXT_KEYS.items()
+        if re.search(r"\b(file|directory|directories)\b", field.description or "", re.IGNORECASE)
+        and "Dotted path" not in (field.description or "")
+        and "working directory is importable" not in (field.description or "")
+    }
+    declared = {key for key, field in TEXT_KEYS.items() if "expanded" in repr((field.annotation, field.metadata))}
+    assert (RunConfig, "output_dir") in declared
+    assert (ModelConfig, "path") in declared
+    assert named - declared == {(DatasetSource, "split")}
+    assert len(declared) >= 9
+
+
+def test_a_tilde_is_the_home_directory_wherever_a_path_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load_config(
+        BASE,
+        ["output_dir=~/runs/x", "model.path='~'", "prompts.source.path=~/data/*.jsonl"],
+    )
+    assert (config.output_dir, config.model.path) == ("/home/me/runs/x", "/home/me")
+    assert written(config)["prompts"]["source"]["path"] == "/home/me/data/*.jsonl"
+    table = {"tasks": [{"name": "a", "reads": ["prompt_ids"]}]}
+    queue = {"storage": {"type": "spill", "directory": "~/s"}}
+    assert load_as(ServeConfig, {"queue": queue, "table": table}).queue.storage.directory == "/home/me/s"  # type: ignore[union-attr]
+
+
+def test_a_relative_path_stays_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert expanded("runs/./x") == "runs/./x"
+    assert expanded("./~x") == "./~x"
+
+
+def test_another_users_home_is_found() -> None:
+    me = pwd.getpwuid(os.getuid())
+    assert expanded(f"~{me.pw_name}/x") == f"{me.pw_dir}/x"
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("'~nobody-at-all/x'", "output_dir '~nobody-at-all/x' begins with a user who is not known here"),
+        (
+            "$HOME/x",
+            "output_dir '$HOME/x' begins with a variable, which only a shell replaces; use ~ or ${oc.env:NAME}",
+        ),
+        ("''", "output_dir is '': string should have at least 1 character"),
+        ("a/" + "b" * 300, "is too long: names have 255 bytes at the most"),
+        ("a/" * 3000, "is too long"),
+        ('"a\\0b"', "output_dir has the character \\0"),
+    ],
+)
+def test_what_can_be_no_path_is_refused(path: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(BASE, [f"output_dir={path}"])
+    assert says in str(caught.value)
+    assert len(str(caught.value)) < 300
