@@ -25,7 +25,7 @@ from tailrace.config.run import RunConfig
 from tailrace.config.weights import WeightsConfig
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError, TailraceWarning
-from tailrace.evaluation import Evaluator, Generator
+from tailrace.evaluation import Evaluator, Generator, ways_of
 from tailrace.events import EventLog
 from tailrace.learner import Learner, LocalLearner, Publisher
 from tailrace.models.resolve import resolve_model
@@ -243,17 +243,21 @@ def make_pipeline(
     )
 
 
-def evaluated(config: RunConfig, inputs: Inputs) -> tuple[Prompt, ...]:
-    """The held-out prompts that evaluations answer."""
-    return inputs.prompts.held_out[: config.evaluation.max_prompts]
+def evaluated(config: RunConfig, inputs: Inputs) -> dict[str, tuple[Prompt, ...]]:
+    """The prompts that evaluations answer, by the name of their set; none is empty."""
+    sets = {"held_out": inputs.prompts.held_out}
+    return {name: prompts[: config.evaluation.max_prompts] for name, prompts in sets.items() if prompts}
 
 
 def make_evaluator(
     config: RunConfig, inputs: Inputs, engine: Generator, pool: GraderPool, log: EventLog, *, actor: str
 ) -> Evaluator | None:
     """Answers them with `engine`, and grades the answers in `pool`; None where there are none."""
-    prompts = evaluated(config, inputs)
-    return Evaluator(engine, pool, prompts, config.sampling, inputs.decode, log, actor=actor) if prompts else None
+    sets = evaluated(config, inputs)
+    if not sets:
+        return None
+    ways = ways_of(config.evaluation, config.sampling)
+    return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor)
 
 
 def make_learner(

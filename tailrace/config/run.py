@@ -9,11 +9,12 @@ from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrect
 from tailrace.config.base import Device, OnDevice, PathText, Processes, Seed, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.pipeline import ObserveConfig, PipelineConfig
 from tailrace.config.prompts import PromptsConfig
 from tailrace.config.rewards import RewardsConfig
-from tailrace.config.trainer import CheckpointConfig, EvaluationConfig, TrainerConfig
+from tailrace.config.trainer import CheckpointConfig, TrainerConfig
 from tailrace.config.transfer import LocalQueueConfig, QueueConfig
 from tailrace.config.weights import WeightsConfig, WeightsMode
 

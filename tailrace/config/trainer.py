@@ -73,12 +73,3 @@ class CheckpointConfig(Config):
     """Steps between checkpoints; the last step always makes one."""
     keep: Count = 2
     """Checkpoints kept; older ones are deleted."""
-
-
-class EvaluationConfig(Config):
-    """Greedy accuracy on the held-out prompts, before, during and after training."""
-
-    every: Count = 25
-    """Steps between evaluations."""
-    max_prompts: Count | None = None
-    """Held-out prompts used; all by default."""

@@ -33,6 +33,11 @@ def sample_seed(run_seed: int, position: int, index: int) -> int:
     return _mix("sample", run_seed, position, index) >> 1
 
 
+def evaluation_seed(run_seed: int, number: int, index: int) -> int:
+    """63 bits, the random stream of answer `index` to prompt `number` of an evaluation: the same in each evaluation."""
+    return _mix("evaluation", run_seed, number, index) >> 1
+
+
 @lru_cache(maxsize=8)
 def permutation(count: int, seed: int, epoch: int) -> IntArray:
     """[count], a shuffled 0 … count - 1.
