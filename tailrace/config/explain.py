@@ -97,7 +97,7 @@ def _nearest_key(root: type[Config], location: Sequence[int | str], value: objec
         return f"it belongs to {section}type {' or '.join(owners)}"
     if isinstance(value, str) and value in place.chosen_from:
         return f"did you mean {section}type={value}?"
-    if other := called_here(section + unknown):
+    if other := called_here(section + unknown, value, {place.key for place in places(Place(schema=root))}):
         return other
     if close := nearest(unknown, sorted(place.keys)):
         return f"did you mean {section}{close}?"

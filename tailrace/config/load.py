@@ -190,7 +190,10 @@ def _with_default_types(place: Place, values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     if place.variants:
-        return _with_default_types(place.below(str(values.get("type"))), values)
+        tag = values.get("type")
+        return (
+            _with_default_types(place.below(tag), values) if isinstance(tag, str) and tag in place.variants else values
+        )
     if place.schema is None:
         return values
     result = dict(values)

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
+from tailrace.config.other_names import FRAMEWORKS, NAMES
 from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import TableConfig
 from tailrace.config.run import RunConfig
@@ -56,6 +57,12 @@ text. A value of `key=value` is YAML, too, so that a list is `key=[a,b]`, and `k
   `arguments`, `options` and `parameters` whose key says that they are secret, such as `api_key`, `token` or `password`.
 """
 
+OTHER_NAMES = """\
+## Names in other frameworks
+
+What TRL, verl, OpenRLHF and prime-rl call these keys. An unknown key that is one of theirs is answered with ours.
+"""
+
 OTHER_COMMANDS = """\
 ## Other commands
 
@@ -93,7 +100,31 @@ def reference() -> str:
     }
     tables = [line for name, schema in commands.items() for line in (f"### `{name}`\n", *_table("", schema))]
     table = [QUEUE_TABLE, *_section("table.", TableConfig)]
-    return "\n".join([INTRODUCTION, *_section("", RunConfig), TEXTS, OTHER_COMMANDS, *tables, *table]).rstrip() + "\n"
+    return (
+        "\n".join(
+            [
+                INTRODUCTION,
+                *_section("", RunConfig),
+                TEXTS,
+                OTHER_NAMES,
+                *_other_names(),
+                OTHER_COMMANDS,
+                *tables,
+                *table,
+            ]
+        ).rstrip()
+        + "\n"
+    )
+
+
+def _other_names() -> Iterator[str]:
+    yield f"| here | {' | '.join(FRAMEWORKS)} |"
+    yield "|---" * (len(FRAMEWORKS) + 1) + "|"
+    for names in NAMES:
+        cells = (", ".join(f"`{name}`" for name in there) for there in names.there)
+        note = f": {names.note}" if names.note else ""
+        yield f"| `{names.here[0]}`{note} | {' | '.join(cells)} |"
+    yield ""
 
 
 def _section(prefix: str, schema: type[BaseModel], default: object = None) -> Iterator[str]:

@@ -12,7 +12,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_every_key_is_described() -> None:
-    rows = [line for line in reference().splitlines() if line.startswith(("| `", "| **"))]
+    rows = [line for line in reference().splitlines() if line.startswith(("| `", "| **")) and line.count(" | ") == 2]
     assert len(rows) > 60
     assert [row for row in rows if row.endswith("|  |")] == []
 
