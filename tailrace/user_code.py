@@ -1,13 +1,27 @@
-"""What people bring themselves: any callable, by its dotted path. Imports no torch."""
+"""What people bring themselves: any callable, by its dotted path, and how its errors are told. Imports no torch.
+
+User code may raise anything, among it errors whose text cannot be had; telling them raises nothing.
+"""
 
 import importlib
 import inspect
 import os
+import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from tailrace.errors import UserError, did_you_mean
+from tailrace.errors import UserError, did_you_mean, one_line
+
+_MAX_CHARS = 500
+"""Of a line."""
+_MAX_TRACEBACK_CHARS = 4000
+_MAX_FRAMES = 20
+_OURS = str(Path(__file__).parent)
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def load_callable(key: str, path: str) -> Callable[..., Any]:
@@ -32,17 +46,17 @@ def load_callable(key: str, path: str) -> Callable[..., Any]:
     function = getattr(module, name)
     if not callable(function):
         raise UserError(f"{key} {path!r} is of type {type(function).__name__}, not a function")
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"{key} {path!r} is an async function; it must be a plain one")
     return function  # type: ignore[no-any-return]
 
 
 def check_call(key: str, path: str, function: Callable[..., Any], *arguments: str, **keywords: Any) -> None:
-    """Whether `function` takes as many arguments by position as there are names in `arguments`, and these keywords.
+    """Whether `function` is a plain one that takes these keywords, and an argument by position for each of `arguments`.
 
     Raises:
         UserError: it does not.
     """
+    if inspect.iscoroutinefunction(function):
+        raise UserError(f"{key} {path!r} is an async function; it must be a plain one")
     try:
         signature = inspect.signature(function)
     except ValueError:  # a builtin may have none
@@ -62,4 +76,66 @@ def _import(module_name: str, key: str, path: str) -> Any:
             raise UserError(
                 f"{key} {path!r}: no module {error.name!r} in {os.getcwd()} or among the installed ones"
             ) from None
-        raise
+        raise _unimportable(key, path, error) from error
+    except (Exception, SystemExit) as error:  # a module may raise anything while it is imported
+        raise _unimportable(key, path, error) from error
+
+
+def _unimportable(key: str, path: str, error: BaseException) -> UserError:
+    return UserError(f"{key} {path!r} cannot be imported: {describe(error)}")
+
+
+def describe(error: BaseException) -> str:
+    """`ErrorName: message (file, line n)` on one line of bounded length; the file is the user's, where there is one."""
+    name, message = re.sub(r"[^\w.]", "_", type(error).__name__), _message(error)
+    text = name if message == name else f"{name}: {message}"
+    if len(text) > _MAX_CHARS:
+        text = f"{text[:_MAX_CHARS]}…"
+    return _writable(f"{text}{_place(error)}")
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, SyntaxError) and error.msg:
+        return str(error.msg)  # its text has the place, too
+    try:
+        return one_line(error)
+    except BaseException as problem:  # of the user's own __str__
+        return f"its text cannot be had ({type(problem).__name__})"
+
+
+def _place(error: BaseException) -> str:
+    """In parentheses, the last line of the user's own code that the error has passed; empty where there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f" ({_short(error.filename)}, line {error.lineno})"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)] or frames
+    return f" ({_short(own[-1].filename)}, line {own[-1].lineno})" if own else ""
+
+
+def _is_users(filename: str) -> bool:
+    """Whether it is neither Tailrace nor what Python imports modules with; it may be a library."""
+    return not filename.startswith((_OURS, "<frozen")) and not filename.endswith("/importlib/__init__.py")
+
+
+def _short(filename: str) -> str:
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def user_traceback(error: BaseException) -> str | None:
+    """Without the lines of Tailrace; None where no others are left."""
+    whole = traceback.TracebackException.from_exception(error)
+    chain: traceback.TracebackException | None = whole
+    while chain is not None:
+        frames = [frame for frame in chain.stack if _is_users(frame.filename)][-_MAX_FRAMES:]
+        chain.stack = traceback.StackSummary.from_list(frames)
+        chain = chain.__cause__ or chain.__context__
+    if not whole.stack:
+        return None
+    text = "".join(whole.format())
+    return _writable(text if len(text) <= _MAX_TRACEBACK_CHARS else f"…{text[-_MAX_TRACEBACK_CHARS:]}")
+
+
+def _writable(text: str) -> str:
+    """Halves of surrogate pairs can be in a Python string, and in no message."""
+    return text.encode(errors="backslashreplace").decode()

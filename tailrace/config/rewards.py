@@ -45,7 +45,8 @@ class ReasoningGymReward(Config):
 
 
 class FunctionReward(Config):
-    """Any Python function that returns a number, a truth value, or a mapping with `reward` and other figures by name.
+    """Any Python function, `def` or `async def`. It returns a number, a truth value, or a mapping with `reward` and
+    other figures by name.
 
     It is given by name what it has parameters for, of: response, answer, question, prompt, metadata, tokens,
     finish_reason.
@@ -56,6 +57,8 @@ class FunctionReward(Config):
     """Dotted path, such as my_package.rewards.score; the working directory is importable."""
     arguments: Keywords = {}
     """Passed on as keywords."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Gradings at a time in each of the `workers`, where the function is asynchronous."""
 
 
 Grader = Annotated[

@@ -57,6 +57,24 @@ class Grader(ABC):
         are parts.
         """
 
+    def can_be_right(self, request: GradingRequest) -> bool:
+        """Whether this grader can find any response to the prompt right; `request.response` is the answer itself.
+
+        May raise what `grade` does, which says no, too. A grader that cannot tell says that it can.
+        """
+        return True
+
+
+class AsyncGrader(ABC):
+    """Scores responses, several at a time."""
+
+    concurrency: int
+    """Gradings at a time."""
+
+    @abstractmethod
+    async def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
+        """See `Grader.grade`."""
+
 
 def expected_text(request: GradingRequest) -> str:
     """The answer as stripped text; a number in the source counts as its text.

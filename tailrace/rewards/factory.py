@@ -2,10 +2,10 @@
 
 from tailrace.config.rewards import ExactReward, FunctionReward, MathReward, ReasoningGymReward, RegexReward
 from tailrace.config.rewards import Grader as GraderConfig
-from tailrace.rewards.base import Grader
+from tailrace.rewards.base import AsyncGrader, Grader
 
 
-def make_grader(config: GraderConfig) -> Grader:
+def make_grader(config: GraderConfig) -> Grader | AsyncGrader:
     """The grader of `config.type`. Each imports its libraries only when it is asked for.
 
     Raises:
@@ -29,6 +29,6 @@ def make_grader(config: GraderConfig) -> Grader:
 
             return ReasoningGymGrader(config)
         case FunctionReward():
-            from tailrace.rewards.function import FunctionGrader
+            from tailrace.rewards.function import make_function_grader
 
-            return FunctionGrader(config)
+            return make_function_grader(config)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.config.rewards import FunctionReward
 from tailrace.errors import UserError, did_you_mean
-from tailrace.rewards.base import Grader, GradingRequest
+from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest
 from tailrace.user_code import load_callable
 
 KEY = "rewards.grader.path"
@@ -15,22 +15,44 @@ NAMES = GradingRequest.__struct_fields__
 """What a function can ask for."""
 
 
-class FunctionGrader(Grader):
-    """Calls a function with what it asks for by the names of its parameters, and with the recipe's arguments."""
+def make_function_grader(config: FunctionReward) -> Grader | AsyncGrader:
+    """A grader that calls the function with what it asks for by the names of its parameters, and with the recipe's
+    arguments; one for several gradings at a time where the function is asynchronous.
 
-    def __init__(self, config: FunctionReward) -> None:
-        """
-        Raises:
-            UserError: the module, the attribute or the signature is not as needed.
-        """
-        self._function = load_callable(KEY, config.path)
-        self._arguments = config.arguments
-        self._asked = asked_for(config, self._function)
+    Raises:
+        UserError: the module, the attribute or the signature is not as needed.
+    """
+    function = load_callable(KEY, config.path)
+    asked = asked_for(config, function)
+
+    def call(request: GradingRequest) -> Any:
+        return function(**{name: getattr(request, name) for name in asked}, **config.arguments)
+
+    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        return AsyncFunctionGrader(call, config.concurrency)
+    return FunctionGrader(call)
+
+
+class FunctionGrader(Grader):
+    """Calls a plain function."""
+
+    def __init__(self, call: Callable[[GradingRequest], Any]) -> None:
+        self._call = call
 
     def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
-        result: float | bool | Mapping[str, float] = self._function(
-            **{name: getattr(request, name) for name in self._asked}, **self._arguments
-        )
+        result: float | bool | Mapping[str, float] = self._call(request)
+        return result
+
+
+class AsyncFunctionGrader(AsyncGrader):
+    """Awaits an asynchronous function."""
+
+    def __init__(self, call: Callable[[GradingRequest], Any], concurrency: int) -> None:
+        self._call = call
+        self.concurrency = concurrency
+
+    async def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
+        result: float | bool | Mapping[str, float] = await self._call(request)
         return result
 
 

@@ -1,27 +1,39 @@
 """Grades responses in worker processes that may loop, crash or print without harm.
 
-    grade() ── waits for an idle slot ──▶ worker process ── Grade ──▶ caller
-       ▲                                      │ too late, died, cancelled: killed with its process group
-       └────── the slot is idle again ◀───────┘ and started anew by the slot's next grading
+    grade() ── waits for a place ──▶ worker process ── Grade ──▶ caller
+       ▲                                   │ too late, died, cancelled: killed with all that its grader has started
+       └───── the place is free again ◀────┘ and started anew by the slot's next grading
 
-Who waits on whom: a grading waits for one of `workers` slots, first come first served; a slot is held for at most the
-start limit and the time limit per attempt, so every grading ends. A worker serves one request at a time.
+Who waits on whom: a grading waits for a place in one of `workers` slots, first come first served. It holds the place
+for at most the start limit and the time limit per attempt, so every grading ends. A slot has one place; with an
+asynchronous grader it has as many as that takes at a time.
 """
 
 import asyncio
+import os
 from types import TracebackType
 from typing import Self
+
+import psutil
 
 from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import RewardError, UserError
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
+from tailrace.rewards.output import Printed
 from tailrace.rewards.process import GraderDied, GraderProcess
+from tailrace.rewards.together import too_late
+
+_WORKER_BYTES = 40 * 2**20
+"""Of memory, at the least: Python with this package."""
 
 
 class _Slot:
-    """A place for one worker, which may be dead until the slot's next grading."""
+    """Of one worker, which may be dead until the slot's next grading."""
 
-    worker: GraderProcess | None = None
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.worker: GraderProcess | None = None
+        self.starting = asyncio.Lock()
 
 
 class GraderPool:
@@ -29,11 +41,16 @@ class GraderPool:
 
     def __init__(self, config: RewardsConfig) -> None:
         self._config = config
-        self._slots = [_Slot() for _ in range(config.workers)]
-        self._idle: asyncio.Queue[_Slot] = asyncio.Queue()
+        self._slots = [_Slot(f"grader-{number}") for number in range(config.workers)]
+        self._places: asyncio.Queue[_Slot] = asyncio.Queue()
         for slot in self._slots:
-            self._idle.put_nowait(slot)
+            self._places.put_nowait(slot)
         self._closed = False
+        self._printed = Printed()
+        self._starts = asyncio.Semaphore(2 * (os.cpu_count() or 1))
+        """More of them would only take turns at the cores."""
+        self.capacity = config.workers
+        """Gradings at a time."""
 
     async def __aenter__(self) -> Self:
         """Start the workers.
@@ -41,13 +58,17 @@ class GraderPool:
         Raises:
             UserError: the grader cannot be made, or its process dies or hangs at the start.
         """
+        _check_room(self._config.workers)
         try:
             async with asyncio.TaskGroup() as group:
-                for slot in self._slots:
-                    group.create_task(self._worker_of(slot))
+                workers = [group.create_task(self._worker_of(slot)) for slot in self._slots]
         except BaseException as error:
             await self.close()
             raise _cause(error) from None
+        concurrency = workers[0].result().concurrency
+        for slot in self._slots * (concurrency - 1):
+            self._places.put_nowait(slot)
+        self.capacity *= concurrency
         return self
 
     async def __aexit__(
@@ -62,7 +83,7 @@ class GraderPool:
             RewardError: the pool is closed.
         """
         self._check_open()
-        slot = await self._idle.get()
+        slot = await self._places.get()
         try:
             self._check_open()  # it may have been closed while this waited
             for _ in range(1 + self._config.retries):
@@ -71,8 +92,21 @@ class GraderPool:
                     break
                 self._check_open()  # it may have died by the hand of close
         finally:
-            self._idle.put_nowait(slot)
+            self._places.put_nowait(slot)
         return grade
+
+    async def can_be_right(self, request: GradingRequest) -> Grade:
+        """See `Grader.can_be_right`: a grade whose reward is 1 or 0, or whose error says why nothing can.
+
+        Raises:
+            RewardError: the pool is closed.
+        """
+        slot = await self._places.get()
+        try:
+            self._check_open()
+            return await self._attempt(slot, request, is_check=True)
+        finally:
+            self._places.put_nowait(slot)
 
     async def close(self) -> None:
         """Kill the workers; gradings under way raise RewardError. Closing twice is harmless."""
@@ -80,18 +114,18 @@ class GraderPool:
             return
         self._closed = True
         await asyncio.gather(*(slot.worker.kill() for slot in self._slots if slot.worker is not None))
-        for _ in self._slots:  # once each slot has come back, no grading is left that could have started a process
-            await self._idle.get()
-        for slot in self._slots:  # let the gradings that still wait for one see that the pool is closed
-            self._idle.put_nowait(slot)
+        # once each place has come back, no grading is left that could have started a process
+        places = [await self._places.get() for _ in range(self.capacity)]
+        for slot in places:  # let the gradings that still wait for one see that the pool is closed
+            self._places.put_nowait(slot)
 
-    async def _attempt(self, slot: _Slot, request: GradingRequest) -> Grade:
+    async def _attempt(self, slot: _Slot, request: GradingRequest, *, is_check: bool = False) -> Grade:
         limit_s = self._config.timeout_s
         try:
             worker = await self._worker_of(slot)
-            return await worker.grade(request, limit_s)
+            return await worker.grade(request, limit_s, is_check=is_check)
         except TimeoutError:
-            return Grade(reward=None, error=f"timeout: grading took longer than {limit_s:g} s")
+            return too_late(limit_s)
         except GraderDied as error:
             return Grade(reward=None, error=str(error))
         except UserError as error:
@@ -106,16 +140,27 @@ class GraderPool:
         return Grade(reward=grade.reward, parts=parts)
 
     async def _worker_of(self, slot: _Slot) -> GraderProcess:
-        if slot.worker is None or not slot.worker.alive:
-            slot.worker = await GraderProcess.spawn()
-            if self._closed:
-                await slot.worker.kill()
-            await slot.worker.prepare(self._config.grader)
-        return slot.worker
+        async with slot.starting:
+            if slot.worker is None or not slot.worker.alive:
+                async with self._starts:
+                    slot.worker = await GraderProcess.spawn(self._printed.of(slot.name))
+                    if self._closed:
+                        await slot.worker.kill()
+                    await slot.worker.prepare(self._config)
+            return slot.worker
 
     def _check_open(self) -> None:
         if self._closed:
             raise RewardError("the grader pool is closed")
+
+
+def _check_room(workers: int) -> None:
+    available = psutil.virtual_memory().available
+    if workers * _WORKER_BYTES > available:
+        raise UserError(
+            f"rewards.workers {workers} would take about {workers * _WORKER_BYTES / 2**30:.1f} GiB, and "
+            f"{available / 2**30:.1f} GiB are free; lower it"
+        )
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -1,29 +1,36 @@
-"""The pool's end of one worker process."""
+"""The pool's end of one worker process.
+
+    grade() ──Call──▶ worker          _listen ◀──Reply── worker: each to the call with its number
+                                      _hear_output ◀──what the grader prints
+
+Who waits on whom: a call on its reply, up to its limit; when the process ends, every call hears how.
+"""
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
 
 import msgspec
 
-from tailrace.config.rewards import Grader as GraderConfig
+from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import RewardError, UserError, how_ended
 from tailrace.rewards.base import Grade, GradingRequest
-from tailrace.rewards.wire import LENGTH, Ready, frame
-
-Message = TypeVar("Message")
+from tailrace.rewards.output import Lines
+from tailrace.rewards.wire import LENGTH, Call, Message, Ready, Reply, Setup, frame
 
 START_LIMIT_S = 120.0
 """Importing a grader's libraries on a busy machine takes seconds; a module that takes longer hangs."""
 _REAP_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+"""A guard ends at once, with all that it guards; one that is stopped is killed."""
 _EXIT_LIMIT_S = 1.0
 """An interpreter closes its pipes a moment before it exits; the exit code is worth the wait."""
-_TAIL_BYTES = 2000
+_GRACE_S = 1.0
+"""For a worker to say itself that a grading among several took too long."""
 
 
 class GraderDied(RewardError):
@@ -31,18 +38,23 @@ class GraderDied(RewardError):
 
 
 class GraderProcess:
-    """One running worker. An error or the cancellation of a call kills it: make another."""
+    """One running worker. A call that is too late kills it; so does one that is cancelled, if it was the only one."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, on_line: Callable[[str], None]) -> None:
+        self.concurrency = 1
+        """Calls that it takes at a time."""
         self._process = process
         self._killed = False
-        self._reaped = False
-        self._tail = bytearray()
-        self._chores = {asyncio.create_task(self._keep_tail()), asyncio.create_task(self._kill_group_at_exit())}
+        self._why = ""
+        self._lines = Lines(on_line)
+        self._calls: dict[int, asyncio.Future[Grade]] = {}
+        self._numbers = itertools.count()
+        self._listening: asyncio.Task[None] | None = None
+        self._hearing = asyncio.create_task(self._hear_output())
 
     @classmethod
-    async def spawn(cls) -> "GraderProcess":
-        """Start a process, which waits for `prepare`.
+    async def spawn(cls, on_line: Callable[[str], None]) -> "GraderProcess":
+        """Start a process, which waits for `prepare`. `on_line`: takes each line that its grader prints.
 
         Raises:
             GraderDied: the machine has no room for another process.
@@ -50,96 +62,125 @@ class GraderProcess:
         # -P: a file of the working directory named like a module of Python must not take its place.
         command = (sys.executable, "-P", "-m", "tailrace.rewards.worker")
         try:
-            return cls(
-                await asyncio.create_subprocess_exec(
-                    *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
-                )
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
             )
         except OSError as error:
             raise GraderDied(f"died: no process could be started: {error.strerror}") from None
+        return cls(process, on_line)
 
     @property
     def alive(self) -> bool:
         """Whether it can be asked."""
         return not self._killed and self._process.returncode is None
 
-    async def prepare(self, config: GraderConfig) -> None:
+    async def prepare(self, config: RewardsConfig) -> None:
         """Wait until the grader is made.
 
         Raises:
             UserError: it cannot be made.
             GraderDied: the process died on the way, or was killed after START_LIMIT_S.
         """
+        setup = Setup(grader=config.grader.model_dump_json(), timeout_s=config.timeout_s)
         try:
-            ready = await self._ask(config.model_dump_json().encode(), Ready, START_LIMIT_S)
+            async with asyncio.timeout(START_LIMIT_S):
+                await self._send(setup)
+                ready = await self._receive(Ready)
         except TimeoutError:
+            await self.kill()
             raise GraderDied(f"died: its grader was not made within {START_LIMIT_S:g} s") from None
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
+            raise await self._death() from None
+        except BaseException:  # cancelled
+            await self.kill()
+            raise
         if ready.error is not None:
             await self.kill()
             raise UserError(ready.error)
+        self.concurrency = ready.concurrency
+        self._listening = asyncio.create_task(self._listen())
 
-    async def grade(self, request: GradingRequest, limit_s: float) -> Grade:
-        """What the worker says of `request`.
+    async def grade(self, request: GradingRequest, limit_s: float, *, is_check: bool = False) -> Grade:
+        """What the worker says of `request`; `is_check`: see `Call`.
 
         Raises:
             GraderDied: the process died.
             TimeoutError: it took longer than `limit_s`, and was killed.
         """
-        return await self._ask(request, Grade, limit_s)
-
-    async def kill(self) -> None:
-        """Kill the whole process group and reap it. Killing twice is harmless."""
-        self._killed = True
-        if not self._reaped:
-            self._kill_group()
-        _, stuck = await asyncio.wait(self._chores, timeout=_REAP_LIMIT_S)
-        for chore in stuck:
-            chore.cancel()
-
-    async def _kill_group_at_exit(self) -> None:
-        # What the grader started goes with the worker. Not later on, when the group's number may be another's.
-        await self._process.wait()
-        self._kill_group()
-        self._reaped = True
-
-    def _kill_group(self) -> None:
-        with suppress(ProcessLookupError):  # gone already
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    async def _ask(self, message: bytes | GradingRequest, kind: type[Message], limit_s: float) -> Message:
+        alone = self.concurrency == 1
+        number = next(self._numbers)
+        reply = self._calls[number] = asyncio.get_running_loop().create_future()
         try:
-            async with asyncio.timeout(limit_s):
-                return await self._exchange(message, kind)
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
-            await self._end()
-            raise GraderDied(self._obituary()) from None
-        except BaseException:  # too late, or cancelled: its reply would be taken for the next one's
+            async with asyncio.timeout(limit_s if alone else limit_s + _GRACE_S):
+                with suppress(ConnectionError):  # it has ended: _listen says how
+                    await self._send(Call(number, request, is_check))
+                grade: Grade = await reply
+                return grade
+        except TimeoutError:
+            self._why = "killed, since another grading in its process gave no way"
             await self.kill()
             raise
+        except asyncio.CancelledError:
+            if alone:  # it would go on with that, and not with the next one
+                await self.kill()
+            raise
+        finally:
+            del self._calls[number]
 
-    async def _end(self) -> None:
+    async def kill(self) -> None:
+        """End it with all that its grader has started, and reap it. Killing twice is harmless."""
+        self._killed = True
+        if self._process.returncode is None:
+            self._process.terminate()  # its guard sees to the rest
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_REAP_LIMIT_S):
+                    await self._process.wait()
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        tasks = {self._hearing, *({self._listening} if self._listening else ())} - {asyncio.current_task()}
+        _, stuck = await asyncio.wait(tasks, timeout=_REAP_LIMIT_S)
+        for task in stuck:
+            task.cancel()
+
+    async def _listen(self) -> None:
+        """Hand each reply to its call, until the process ends or breaks the protocol."""
+        try:
+            while True:
+                reply = await self._receive(Reply)
+                call = self._calls.get(reply.number)
+                if call is not None and not call.done():
+                    call.set_result(reply.grade)
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
+            death = await self._death()
+        for call in self._calls.values():
+            if not call.done():
+                call.set_exception(death)
+
+    async def _death(self) -> GraderDied:
+        """What to tell of the process, which has ended or is ended now."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_EXIT_LIMIT_S):
                 await self._process.wait()
         await self.kill()
+        how, last = self._why or how_ended(self._process.returncode), self._lines.last
+        return GraderDied(f"died: {how}; its last output: {last}" if last else f"died: {how}")
 
-    async def _exchange(self, message: bytes | GradingRequest, kind: type[Message]) -> Message:
-        stdin, stdout = self._process.stdin, self._process.stdout
+    async def _send(self, message: Setup | Call) -> None:
+        stdin = self._process.stdin
         assert stdin is not None
-        assert stdout is not None
         stdin.write(frame(message))
         await stdin.drain()
+
+    async def _receive(self, kind: type[Message]) -> Message:
+        stdout = self._process.stdout
+        assert stdout is not None
         (length,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
         return msgspec.msgpack.decode(await stdout.readexactly(length), type=kind)
 
-    async def _keep_tail(self) -> None:
+    async def _hear_output(self) -> None:
         stderr = self._process.stderr
         assert stderr is not None
         while chunk := await stderr.read(65536):
-            self._tail += chunk
-            del self._tail[:-_TAIL_BYTES]
-
-    def _obituary(self) -> str:
-        how = how_ended(self._process.returncode)
-        last = " ".join(self._tail.decode(errors="replace").split())
-        return f"died: {how}; its last output: {last}" if last else f"died: {how}"
+            self._lines.add(chunk)
+        self._lines.end()

@@ -1,16 +1,29 @@
 """What a grader may return, and what is made of it."""
 
+import inspect
 import math
 import re
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
-from tailrace.rewards.base import CORRECT
+from tailrace.rewards.base import CORRECT, Grade
+from tailrace.user_code import describe, user_traceback
 
 REWARD = "reward"
 MAX_PARTS = 64
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Of a part: it becomes the name of a metric."""
+
+
+def graded(result: Any) -> Grade:
+    """The grade of what a grader returned; raises as `read_result`."""
+    reward, parts = read_result(result)
+    return Grade(reward=reward, parts=parts)
+
+
+def failed(error: BaseException) -> Grade:
+    """The grade of a grading that raised `error`."""
+    return Grade(reward=None, error=describe(error), traceback=user_traceback(error))
 
 
 def read_result(result: Any) -> tuple[float, dict[str, float]]:
@@ -20,6 +33,8 @@ def read_result(result: Any) -> tuple[float, dict[str, float]]:
         TypeError: it is neither a number nor a mapping of numbers with a `reward`.
         ValueError: a number is not finite, `correct` is neither 0 nor 1, or the name of a part cannot be a metric's.
     """
+    if inspect.isawaitable(result):
+        raise TypeError("the grader returned an awaitable; define it with async def")
     if not isinstance(result, Mapping):
         reward = _finite(result, "the grader must return a number or a mapping", "reward")
         return reward, {CORRECT: reward} if _is_truth(result) else {}
@@ -52,4 +67,4 @@ def _name(name: Any) -> str:
         raise ValueError(
             f"the name of part {str(name)[:80]!r} cannot be that of a metric: give letters, digits and _ . -"
         )
-    return str(name)
+    return str.__str__(name)  # a subclass may write itself in another way

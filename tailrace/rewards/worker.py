@@ -1,54 +1,46 @@
 """One grading process: `python -m tailrace.rewards.worker`, started by the pool.
 
-It reads requests from its standard input and answers on its standard output, one at a time, and ends when its input
-does. Before a grader is loaded, both pipes move to descriptors of their own, so that what a grader prints goes to
-standard error. Time limits are the pool's: it kills the process group.
-
-A pool that is killed leaves no worker behind, whatever the grader is doing: a thread waits for the other end of the
-input to close, then kills the group; a grader that never gives up the interpreter's lock would stop that thread, and
-dies by the kernel's parent-death signal (Linux). That signal may come before the thread has killed the programs that
-the grader started; those end by themselves.
+It reads calls from its standard input and answers on its standard output, and ends when its input does. Before a grader
+is loaded, both pipes move to descriptors of their own, so that what a grader prints goes to standard error, and a guard
+becomes its parent (guard.py). One call is worked on at a time, and the pool limits its time by killing this process; of
+an asynchronous grader there are several, each with its own limit (together.py).
 """
 
-import ctypes
+import asyncio
 import os
-import select
-import signal
-import sys
-import threading
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
-import msgspec
 from pydantic import TypeAdapter
 
 from tailrace.config.rewards import Grader as GraderConfig
-from tailrace.errors import UserError, one_line
-from tailrace.rewards.base import Grade, Grader, GradingRequest
+from tailrace.errors import UserError
+from tailrace.rewards.base import AsyncGrader, Grade, Grader, GradingRequest
 from tailrace.rewards.factory import make_grader
-from tailrace.rewards.results import read_result
-from tailrace.rewards.wire import LENGTH, Ready, frame
-
-Message = TypeVar("Message")
-
-_PR_SET_PDEATHSIG = 1
-_MAX_ERROR_CHARS = 500
+from tailrace.rewards.guard import fork_worker
+from tailrace.rewards.results import failed, graded
+from tailrace.rewards.together import serve_together
+from tailrace.rewards.wire import Call, Ready, Reply, Setup, frame, read
+from tailrace.user_code import describe
 
 
 def main() -> None:
     """Serve until the input ends."""
     requests, replies = _take_pipes()
-    _die_with_pool(requests.fileno())
-    config = _read(requests, bytes)
-    if config is None:
+    fork_worker(requests.fileno())
+    os.register_at_fork(after_in_child=lambda: _close(requests.fileno(), replies.fileno()))
+    setup = read(requests, Setup)
+    if setup is None:
         return
-    grader, ready = _load(config)
+    grader, ready = _load(setup)
     _write(replies, ready)
-    while grader is not None and (request := _read(requests, GradingRequest)) is not None:
-        _write(replies, _grade(grader, request))
+    if isinstance(grader, AsyncGrader):
+        asyncio.run(serve_together(grader, requests, lambda reply: _write(replies, reply), setup.timeout_s))
+    elif grader is not None:
+        _serve(grader, requests, replies)
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """The protocol's two pipes, on descriptors that no child inherits; 0 becomes empty and 1 becomes standard error."""
+    """The protocol's two pipes, on descriptors that no program inherits; 0 becomes empty and 1 standard error."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -57,57 +49,49 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def _die_with_pool(requests_fd: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_kill_group_on_hangup, args=(requests_fd,), daemon=True).start()
+def _close(*descriptors: int) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
-def _kill_group_on_hangup(fd: int) -> None:
-    poll = select.poll()
-    poll.register(fd, 0)  # reports a hang-up and nothing else: the requests are the main thread's
-    poll.poll()
-    os.killpg(0, signal.SIGKILL)
-
-
-def _read(pipe: BinaryIO, kind: type[Message]) -> Message | None:
-    """The next message, or None at the end of the input."""
-    head = pipe.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    body = pipe.read(length)
-    return msgspec.msgpack.decode(body, type=kind) if len(body) == length else None
-
-
-def _write(pipe: BinaryIO, message: Ready | Grade) -> None:
-    pipe.write(frame(message))
-    pipe.flush()
-
-
-def _load(config: bytes) -> tuple[Grader | None, Ready]:
+def _load(setup: Setup) -> tuple[Grader | AsyncGrader | None, Ready]:
     try:
-        grader_config: GraderConfig = TypeAdapter(GraderConfig).validate_json(config)
-        return make_grader(grader_config), Ready()
+        config: GraderConfig = TypeAdapter(GraderConfig).validate_json(setup.grader)
+        grader = make_grader(config)
     except UserError as error:
-        return None, Ready(str(error))
-    except Exception as error:  # a user's module may raise anything while it is imported
-        return None, Ready(f"rewards.grader cannot be made: {_describe(error)}")
+        return None, Ready(error=str(error))
+    except BaseException as error:  # a user's module may raise anything while it is imported
+        return None, Ready(error=f"rewards.grader cannot be made: {describe(error)}")
+    return grader, Ready(concurrency=grader.concurrency if isinstance(grader, AsyncGrader) else 1)
+
+
+def _serve(grader: Grader, requests: BinaryIO, replies: BinaryIO) -> None:
+    worker = os.getpid()
+    while (call := read(requests, Call)) is not None:
+        grade = _check(grader, call.request) if call.is_check else _grade(grader, call.request)
+        if os.getpid() != worker:  # the grader has forked, and its child came back, too
+            os._exit(0)
+        _write(replies, Reply(call.number, grade))
 
 
 def _grade(grader: Grader, request: GradingRequest) -> Grade:
     try:
-        reward, parts = read_result(grader.grade(request))
-        return Grade(reward=reward, parts=parts)
-    except Exception as error:  # graders may raise anything; the pool counts it
-        return Grade(reward=None, error=_describe(error))
+        return graded(grader.grade(request))
+    except BaseException as error:  # graders may raise anything, SystemExit for one; the pool counts it
+        return failed(error)
 
 
-def _describe(error: Exception) -> str:
-    """`ErrorName: message`, or the name alone, on one line of bounded length."""
-    name, message = type(error).__name__, one_line(error)
-    text = name if message == name else f"{name}: {message}"
-    return text if len(text) <= _MAX_ERROR_CHARS else f"{text[:_MAX_ERROR_CHARS]}…"
+def _check(grader: Grader, request: GradingRequest) -> Grade:
+    """1 or 0, whether some response can be right; an error where the grader says that there can be none, or why."""
+    try:
+        return Grade(reward=float(grader.can_be_right(request)))
+    except Exception as error:  # as above, but of the libraries of Tailrace's own graders
+        return failed(error)
+
+
+def _write(pipe: BinaryIO, message: Ready | Reply) -> None:
+    pipe.write(frame(message))
+    pipe.flush()
 
 
 if __name__ == "__main__":

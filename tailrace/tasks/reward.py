@@ -16,7 +16,7 @@ class RewardTask(Task):
     """Writes `reward`, `reward_parts`, and `reward_error` where the grading failed: then the reward is the configured
     one, or NaN.
 
-    As many claims are graded at a time as there are grading processes, so that a slow one holds back no other.
+    As many claims are graded at a time as the pool grades, so that a slow one holds back no other.
     """
 
     name = "reward"
@@ -32,7 +32,7 @@ class RewardTask(Task):
         samples_per_step: int,
         activity: Activity | None = None,
     ) -> None:
-        super().__init__(queue, log, samples_per_step=samples_per_step, workers=config.workers, activity=activity)
+        super().__init__(queue, log, samples_per_step=samples_per_step, workers=pool.capacity, activity=activity)
         self._pool = pool
         self._failures = FailureReport()
         self._on_failure = float("nan") if config.failure_reward is None else config.failure_reward

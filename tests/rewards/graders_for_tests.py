@@ -1,8 +1,10 @@
 """Graders that a pool must survive, and ones that cannot be made."""
 
+import asyncio
 import ctypes
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -45,6 +47,56 @@ def fail_at_length() -> None:
     raise ValueError("z\n" * 1_000_000)
 
 
+class Text(str):
+    """A text that claims to be another."""
+
+    def __str__(self) -> str:
+        return "1.0"
+
+
+class Raises(float):
+    """A number that is none."""
+
+    def __float__(self) -> float:
+        raise KeyError("no number")
+
+
+class Mute(Exception):
+    """An error whose text cannot be had."""
+
+    def __str__(self) -> str:
+        return str(1 / 0)
+
+
+def throw(error: BaseException) -> None:
+    """Raise it."""
+    raise error
+
+
+def recurse() -> None:
+    """Never ends, and soon."""
+    recurse()
+
+
+async def later() -> float:
+    """Its call is no number."""
+    return 1.0
+
+
+def say() -> float:
+    """Speaks on both streams."""
+    print("first", flush=True)
+    print("\x1b[31mred", file=sys.stderr, flush=True)
+    print("no end", end="", flush=True)
+    return 1.0
+
+
+def fork() -> float:
+    """Comes back twice."""
+    os.fork()
+    return 0.25
+
+
 DEEDS: dict[str, Callable[[], Any]] = {
     "loop": loop,
     "hold the lock": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),  # in C, without a moment for another thread
@@ -56,6 +108,27 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "read": lambda: float(len(sys.stdin.read())),
     "divide": lambda: 1 / 0,
     "long error": fail_at_length,
+    "close all": lambda: os.closerange(0, 64),
+    "signal its group": lambda: os.killpg(0, signal.SIGTERM) or time.sleep(600),  # type: ignore[func-returns-value]
+    "fork": fork,
+    "say": say,
+    "awaitable": later,
+    "text of its own kind": lambda: Text("2"),
+    "a number that raises": Raises,
+    "a huge number": lambda: 10**400,
+    "parts": lambda: {"reward": np.float32(0.75), "format": True, "length": -2, "correct": False},
+    "no reward": lambda: {"correct": 1},
+    "a part of text": lambda: {"reward": 1.0, "why": "it is"},
+    "a strange name": lambda: {"reward": 1.0, "a b": 1.0},
+    "half correct": lambda: {"reward": 1.0, "correct": 0.5},
+    "many parts": lambda: {"reward": 1.0, **{f"p{number}": 1.0 for number in range(1000)}},
+    "interrupt": lambda: throw(KeyboardInterrupt()),
+    "generator exit": lambda: throw(GeneratorExit()),
+    "cancelled": lambda: throw(asyncio.CancelledError()),
+    "no text": lambda: throw(Mute()),
+    "half a character": lambda: throw(ValueError("\ud800")),
+    "recursion": recurse,
+    "memory": lambda: bytearray(2**62),
     "nan": lambda: float("nan"),
     "text": lambda: "1.0",
     "true": lambda: True,
@@ -88,9 +161,14 @@ def weighted(response: str, answer: Any, prompt: str, metadata: dict[str, Any], 
     return weight * float(response == answer)
 
 
-async def asynchronous(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
-    """Not a plain function."""
-    return 0.0
+def daemonize(response: str, prompt: str) -> Any:
+    """Start a program that leaves its session and its parent, note its id in the file `response`, then act."""
+    code = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\n"
+    code += "if os.fork(): os._exit(0)\nopen(sys.argv[1], 'w').write(str(os.getpid()))\ntime.sleep(600)"
+    subprocess.run([sys.executable, "-c", code, response], check=True)
+    while not (Path(response).exists() and Path(response).read_text()):
+        time.sleep(0.005)
+    return 1.0 if not prompt else act(prompt, None, "", {})
 
 
 def number(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:

@@ -10,13 +10,14 @@ from tailrace.config.prompts import ReasoningGymSource
 from tailrace.config.rewards import ExactReward, MathReward, ReasoningGymReward, RegexReward
 from tailrace.errors import RewardError
 from tailrace.prompts.sources.reasoning_gym import reasoning_gym_rows
-from tailrace.rewards.base import Grader
+from tailrace.rewards.base import AsyncGrader, Grader
 from tailrace.rewards.factory import make_grader
 from tailrace.rewards.results import read_result
 from tests.rewards.requests import make_request
 
 
-def score(grader: Grader, response: str, answer: Any, metadata: dict[str, Any] | None = None) -> float:
+def score(grader: Grader | AsyncGrader, response: str, answer: Any, metadata: dict[str, Any] | None = None) -> float:
+    assert isinstance(grader, Grader)
     return read_result(grader.grade(make_request(response, answer=answer, metadata=metadata or {})))[0]
 
 

@@ -128,9 +128,10 @@ def test_an_answer_that_is_nothing_is_an_error_that_quotes_it(grader: MathGrader
     ],
 )
 def test_a_pattern_says_where_the_expression_stands(pattern: str, response: str, right: bool) -> None:
-    assert make_grader(MathReward(pattern=pattern)).grade(make_request(response, answer=r"\frac{1}{2}")) is right
+    grader = MathGrader(MathReward(pattern=pattern))
+    assert grader.grade(make_request(response, answer=r"\frac{1}{2}")) is right
 
 
 def test_the_first_match_counts_where_that_is_asked_for() -> None:
-    grader = make_grader(MathReward(pattern=r"\d+", match="first"))
+    grader = MathGrader(MathReward(pattern=r"\d+", match="first"))
     assert grader.grade(make_request("7 then 8", answer="7")) is True

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tailrace.config.rewards import FunctionReward, RegexReward, RewardsConfig
 from tailrace.errors import RewardError, UserError
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
-from tailrace.rewards.wire import frame
+from tailrace.rewards.wire import Call, Setup, frame
 from tests.rewards.requests import make_request
 
 GRADERS = "tests.rewards.graders_for_tests"
@@ -74,7 +75,7 @@ async def test_endless_loop_is_killed_and_its_slot_grades_on() -> None:
 
 @pytest.mark.parametrize(
     ("what", "how"),
-    [("exit", "exit code 3"), ("sys.exit", "exit code 4"), ("crash", "SIGSEGV")],
+    [("exit", "exit code 3"), ("crash", "SIGSEGV"), ("close all", "exit code 1"), ("signal its group", "SIGKILL")],
 )
 async def test_death_of_a_worker_is_a_grade_that_says_how(what: str, how: str) -> None:
     async with pool() as graders:
@@ -120,28 +121,89 @@ async def test_standard_input_of_a_grader_is_empty() -> None:
         assert await graders.grade(request("read")) == Grade(reward=0.0)
 
 
-@pytest.mark.parametrize(
-    ("what", "error"),
-    [
-        ("divide", "ZeroDivisionError: division by zero"),
-        ("nan", "ValueError: the grader returned nan; a reward must be finite"),
-        ("text", "TypeError: the grader must return a number or a mapping, not str"),
-    ],
-)
-async def test_failure_of_a_grader_is_a_grade_and_keeps_the_worker(what: str, error: str) -> None:
+FAILURES = {
+    "divide": r"ZeroDivisionError: division by zero \(tests/rewards/graders_for_tests.py, line \d+\)",
+    "nan": "ValueError: the grader returned nan; a reward must be finite",
+    "text": "TypeError: the grader must return a number or a mapping, not str",
+    "text of its own kind": "TypeError: the grader must return a number or a mapping, not Text",
+    "awaitable": "TypeError: the grader returned an awaitable; define it with async def",
+    "a number that raises": r"KeyError: 'no number' \(.*\)",
+    "a huge number": "OverflowError: int too large to convert to float",
+    "no reward": "TypeError: the grader's mapping has no 'reward'; it has correct",
+    "a part of text": "TypeError: part 'why' must be a number, not str",
+    "a strange name": "ValueError: the name of part 'a b' cannot be that of a metric: .*",
+    "half correct": "ValueError: part 'correct' must be true or false, not 0.5",
+    "many parts": "ValueError: the grader's mapping has 1001 entries; at most 64 are kept",
+    "sys.exit": r"SystemExit: 4 \(.*\)",
+    "interrupt": r"KeyboardInterrupt \(.*\)",
+    "generator exit": r"GeneratorExit \(.*\)",
+    "cancelled": r"CancelledError \(.*\)",
+    "no text": r"Mute: its text cannot be had \(ZeroDivisionError\) \(.*\)",
+    "half a character": r"ValueError: \\ud800 \(.*\)",
+    "recursion": r"RecursionError: maximum recursion depth exceeded.* \(.*\)",
+    "memory": r"MemoryError \(.*\)",
+}
+"""What graders do, and the error of the grade that comes of it."""
+
+
+async def test_each_failure_of_a_grader_is_one_grade_and_keeps_the_worker() -> None:
     async with pool() as graders:
         before = worker_pids()
-        assert await graders.grade(request(what)) == Grade(reward=None, error=error)
+        for what, error in FAILURES.items():
+            grade = await graders.grade(request(what))
+            assert grade.reward is None
+            assert re.fullmatch(error, grade.error or ""), grade.error
+            assert await graders.grade(request("fine")) == Grade(reward=0.5), what
         assert worker_pids() == before
 
 
-async def test_error_text_is_one_line_of_bounded_length() -> None:
+async def test_a_traceback_has_the_lines_of_the_user_alone() -> None:
     async with pool() as graders:
-        error = (await graders.grade(request("long error"))).error
-        assert error is not None
-        assert error.startswith("ValueError: z z")
-        assert "\n" not in error
-        assert len(error) < 600
+        trace = (await graders.grade(request("divide"))).traceback
+        assert trace is not None
+        assert '"divide": lambda: 1 / 0' in trace
+        assert trace.endswith("ZeroDivisionError: division by zero\n")
+        assert "tailrace/" not in trace
+        assert len((await graders.grade(request("recursion"))).traceback or "") < 4100
+
+
+async def test_a_mapping_has_the_reward_and_parts() -> None:
+    async with pool() as graders:
+        assert await graders.grade(request("parts")) == Grade(
+            reward=0.75, parts={"format": 1.0, "length": -2.0, "correct": 0.0}
+        )
+
+
+@pytest.mark.parametrize("correct_at", [0.5, 0.6])
+async def test_the_recipe_may_say_what_reward_is_right(correct_at: float) -> None:
+    grader = FunctionReward(path=f"{GRADERS}.act")
+    async with GraderPool(RewardsConfig(grader=grader, workers=1, correct_at=correct_at)) as graders:
+        assert (await graders.grade(request("fine"))).correct is (correct_at == 0.5)
+        assert (await graders.grade(request("divide"))).correct is None
+
+
+async def test_a_child_that_comes_back_from_a_fork_answers_nothing() -> None:
+    async with pool() as graders:
+        for number in range(3):
+            assert await graders.grade(request("fork")) == Grade(reward=0.25)
+            assert (await graders.grade(request("divide"))).reward is None, number
+
+
+async def test_what_became_a_daemon_ends_with_its_worker(tmp_path: Path) -> None:
+    started = tmp_path / "pids"
+    async with pool("daemonize", timeout_s=30.0) as graders:
+        assert (await graders.grade(request(str(started)))).reward == 1.0
+        assert not all_ended(started)
+        assert (await graders.grade(request(str(tmp_path / "others"), prompt="exit"))).error == "died: exit code 3"
+        assert all_ended(started)
+        assert all_ended(tmp_path / "others")
+
+
+async def test_what_graders_print_is_shown_behind_their_name(capfd: pytest.CaptureFixture[str]) -> None:
+    async with pool() as graders:
+        await graders.grade(request("say"))
+        await graders.grade(request("exit"))
+    assert capfd.readouterr().err.splitlines() == ["grader-0: first", "grader-0: \\x1b[31mred", "grader-0: no end"]
 
 
 @pytest.mark.parametrize("what", ["true", "numpy's true"])
@@ -240,22 +302,18 @@ def test_killed_pool_leaves_no_worker_whatever_it_grades(deed: str, tmp_path: Pa
             asyncio.run(until(started.exists))
         finally:
             owner.kill()
-    worker, child = map(int, started.read_text().split())
-    try:
-        asyncio.run(until(lambda: not is_running(worker)))
-    finally:
-        if is_running(child):  # a kernel that kills the worker at once leaves it no time for the programs it started
-            os.kill(child, signal.SIGKILL)
+    asyncio.run(until(lambda: all_ended(started)))
 
 
 def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_started(tmp_path: Path) -> None:
     started = tmp_path / "pids"
-    config = FunctionReward(path=f"{GRADERS}.announce").model_dump_json().encode()
+    config = FunctionReward(path=f"{GRADERS}.announce").model_dump_json()
     command = [sys.executable, "-m", "tailrace.rewards.worker"]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as worker:
         assert worker.stdin is not None
         try:
-            worker.stdin.write(frame(config) + frame(request(str(started), prompt="loop")))
+            setup, call = Setup(config, timeout_s=60.0), Call(0, request(str(started), prompt="loop"))
+            worker.stdin.write(frame(setup) + frame(call))
             worker.stdin.flush()
             asyncio.run(until(started.exists))
             worker.stdin.close()
@@ -273,12 +331,14 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
         ("no_such_package.score", "no module 'no_such_package'"),
         (f"{GRADERS}.acts", "has no 'acts'; did you mean 'act'"),
         (f"{GRADERS}.NOT_CALLABLE", "is of type int, not a function"),
-        (f"{GRADERS}.asynchronous", "is an async function"),
         (
             f"{GRADERS}.weighted",
             r"called by name with prompt, question, .*; it cannot be: missing a required argument: 'weight'",
         ),
-        ("tests.rewards.broken_module.score", "cannot be made: NameError: name 'undefined' is not defined"),
+        (
+            "tests.rewards.broken_module.score",
+            r"cannot be imported: NameError: name 'undefined' is not defined \(tests/.*/broken_module.py, line 3\)$",
+        ),
         ("tests.rewards.deadly_module.score", "at the start its process died: exit code 9"),
     ],
 )

@@ -1,0 +1,101 @@
+"""The parent of a grading process: it ends whatever the grader has started, wherever that hid.
+
+    pool ── pipes ── guard ──▶ worker ──▶ what its grader starts
+
+The kernel gives orphans among the guard's descendants to the guard (Linux), so that a program which became a daemon is
+found, too. When the worker ends, when the pool asks (SIGTERM), or when the pool is gone, everything below is killed,
+and the guard ends as the worker has. The guard runs none of the user's code, so that it cannot hang.
+"""
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+_KILL_LIMIT_S = 5.0
+"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+
+
+def fork_worker(requests_fd: int) -> None:
+    """Return in a new process, the worker; this one guards it to its end.
+
+    `requests_fd`: hung up where the pool is gone.
+    """
+    news, wake = os.pipe()
+    os.set_blocking(wake, False)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in _SIGNALS:
+        signal.signal(number, lambda *_: None)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if worker := os.fork():
+        _guard(worker, news, requests_fd)
+    signal.set_wakeup_fd(-1)
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    os.close(news)
+    os.close(wake)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    with suppress(OSError):  # there is none outside of Linux
+        Path("/proc/self/oom_score_adj").write_text("1000")  # a grader that fills the memory, and not the trainer
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
+
+
+def _guard(worker: int, news: int, requests_fd: int) -> NoReturn:
+    code = _ended(worker, news, requests_fd)
+    _kill_descendants()
+    if code is not None and code >= 0:
+        os._exit(code)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    how = signal.SIGKILL if code is None else -code
+    with suppress(OSError, ValueError):  # SIGKILL has no handler
+        signal.signal(how, signal.SIG_DFL)
+    os.kill(os.getpid(), how)
+    os._exit(1)
+
+
+def _ended(worker: int, news: int, requests_fd: int) -> int | None:
+    """Wait until the worker ends, and return how; None where it is to be ended."""
+    poll = select.poll()
+    poll.register(news, select.POLLIN)
+    poll.register(requests_fd, 0)  # reports a hang-up and nothing else: the requests are the worker's
+    while True:
+        ready = dict(poll.poll())
+        if requests_fd in ready or signal.SIGTERM in os.read(news, 512):
+            return None
+        while ended := _reaped():
+            if ended[0] == worker:
+                return os.waitstatus_to_exitcode(ended[1])
+
+
+def _reaped() -> tuple[int, int] | None:
+    """The next child that has ended, an orphan maybe; None where none has."""
+    try:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status) if pid else None
+
+
+def _kill_descendants() -> None:
+    deadline = time.monotonic() + _KILL_LIMIT_S
+    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
+        for child in children:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has become another user's
+                os.kill(child.pid, signal.SIGKILL)
+        psutil.wait_procs(children, timeout=0.1)

@@ -1,0 +1,44 @@
+"""Several gradings at a time in one process, for graders that wait for others: a service, a model, a database.
+
+Each has a time limit, at which it is cancelled. One that does not give way is left to the pool, which then kills the
+process.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import BinaryIO
+
+from tailrace.rewards.base import AsyncGrader, Grade, GradingRequest
+from tailrace.rewards.results import failed, graded
+from tailrace.rewards.wire import Call, Reply, read
+
+Write = Callable[[Reply], None]
+
+
+async def serve_together(grader: AsyncGrader, requests: BinaryIO, write: Write, limit_s: float) -> None:
+    """Until the input ends, answer each call as soon as its grading has ended. The pool bounds how many there are."""
+    worker = os.getpid()
+
+    async def answer(call: Call) -> None:
+        grade = await _grade(grader, call.request, limit_s)
+        if os.getpid() != worker:  # the grader has forked, and its child came back, too
+            os._exit(0)
+        write(Reply(call.number, grade))
+
+    async with asyncio.TaskGroup() as gradings:
+        while (call := await asyncio.to_thread(read, requests, Call)) is not None:
+            gradings.create_task(answer(call))
+
+
+async def _grade(grader: AsyncGrader, request: GradingRequest, limit_s: float) -> Grade:
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return graded(await grader.grade(request))
+    except BaseException as error:  # graders may raise anything, SystemExit for one; the pool counts it
+        return too_late(limit_s) if limit.expired() and isinstance(error, TimeoutError) else failed(error)
+
+
+def too_late(limit_s: float) -> Grade:
+    """The grade of a grading that took longer than `limit_s`."""
+    return Grade(reward=None, error=f"timeout: grading took longer than {limit_s:g} s")
