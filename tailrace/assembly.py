@@ -62,7 +62,7 @@ class Inputs:
     @property
     def longest_prompt(self) -> int:
         """Tokens of it."""
-        return max(len(prompt.prompt_ids) for prompt in (*self.prompts.train, *self.prompts.held_out))
+        return self.prompts.longest
 
     def decode(self, token_ids: list[int]) -> str:
         """Text without special tokens."""
@@ -82,10 +82,9 @@ def load_inputs(config: RunConfig) -> Inputs:
     check_engine(config.engine, model_dir, device=config.device, here=here)
     check_trainer(config.trainer)
     tokenizer = load_tokenizer(model_dir)
-    prompts = load_prompts(
-        config.prompts, tokenizer, seed=config.seed, max_tokens=_max_prompt_tokens(config, model_dir)
-    )
-    check_tokens((*prompts.train, *prompts.held_out), model_dir)
+    prompts = load_prompts(config.prompts, tokenizer, max_tokens=_max_prompt_tokens(config, model_dir))
+    for of_set in (prompts.train, *prompts.evaluated.values()):
+        check_tokens(of_set, model_dir)
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
 
 
@@ -245,8 +244,7 @@ def make_pipeline(
 
 def evaluated(config: RunConfig, inputs: Inputs) -> dict[str, tuple[Prompt, ...]]:
     """The prompts that evaluations answer, by the name of their set; none is empty."""
-    sets = {"held_out": inputs.prompts.held_out}
-    return {name: prompts[: config.evaluation.max_prompts] for name, prompts in sets.items() if prompts}
+    return {name: prompts[: config.evaluation.max_prompts] for name, prompts in inputs.prompts.evaluated.items()}
 
 
 def make_evaluator(

@@ -13,12 +13,15 @@ from tailrace.cluster.room import check_this_machine
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
+from tailrace.errors import quoted
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.preparation import prepare_torch
 from tailrace.run_directory import RunDirectory
 from tailrace.separated import run_pools
 
+MAX_SHOWN = 2000
+"""Characters of a prompt."""
 PROBE = 1536
 """Rows and columns of the matrices that the machine is measured with."""
 
@@ -52,9 +55,24 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
     print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
     print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
-    print(f"{len(inputs.prompts.held_out)} held out")
+    print(
+        ", ".join(f"{len(prompts)} in {name}" for name, prompts in inputs.prompts.evaluated.items()) or "none held out"
+    )
+    for why, count in inputs.prompts.dropped.items():
+        print(f"# {count} prompts are dropped: {why}")
+    print("# one of them, as the model reads it:")
+    for line in _shown(inputs.prompts.train[0].text):
+        print(f"#   {line}")
     for line in _lines(config, plan):
         print(f"# {line}")
+
+
+def _shown(text: str) -> list[str]:
+    """A prompt, its lines in quotes with what is no letter escaped; the middle of a long one is left out."""
+    if len(text) > MAX_SHOWN:
+        left_out = len(text) - MAX_SHOWN
+        return [*_shown(text[: MAX_SHOWN // 2]), f"… {left_out:,} characters …", *_shown(text[-MAX_SHOWN // 2 :])]
+    return [quoted(line, MAX_SHOWN + 2) for line in text.splitlines(keepends=True)]
 
 
 def _lines(config: RunConfig, plan: Estimate) -> list[str]:

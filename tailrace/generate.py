@@ -42,8 +42,9 @@ from tailrace.preparation import (
     open_engine,
     prepare_torch,
 )
-from tailrace.prompts.load import check_lengths, present
+from tailrace.prompts.load import check_lengths
 from tailrace.prompts.order import sample_seed
+from tailrace.prompts.presentation import present
 from tailrace.prompts.sources.base import table_rows
 from tailrace.prompts.sources.factory import source_rows
 from tailrace.throughput import Throughput
@@ -129,10 +130,10 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     check_engine(config.engine, model_dir, device=config.device)
     tokenizer = load_tokenizer(model_dir)
     if config.prompts.source is not None:
-        rows = source_rows(config.prompts.source)
+        rows = source_rows(config.prompts.source, "prompts.source")
     else:
         records = ((f"argument {k}", {"prompt": text}) for k, text in enumerate(texts, 1))
-        rows = table_rows(records, ColumnsConfig(answer_column=None))
+        rows = table_rows(records, ColumnsConfig(answer_column=None), "prompts.source")
     prompts = present(rows, config.prompts, tokenizer)
     if not prompts:
         raise PromptError("prompts.source has no prompts")

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from tailrace.config.base import Config, Count, CountFromZero, Keywords, PathText, Seed
 from tailrace.patterns import Pattern
@@ -83,6 +83,15 @@ class Presentation(Config):
     """Wrap each prompt as a user message; off feeds the text as it is."""
     system_prompt: str | None = None
     """Put in front of every conversation that has none."""
+    chat_template_arguments: Keywords = {}
+    """Given to the model's chat template, such as {enable_thinking: false}."""
+    continue_final_message: bool = False
+    """Responses go on with the last message of a conversation that ends with one of the assistant; graders are given
+    what was added. Off refuses such conversations, since that message may be the answer."""
+
+
+SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
+_TAKEN_NAMES = ("held_out", "greedy", "sampled", "reward", "reward_failures")
 
 
 class PromptsConfig(Presentation):
@@ -90,8 +99,24 @@ class PromptsConfig(Presentation):
 
     source: PromptSource
     held_out: CountFromZero = 64
-    """Prompts kept away from training, for evaluation. Training prompts equal to one of them are dropped."""
+    """Prompts of the source kept away from training, for evaluation. Training prompts equal to one of them are
+    dropped."""
+    split_seed: Seed = 0
+    """Chooses these prompts; not `seed`, so that runs that differ in that are evaluated on the same ones."""
+    validation: dict[SetName, PromptSource] = {}
+    """Further prompts for evaluation, by a name of yours: {gsm8k: {type: jsonl, path: test.jsonl}}; each is a source
+    with the same keys as `source`. Training prompts equal to one of them are dropped."""
     shuffle: bool = True
     """A new seeded order in every epoch; off keeps the order of the source."""
     max_prompt_tokens: Count | None = None
-    """Longer prompts are an error; the model's context less max_new_tokens by default."""
+    """Of a prompt at the most; the model's context less max_new_tokens by default."""
+    overlong: Literal["error", "drop"] = "error"
+    """What becomes of longer prompts: an error, or they are dropped and counted."""
+
+    @field_validator("validation")
+    @classmethod
+    def _names_are_free(cls, validation: dict[str, PromptSource]) -> dict[str, PromptSource]:
+        for name in validation:
+            if name in _TAKEN_NAMES:
+                raise ValueError(f"has a set named {name!r}, which figures of evaluations are called; rename it")
+        return validation

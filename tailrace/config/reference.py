@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from tailrace.config.base import Config
 from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
 from tailrace.config.other_names import FRAMEWORKS, NAMES
 from tailrace.config.places import schemas_in
@@ -135,7 +136,7 @@ def _section(prefix: str, schema: type[BaseModel], default: object = None) -> It
     yield from _table(prefix, schema, default)
     for name, field in schema.model_fields.items():
         about, own = field.description or "", _value(field, default, name)
-        for variant in schemas_in(field.annotation):
+        for variant in _variants(field):
             tag = f", `type: {variant.model_fields['type'].default}`" if field.discriminator else ""
             level = "#" * (2 + (prefix + name).count("."))
             yield f"{level} `{prefix}{name}`{tag}\n"
@@ -147,13 +148,18 @@ def _section(prefix: str, schema: type[BaseModel], default: object = None) -> It
 
 
 def _table(prefix: str, schema: type[BaseModel], default: object = None) -> Iterator[str]:
-    plain = {name: field for name, field in schema.model_fields.items() if not schemas_in(field.annotation)}
+    plain = {name: field for name, field in schema.model_fields.items() if not _variants(field)}
     yield "| key | default | |"
     yield "|---|---|---|"
     for name, field in plain.items():
         if name != "type":
             yield f"| {_key(prefix + name, field)} | {_default(field, _value(field, default, name))} | {_cell(field)} |"
     yield ""
+
+
+def _variants(field: FieldInfo) -> list[type[Config]]:
+    """The sections that a key may be; a mapping of sections is a plain key, which says of itself what is in it."""
+    return [] if typing.get_origin(field.annotation) is dict else schemas_in(field.annotation)
 
 
 def _key(path: str, field: FieldInfo) -> str:

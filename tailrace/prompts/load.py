@@ -1,43 +1,59 @@
-"""Prompts for a run: read from their source, presented to the model, split.
+"""Prompts for a run: read from their sources, presented to the model, split.
 
-source rows ──▶ present (chat template or raw) ──▶ tokenize ──▶ held-out | train, without a common text
+source ──▶ present ──▶ check or drop the overlong ──▶ held-out | train, without a text that is evaluated
+validation sources ──▶ present ──▶ the same ──▶ their sets
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING
 
-import jinja2
-import msgspec
-import numpy as np
-
-from tailrace.config.prompts import Presentation, PromptsConfig
-from tailrace.errors import PromptError, one_line
+from tailrace.config.prompts import PromptsConfig, PromptSource
+from tailrace.errors import PromptError
 from tailrace.prompts.order import permutation
-from tailrace.prompts.sources.base import Row
+from tailrace.prompts.presentation import present
 from tailrace.prompts.sources.factory import source_rows
 from tailrace.types import Prompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_log = logging.getLogger(__name__)
+
+HELD_OUT = "held_out"
 _SPLIT_EPOCH = -1
 """The split's permutation is none of an epoch of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptSet:
-    """Disjoint in their texts; each in the order of the source."""
+    """Each in the order of its source; no training prompt has the text of another one."""
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
     """Without two equal texts."""
+    validation: Mapping[str, tuple[Prompt, ...]] = field(default_factory=dict)
+    """By the name of the set."""
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    """Prompts that are in no set, by why they are not."""
+
+    @property
+    def evaluated(self) -> dict[str, tuple[Prompt, ...]]:
+        """The sets that are not trained on, by name; none is empty."""
+        return ({HELD_OUT: self.held_out} if self.held_out else {}) | dict(self.validation)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        sets = (self.train, *self.evaluated.values())
+        return max(len(prompt.prompt_ids) for prompts in sets for prompt in prompts)
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal prompts in equal order, with equal answers."""
+        """Equal for equal prompts of the source in equal order, with equal answers."""
         digest = blake2b(digest_size=16)
         for prompt in (*self.train, *self.held_out):
             digest.update(repr((prompt.text, prompt.answer)).encode())
@@ -45,88 +61,56 @@ class PromptSet:
         return digest.hexdigest()
 
 
-def load_prompts(
-    config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *, seed: int, max_tokens: int
-) -> PromptSet:
-    """Read, present, tokenize and split the prompts of a run. `seed` chooses the held-out ones.
+def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int) -> PromptSet:
+    """Read, present, tokenize and split the prompts of a run.
 
     Raises:
-        PromptError: the source cannot be read or is empty, a prompt is longer than `max_tokens`, the tokenizer has no
-            chat template where one is asked for, or nothing is left to train on.
+        PromptError: a source cannot be read or is empty, a prompt is longer than `max_tokens` and is not to be dropped,
+            the tokenizer has no chat template where one is asked for, or nothing is left to train on.
     """
-    prompts = present(source_rows(config.source), config, tokenizer)
-    if not prompts:
-        raise PromptError(f"prompts.source of type {config.source.type} has no prompts")
-    check_lengths(prompts, max_tokens, "remove them, raise prompts.max_prompt_tokens, or lower sampling.max_new_tokens")
-    return _split(prompts, config.held_out, seed)
+    reader = SourceReader(config, tokenizer, max_tokens)
+    validation = {name: reader.read(source, f"prompts.validation.{name}") for name, source in config.validation.items()}
+    prompts = reader.read(config.source, "prompts.source")
+    split = _split(_without(prompts, validation), config.held_out, config.split_seed)
+    equal = len(prompts) - len(split.train) - len(split.held_out)
+    dropped = reader.dropped | ({"equal to one that is evaluated": equal} if equal else {})
+    for why, count in dropped.items():
+        _log.info("%d prompts are dropped: %s", count, why)
+    return PromptSet(train=split.train, held_out=split.held_out, validation=validation, dropped=dropped)
 
 
-def present(rows: Iterable[Row], config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
-    """Prompts as the model reads them, tokenized, in the order of `rows`.
+class SourceReader:
+    """Reads sources as a recipe has them presented."""
 
-    Raises:
-        PromptError: the rows cannot be read, one cannot be presented or has no tokens, or the tokenizer has no chat
-            template where one is asked for.
-    """
-    _check_presentation(config, tokenizer)
-    rows = list(rows)
-    _check_metadata(rows)
-    prompts = _tokenize(rows, config, tokenizer) if rows else []
-    for prompt in prompts:
-        if not len(prompt.prompt_ids):
-            raise PromptError(f"prompt {prompt.prompt_id} has no tokens")
-    return prompts
+    def __init__(self, config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", max_tokens: int) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._max_tokens = max_tokens
+        self.dropped: dict[str, int] = {}
+        """Prompts of a source that were too long, by what is to be said of them."""
 
+    def read(self, source: PromptSource, key: str) -> tuple[Prompt, ...]:
+        """The prompts of the source at `key` of the recipe.
 
-def _check_presentation(config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> None:
-    if config.chat_template and not tokenizer.chat_template:
-        raise PromptError(
-            "prompts.chat_template is true, but the model's tokenizer has no chat template; "
-            "set prompts.chat_template: false, or use an instruct model"
-        )
-    if config.system_prompt is not None and not config.chat_template:
-        raise PromptError("prompts.system_prompt needs prompts.chat_template: true; raw text has no system message")
-
-
-def _check_metadata(rows: Sequence[Row]) -> None:
-    """Refuse now what the queue would refuse in the middle of the run: integers beyond 64 bits."""
-    for row in rows:
-        try:
-            msgspec.msgpack.encode(row.metadata)
-        except OverflowError as error:
-            raise PromptError(f"the metadata of {row.prompt_id} cannot be kept: {error}; drop the column") from None
-
-
-def _tokenize(rows: Sequence[Row], config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> list[Prompt]:
-    texts = [_present(row, config, tokenizer) for row in rows]
-    # A chat template writes the special tokens itself.
-    ids = tokenizer(texts, add_special_tokens=not config.chat_template, return_attention_mask=False)["input_ids"]
-    return [
-        Prompt(
-            prompt_id=row.prompt_id,
-            text=text,
-            question=row.prompt,
-            prompt_ids=np.asarray(prompt_ids, dtype=np.int64),
-            answer=row.answer,
-            metadata=row.metadata,
-        )
-        for row, text, prompt_ids in zip(rows, texts, ids, strict=True)
-    ]
-
-
-def _present(row: Row, config: Presentation, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The text that the model reads."""
-    if not config.chat_template:
-        if not isinstance(row.prompt, str):
-            raise PromptError(f"{row.prompt_id} is a list of chat messages; set prompts.chat_template: true")
-        return row.prompt
-    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
-    if config.system_prompt is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": config.system_prompt}, *messages]
-    try:
-        return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-    except jinja2.TemplateError as error:
-        raise PromptError(f"the model's chat template refuses {row.prompt_id}: {one_line(error)}") from None
+        Raises:
+            PromptError: see `load_prompts`.
+        """
+        prompts = present(source_rows(source, key), self._config, self._tokenizer)
+        if not prompts:
+            raise PromptError(f"{key} of type {source.type} has no prompts")
+        if self._config.overlong == "error":
+            remedy = "remove them, drop them with prompts.overlong: drop, raise prompts.max_prompt_tokens, or lower"
+            check_lengths(prompts, self._max_tokens, f"{remedy} sampling.max_new_tokens")
+            return tuple(prompts)
+        kept = tuple(prompt for prompt in prompts if len(prompt.prompt_ids) <= self._max_tokens)
+        if not kept:
+            raise PromptError(
+                f"prompts.overlong: drop leaves nothing of {key}: each of its {len(prompts)} prompts has more than "
+                f"{self._max_tokens} tokens"
+            )
+        if len(kept) < len(prompts):
+            self.dropped[f"of {key}, longer than {self._max_tokens} tokens"] = len(prompts) - len(kept)
+        return kept
 
 
 def check_lengths(prompts: Sequence[Prompt], max_tokens: int, remedy: str) -> None:
@@ -142,6 +126,17 @@ def check_lengths(prompts: Sequence[Prompt], max_tokens: int, remedy: str) -> No
             f"prompt {longest.prompt_id} has {len(longest.prompt_ids)} tokens, more than the limit of {max_tokens} "
             f"({count} of {len(prompts)} prompts are too long); {remedy}"
         )
+
+
+def _without(prompts: Sequence[Prompt], validation: Mapping[str, Sequence[Prompt]]) -> list[Prompt]:
+    """Those whose text is not in a validation set."""
+    texts = {prompt.text for of_set in validation.values() for prompt in of_set}
+    left = [prompt for prompt in prompts if prompt.text not in texts]
+    if not left:
+        raise PromptError(
+            "prompts.source leaves nothing to train on: each of its prompts is in prompts.validation, too"
+        )
+    return left
 
 
 def _split(prompts: Sequence[Prompt], held_out: int, seed: int) -> PromptSet:

@@ -25,7 +25,7 @@ datasets = pytest.importorskip("datasets")
 
 
 def read(config: PromptSource) -> list[Row]:
-    return list(source_rows(config))
+    return list(source_rows(config, "prompts.source"))
 
 
 def jsonl(tmp_path: Path, *lines: Any) -> JsonlSource:
@@ -76,13 +76,18 @@ def test_missing_answer_column_says_how_to_do_without(tmp_path: Path) -> None:
     [
         ('{"prompt": "q", "answer": \n', "line 2, is not a JSON object"),
         ("[1]\n", "line 2, is not a JSON object"),
-        ({"prompt": 3, "answer": "a"}, "data.jsonl:2, column 'prompt': a prompt must be a string or a list"),
+        (
+            {"prompt": 3, "answer": "a"},
+            "column 'prompt': a prompt must be a text or a list of chat messages, not number 3",
+        ),
         ({"prompt": " ", "answer": "a"}, "data.jsonl:2, column 'prompt': the prompt is empty"),
         ({"prompt": [], "answer": "a"}, "data.jsonl:2, column 'prompt': the prompt is empty"),
-        ({"prompt": ["x"], "answer": "a"}, "a chat message must have the strings role and content, not str 'x'"),
-        ({"prompt": [{"role": "user"}], "answer": "a"}, "a chat message must have the strings role and content"),
-        ({"prompt": "q", "answer": ["a"]}, "data.jsonl:2, column 'answer': an answer must be a string or a number"),
-        ({"prompt": "q", "answer": True}, "an answer must be a string or a number, not bool True"),
+        (
+            {"prompt": ["x"], "answer": "a"},
+            "message 1: a chat message must have the texts role and content, not str 'x'",
+        ),
+        ({"prompt": [{"role": "user"}], "answer": "a"}, "message 1, of the user, has no content"),
+        ({"prompt": "q", "answer": ["a"]}, "data.jsonl:2, column 'answer': an answer must be a text, a number"),
     ],
 )
 def test_broken_row_is_named_by_its_line(tmp_path: Path, line: Any, message: str) -> None:
@@ -92,7 +97,7 @@ def test_broken_row_is_named_by_its_line(tmp_path: Path, line: Any, message: str
 def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_bytes(b'{"prompt": "\xff\xfe", "answer": "a"}\n')
-    assert "line 1, is not a JSON object" in refusal(JsonlSource(path=str(path)))
+    assert "line 1, is not UTF-8: b'\\xff' at byte 12" in refusal(JsonlSource(path=str(path)))
 
 
 @pytest.mark.parametrize("source", [JsonlSource, ParquetSource, DatasetSource])
@@ -213,3 +218,78 @@ def test_answers_without_a_match_are_counted_and_refused(tmp_path: Path) -> None
 def test_a_pattern_without_answers_to_look_into_is_refused(tmp_path: Path) -> None:
     source = jsonl(tmp_path, *GSM8K).model_copy(update={"answer_pattern": "x", "answer_column": None})
     assert "needs prompts.source.answer_column" in refusal(source)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"prompt": "q", "prompt": "r"}\n', "line 1, is not a JSON object, such as"),
+        (b'{"prompt": "q", "m": {"a": 1, "a": 2}}\n', "it has 'a' twice"),
+        (b'{"prompt": "q", "answer": NaN}\n', "NaN is no JSON; a missing value is null"),
+        (b'{"prompt": "q", "answer": -Infinity}\n', "-Infinity is no JSON"),
+        (b'\n{"prompt": "\\ud83d"}\n', "line 2, has '\\ud83d', half of a character"),
+        (b'{"\\udc00": 1}\n', "line 1, has '\\udc00', half of a character"),
+        (b'{"prompt": "q\xed\xa0\xbd"}\n', "line 1, is not UTF-8"),
+        ('{"prompt": "ü"}\n'.encode("latin-1"), "line 1, is not UTF-8: b'\\xfc' at byte 12"),
+        ('{"prompt": "q"}\n'.encode("utf-16"), "is UTF-16, not JSON objects in UTF-8"),
+        (b"PAR1\x15\x04", "is Parquet, not JSON objects"),
+        (b"\x1f\x8b\x08\x00", "is gzip, not JSON objects"),
+        (b'[{"prompt": "q"}, {"prompt": "r"}]\n', "a file of one JSON array has to be written as one object a line"),
+        (b"[\n", "line 1, is not a JSON object"),
+        (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n", "line 1, is nested too deep"),
+        (b'{"prompt": ' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"}\n", "line 1, is nested too deep"),
+        (b"\x00\x00\x00\n", "line 1, is not a JSON object"),
+    ],
+)
+def test_a_line_that_is_no_json_object_is_named_with_the_reason(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "data.jsonl").write_bytes(content)
+    assert message in refusal(JsonlSource(path=str(tmp_path / "data.jsonl"), answer_column=None))
+
+
+def test_a_line_without_an_end_in_sight_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.prompts.sources.jsonl.MAX_LINE_BYTES", 2**20)
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "a" * 2**20}))
+    assert "line 1, has more than 1 MiB; a line holds one" in refusal(JsonlSource(path=str(tmp_path / "data.jsonl")))
+
+
+def test_a_byte_order_mark_other_line_ends_pairs_and_nulls_are_read(tmp_path: Path) -> None:
+    text = '\ufeff{"prompt": "a\\u0000b", "answer": 1}\r\n\r\n{"prompt": "\\ud83d\\ude00", "answer": 2}'
+    (tmp_path / "data.jsonl").write_bytes(text.encode())
+    rows = read(JsonlSource(path=str(tmp_path / "data.jsonl")))
+    assert [(row.prompt, row.answer) for row in rows] == [("a\0b", "1"), ("😀", "2")]
+
+
+def test_a_directory_in_place_of_a_file_is_named(tmp_path: Path) -> None:
+    assert refusal(JsonlSource(path=str(tmp_path))) == f"cannot read prompts.source.path {tmp_path}: Is a directory"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "footer", "middle", "empty"])
+def test_damaged_parquet_is_one_line(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "x.parquet"
+    pl.DataFrame({"prompt": [f"q{n}" for n in range(1000)], "answer": range(1000)}).write_parquet(path)
+    content = bytearray(path.read_bytes())
+    match damage:
+        case "truncated":
+            content = content[: len(content) // 2]
+        case "footer":
+            content[-40:-20] = b"\xff" * 20
+        case "middle":
+            content[4 : len(content) // 2] = bytes(len(content) // 2 - 4)
+        case "empty":
+            content.clear()
+    path.write_bytes(content)
+    assert f"prompts.source.path {path} is not a Parquet file, or damaged: " in refusal(ParquetSource(path=str(path)))
+
+
+def test_messages_name_the_key_of_their_source(tmp_path: Path) -> None:
+    source = jsonl(tmp_path, {"prompt": "q"})
+    with pytest.raises(PromptError, match=r"\(prompts.validation.gsm8k.answer_column\)"):
+        list(source_rows(source, "prompts.validation.gsm8k"))
+
+
+def test_narrow_floats_of_a_dataset_read_as_they_were_written(tmp_path: Path) -> None:
+    features = datasets.Features({"prompt": datasets.Value("string"), "r": {"answer": datasets.Value("float32")}})
+    rows = {"prompt": ["q", "q"], "r": [{"answer": 0.1}, {"answer": 4.0}]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "d")
+    found = read(DatasetSource(path=str(tmp_path / "d"), answer_column="r.answer"))
+    assert [row.answer for row in found] == ["0.1", "4"]

@@ -1,70 +1,89 @@
 """Data sets of the library `datasets`: a directory on disk, or the hub."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from tailrace.config.prompts import DatasetSource, HubSource
 from tailrace.errors import PromptError, did_you_mean, one_line
 from tailrace.prompts.sources.base import Row, table_rows
 
+_NARROW: Mapping[str, type[np.floating[Any]]] = {"float16": np.float16, "float32": np.float32}
 
-def dataset_rows(config: DatasetSource) -> Iterator[Row]:
+
+def dataset_rows(config: DatasetSource, key: str) -> Iterator[Row]:
     """The rows of a directory written by `save_to_disk`. Ids are `split:row`, from 0.
+
+    `key`: of the source in the recipe.
 
     Raises:
         PromptError: no such directory or split, or `datasets` is not installed.
     """
-    datasets = _library()
+    datasets = _library(key)
     path = Path(config.path)
     try:
         loaded = datasets.load_from_disk(str(path))
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise PromptError(f"cannot load prompts.source.path {path}: {one_line(error)}") from None
-    split, dataset = _pick_split(loaded, config)
-    return table_rows(_records(split, dataset), config)
+        raise PromptError(f"cannot load {key}.path {path}: {one_line(error)}") from None
+    split, dataset = _pick_split(loaded, config, key)
+    return table_rows(_records(split, dataset), config, key, narrow=_narrow(dataset.features))
 
 
-def hub_rows(config: HubSource) -> Iterator[Row]:
+def hub_rows(config: HubSource, key: str) -> Iterator[Row]:
     """The rows of a split of a data set of the hub. Ids are `split:row`, from 0.
+
+    `key`: of the source in the recipe.
 
     Raises:
         PromptError: the hub cannot be reached, or has no such data set, or `datasets` is not installed.
     """
-    datasets = _library()
+    datasets = _library(key)
     try:
         dataset = datasets.load_dataset(config.name, config.subset, split=config.split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise PromptError(
-            f"cannot load split {config.split!r} of prompts.source.name {config.name!r} from the hub: {one_line(error)}"
+            f"cannot load split {config.split!r} of {key}.name {config.name!r} from the hub: {one_line(error)}"
         ) from None
-    return table_rows(_records(config.split, dataset), config)
+    return table_rows(_records(config.split, dataset), config, key, narrow=_narrow(dataset.features))
 
 
-def _library() -> ModuleType:
+def _library(key: str) -> ModuleType:
     try:
         import datasets  # type: ignore[import-untyped]
     except ModuleNotFoundError:
-        raise PromptError("this prompts.source needs the library datasets: pip install 'tailrace[datasets]'") from None
+        raise PromptError(f"this {key} needs the library datasets: pip install 'tailrace[datasets]'") from None
     module: ModuleType = datasets
     return module
 
 
-def _pick_split(loaded: Any, config: DatasetSource) -> tuple[str, Any]:
+def _pick_split(loaded: Any, config: DatasetSource, key: str) -> tuple[str, Any]:
     """A directory holds one data set, or a mapping from split names to data sets."""
     if not isinstance(loaded, dict):
         name = str(loaded.split or "row")
         if config.split not in (None, name):
-            raise PromptError(f"{config.path} holds one data set without splits; remove prompts.source.split")
+            raise PromptError(f"{config.path} holds one data set without splits; remove {key}.split")
         return name, loaded
     if config.split is None and len(loaded) == 1:
         return next(iter(loaded.items()))
     if config.split is None or config.split not in loaded:
         asked = "is needed" if config.split is None else f"{config.split!r} is not there"
         hint = did_you_mean(config.split or "", loaded)
-        raise PromptError(f"prompts.source.split {asked}: {config.path} has {', '.join(loaded)}{hint}")
+        raise PromptError(f"{key}.split {asked}: {config.path} has {', '.join(loaded)}{hint}")
     return config.split, loaded[config.split]
+
+
+def _narrow(features: Mapping[str, Any], prefix: str = "") -> dict[str, type[np.floating[Any]]]:
+    """See `NarrowFloats`."""
+    found: dict[str, type[np.floating[Any]]] = {}
+    for name, feature in features.items():
+        if isinstance(feature, Mapping):
+            found |= _narrow(feature, f"{prefix}{name}.")
+        elif kind := _NARROW.get(getattr(feature, "dtype", "")):
+            found[f"{prefix}{name}"] = kind
+    return found
 
 
 def _records(split: str, dataset: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -15,24 +15,26 @@ from tailrace.prompts.sources.dataset import dataset_rows, hub_rows
 from tailrace.prompts.sources.jsonl import jsonl_rows
 
 
-def source_rows(config: PromptSource) -> Iterator[Row]:
+def source_rows(config: PromptSource, key: str) -> Iterator[Row]:
     """The rows of the source of `config.type`, in its order. What is slow to import is imported where it is used.
+
+    `key`: of the source in the recipe, for messages.
 
     Raises:
         PromptError: it cannot be read.
     """
     match config:
         case JsonlSource():
-            return jsonl_rows(config)
+            return jsonl_rows(config, key)
         case ParquetSource():
             from tailrace.prompts.sources.parquet import parquet_rows
 
-            return parquet_rows(config)
+            return parquet_rows(config, key)
         case DatasetSource():
-            return dataset_rows(config)
+            return dataset_rows(config, key)
         case HubSource():
-            return hub_rows(config)
+            return hub_rows(config, key)
         case ReasoningGymSource():
             from tailrace.prompts.sources.reasoning_gym import reasoning_gym_rows
 
-            return reasoning_gym_rows(config)
+            return reasoning_gym_rows(config, key)

@@ -20,9 +20,10 @@ _GENERATOR_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupErro
 """What a generator's checks, and what they forgot to check, raise."""
 
 
-def reasoning_gym_rows(config: ReasoningGymSource) -> Iterator[Row]:
-    """Generated problems. Ids are `task:index`; metadata is the entry's, with the generator's
-    `parameters`.
+def reasoning_gym_rows(config: ReasoningGymSource, key: str) -> Iterator[Row]:
+    """Generated problems. Ids are `task:index`; metadata is the entry's, with the generator's `parameters`.
+
+    `key`: of the source in the recipe.
 
     JSON has neither tuples nor integer keys, and scorers compare them: a tuple is kept as {"$tuple": [...]}, a mapping
     with keys other than strings as {"$map": [[key, value], ...]}.
@@ -30,7 +31,7 @@ def reasoning_gym_rows(config: ReasoningGymSource) -> Iterator[Row]:
     Raises:
         PromptError: no such task, or the generator refuses its parameters.
     """
-    _check(config)
+    _check(config, key)
     try:
         generator = reasoning_gym.create_dataset(
             config.task, seed=config.seed, size=config.size, **_arguments(config.parameters)
@@ -91,16 +92,16 @@ def _parameters_of(entry: Mapping[str, Any], config: ReasoningGymSource) -> dict
     return next((part.get("config", {}) for part in parts if part["name"] == name), config.parameters)
 
 
-def _check(config: ReasoningGymSource) -> None:
+def _check(config: ReasoningGymSource, key: str) -> None:
     if config.task not in DATASETS:
         raise PromptError(
-            f"prompts.source.task {config.task!r} is none of reasoning-gym's {len(DATASETS)} tasks"
+            f"{key}.task {config.task!r} is none of reasoning-gym's {len(DATASETS)} tasks"
             f"{did_you_mean(config.task, DATASETS)}"
         )
     known = {field.name for field in fields(DATASETS[config.task][1])} - {"seed", "size"}
     for name in config.parameters:
         if name in ("seed", "size"):
-            raise PromptError(f"prompts.source.parameters: set prompts.source.{name} instead of {name}")
+            raise PromptError(f"{key}.parameters: set {key}.{name} instead of {name}")
         if name not in known:
             hint = did_you_mean(name, known) or f"; it has {', '.join(sorted(known))}"
-            raise PromptError(f"prompts.source.parameters: {config.task} has no parameter {name!r}{hint}")
+            raise PromptError(f"{key}.parameters: {config.task} has no parameter {name!r}{hint}")
