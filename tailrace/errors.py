@@ -22,6 +22,7 @@ TailraceError
 ├── EngineError (RuntimeError)  generation
 │   └── RequestError            a request that can never be served
 ├── ClusterError (RuntimeError) worker processes
+│   ├── ClusterLost             the Ray of a run has ended, or was ended because it stood still
 │   ├── WorkerError             a worker raised an error that is not of this tree
 │   └── WorkerDied              a worker's process ended, or was killed because it hung
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
@@ -125,6 +126,10 @@ class ClusterError(TailraceError, RuntimeError):
     """Worker processes cannot be had or kept."""
 
 
+class ClusterLost(ClusterError):
+    """The Ray that has a run's workers has ended, or was ended because it stood still; and all workers with it."""
+
+
 class WorkerError(ClusterError):
     """A worker raised an error that is not of this tree, which is its cause."""
 
@@ -163,7 +168,7 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     before any other.
     """
     leaves = list(_leaves(group))
-    known = [leaf for kind in (WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
+    known = [leaf for kind in (ClusterLost, WorkerDied, TailraceError) for leaf in leaves if isinstance(leaf, kind)]
     return next(iter(known), leaves[0])
 
 

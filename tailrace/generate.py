@@ -3,8 +3,8 @@
     prompts ──▶ requests, samples of a prompt together ──▶ engine ──each sample as it finishes──▶ JsonLines
                                                               └──stats──▶ Throughput, on stderr
 
-Whatever can be wrong with the input is found before the output is opened. Ctrl-C (or SIGTERM) aborts what is
-unfinished; what is finished has been written. A second one exits at once.
+Whatever can be wrong with the input is found before the output is opened. Ctrl-C (or SIGTERM, or a terminal that
+closes) aborts what is unfinished; what is finished has been written. A second one exits at once.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Ctrl-C or SIGTERM: the first one asks a run to stop, the second one ends the process.
+"""Ctrl-C, SIGTERM or a terminal that closes: the first one asks a run to stop, the second one ends the process.
 
 Only a program's main thread gets signals. A run in another thread is asked to stop with `Interrupt.ask`.
 """
@@ -16,13 +16,32 @@ from typing import Self
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_ALWAYS = (signal.SIGINT, signal.SIGTERM)
+_OUTPUTS = (1, 2)
+"""The descriptors of what is printed."""
 _SAME_S = 1.0
 """Signals that come within so many seconds count as one: `timeout` signals its child, then the group that it is in."""
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """What asks a process to stop: SIGINT, SIGTERM, and SIGHUP unless that is ignored, as `nohup` has it."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return _ALWAYS if ignored else (*_ALWAYS, signal.SIGHUP)
+
+
+def leave_closed_terminal() -> None:
+    """Let what is printed from now on go nowhere, where the terminal has closed: writing there is an error."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in _OUTPUTS:
+        try:
+            os.write(stream, b"")
+        except OSError:
+            os.dup2(nowhere, stream)
+    os.close(nowhere)
+
+
 class Interrupt:
-    """Cancels the task that watches on the first SIGINT or SIGTERM; a second one exits at once."""
+    """Cancels the task that watches on the first signal of `stop_signals`; a second one exits at once."""
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock`: seconds."""
@@ -33,6 +52,8 @@ class Interrupt:
         """When the first signal came."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """While a task watches, its loop."""
+        self._signals: tuple[signal.Signals, ...] = ()
+        """That are handled; a program's main thread alone gets any."""
         self._changing = threading.Lock()
 
     @contextmanager
@@ -41,6 +62,7 @@ class Interrupt:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
+        self._signals = stop_signals() if threading.current_thread() is threading.main_thread() else ()
         loop = asyncio.get_running_loop()
         self.handle_signals()
         with self._changing:
@@ -52,13 +74,13 @@ class Interrupt:
         finally:
             with self._changing:
                 self._loop = None
-            for number in _signals():
+            for number in self._signals:
                 loop.remove_signal_handler(number)
 
     def handle_signals(self) -> None:
         """Handle them from now on; again, where a library may have put handlers of its own in the place of these."""
-        for number in _signals():
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        for number in self._signals:
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def ask(self) -> None:
         """Ask the run to stop, from any thread; one that has not begun stops when it does. Twice is harmless."""
@@ -71,16 +93,14 @@ class Interrupt:
         """The cancellation has arrived: the task may wait for things again, to save them."""
         self._task.uncancel()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
+        if number == signal.SIGHUP:  # a terminal that closes may send several
+            leave_closed_terminal()
         if self.asked:
-            if self._clock() - self._signalled_at >= _SAME_S:
+            if number != signal.SIGHUP and self._clock() - self._signalled_at >= _SAME_S:
                 os._exit(INTERRUPTED)
             return
         self.asked = True
         self._signalled_at = self._clock()
         print("Stopping; once more to exit at once.", file=sys.stderr, flush=True)
         self._task.cancel()
-
-
-def _signals() -> tuple[signal.Signals, ...]:
-    return SIGNALS if threading.current_thread() is threading.main_thread() else ()

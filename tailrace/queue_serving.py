@@ -12,7 +12,7 @@ from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RedisStorageConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError, PeerLost, nearest
-from tailrace.interrupt import SIGNALS
+from tailrace.interrupt import leave_closed_terminal, stop_signals
 from tailrace.metrics_server import check_port
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.look import look
@@ -64,7 +64,7 @@ def _check_recipe(recipe: Path, keys: set[str]) -> None:
 
 
 def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
-    """Serve until SIGINT or SIGTERM, going on with what an earlier queue has left in `directory`.
+    """Serve until SIGINT, SIGTERM or SIGHUP, going on with what an earlier queue has left in `directory`.
 
     Raises:
         UserError, QueueError: see `QueueProcesses`; the port of the metrics is taken.
@@ -130,10 +130,12 @@ def _look(processes: QueueProcesses) -> QueueStats | None:
 
 @contextmanager
 def _on_signals(then: Callable[[], object]) -> Iterator[None]:
-    numbers = set(SIGNALS)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-        numbers.add(signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: then()) for number in numbers}
+    def handle(number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            leave_closed_terminal()
+        then()
+
+    before = {number: signal.signal(number, handle) for number in stop_signals()}
     try:
         yield
     finally:

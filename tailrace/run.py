@@ -3,7 +3,8 @@
     inputs ──▶ parts ──▶ directory, queue, log, display ──▶ pipeline ──▶ exported model, report, trace
 
 Everything that can be wrong with the input is found before anything is started, and a start that is refused leaves no
-file. Ctrl-C (or SIGTERM) cancels the pipeline, saves a checkpoint and exits; a second one exits at once.
+file. Ctrl-C (or SIGTERM, or a terminal that closes) cancels the pipeline, saves a checkpoint and exits; a second one
+exits at once.
 """
 
 import asyncio
@@ -26,7 +27,15 @@ from tailrace.cluster.pool import DeathBudget
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
 from tailrace.config.written import shown
-from tailrace.errors import CheckpointError, ClusterError, NonFiniteError, QueueError, WorkerDied, first_error
+from tailrace.errors import (
+    CheckpointError,
+    ClusterError,
+    ClusterLost,
+    NonFiniteError,
+    QueueError,
+    WorkerDied,
+    first_error,
+)
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.learner import Learner
@@ -158,7 +167,7 @@ class _Run:
         """Make attempts until one ends, and the report; the exit code."""
         try:
             with self._interrupt.watching(), ExitStack() as stack:
-                while isinstance(end := await self._attempt(stack), WorkerDied):
+                while isinstance(end := await self._attempt(stack), ClusterError):
                     self._go_on_after(end)
                 return end
         except asyncio.CancelledError:
@@ -174,8 +183,8 @@ class _Run:
                 write_trace(self._directory.path)
                 print(f"Report: {report}\nModel:  {self._directory.model}")
 
-    async def _attempt(self, shared: ExitStack) -> int | WorkerDied:
-        """Train to the end; the exit code, or the trainer's death, after which another attempt may be made.
+    async def _attempt(self, shared: ExitStack) -> int | ClusterError:
+        """Train to the end; the exit code, or the death of the trainer, or of Ray: another attempt may be made then.
 
         `shared`: takes the sinks, which all attempts have.
         """
@@ -191,7 +200,7 @@ class _Run:
                     return INTERRUPTED
                 await pipeline.learner.export(self._directory.model)
                 self._finished = True
-        except WorkerDied as death:
+        except (WorkerDied, ClusterLost) as death:
             if not self._begun:
                 raise
             if self._interrupt.asked:
@@ -200,7 +209,7 @@ class _Run:
             return death
         return 0
 
-    def _newest(self, death: WorkerDied) -> Resume | None:
+    def _newest(self, death: ClusterError) -> Resume | None:
         """Where to go on: the newest checkpoint of the run that is intact, else where it began.
 
         Raises:
@@ -239,11 +248,11 @@ class _Run:
         self._store.go_on_from(start.checkpoint if start else None)
         return pipeline
 
-    def _go_on_after(self, death: WorkerDied) -> None:
+    def _go_on_after(self, death: ClusterError) -> None:
         """See that another attempt may be made.
 
         Raises:
-            WorkerDied: it may not, since the queue that has served this one is not the run's to begin anew.
+            ClusterError: it may not, since the queue that has served this one is not the run's to begin anew.
             CheckpointError: see `_newest`.
             ClusterError: too many workers have died, or too many attempts in vain.
         """

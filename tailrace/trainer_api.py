@@ -70,9 +70,9 @@ class Trainer:
         `resume`: go on from the newest checkpoint in `config.output_dir` that the run has not left behind.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C (or SIGTERM in the main thread). A checkpoint of that moment was saved, once
-                there was something to save; `resume` goes on from it. A second Ctrl-C ends the process at once; in a
-                notebook it only leaves the run alone, which ends when it has saved.
+            KeyboardInterrupt: Ctrl-C (or SIGTERM, SIGHUP, in the main thread). A checkpoint of that moment was saved,
+                once there was something to save; `resume` goes on from it. A second Ctrl-C ends the process at once; in
+                a notebook it only leaves the run alone, which ends when it has saved.
             UserError: something about the input is wrong, and nothing was written.
             TailraceError: the run failed. Its last checkpoint is there.
         """

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,14 +71,23 @@ def tailrace_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
 @pytest.fixture(scope="session")
 def connected_to_ray() -> Iterator[None]:
     """Runs of this process share one Ray."""
-    from tailrace.cluster.ray import RayConnection
+    import ray
+    from ray import _raylet
 
-    connection = RayConnection(None)
-    try:
-        connection.open()
-        yield
-    finally:
-        connection.close()
+    from tailrace.cluster.connection import connect
+    from tailrace.cluster.environment import ray_environment
+
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        for name, value in ray_environment(os.environ).items():
+            patch.setenv(name, value)
+        # Ray has read the environment when a test imported it
+        patch.setattr(ray._private.ray_constants, "ENABLE_RAY_CLUSTER", False)
+        _raylet.Config.initialize("")  # type: ignore[attr-defined]  # not in its stubs
+        try:
+            connect(None, Path(directory))
+            yield
+        finally:
+            ray.shutdown()
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,20 @@
-"""The first Ctrl-C or SIGTERM cancels, a later one exits."""
+"""The first Ctrl-C, SIGTERM or SIGHUP cancels, a later one exits."""
 
 import asyncio
 import os
+import pty
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tailrace.interrupt import INTERRUPTED, SIGNALS, Interrupt
+from tailrace.interrupt import INTERRUPTED, Interrupt, stop_signals
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -103,3 +109,58 @@ def test_a_task_of_another_thread_is_cancelled_when_it_is_asked_before_it_begins
         interrupt.ask()
         assert saved.result(10) == "saved"
     interrupt.ask()
+
+
+WATCHER = """
+import asyncio, sys
+from tailrace.interrupt import Interrupt
+
+async def main():
+    with Interrupt().watching() as interrupt:
+        print("watching", flush=True)
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), 60)
+        except asyncio.CancelledError:
+            interrupt.accept()
+            print("a line for nobody", flush=True)
+            open(sys.argv[1], "w").write("saved")
+
+asyncio.run(main())
+"""
+
+
+def test_a_terminal_that_closes_lets_a_run_save_and_print(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    saved = tmp_path / "saved"
+    command = ["setsid", "--ctty", sys.executable, "-c", WATCHER, str(saved)]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        with os.fdopen(ours, "rb", buffering=0) as terminal:
+            assert terminal.readline() == b"watching\r\n"
+        assert process.wait(30) == 0
+    assert saved.read_text() == "saved"
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert signal.SIGHUP not in stop_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert signal.SIGHUP in stop_signals()
+
+
+async def test_a_second_hang_up_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell passes its own on, and the kernel sends another when the shell has ended."""
+    exits: list[int] = []
+    now = 0.0
+    monkeypatch.setattr("tailrace.interrupt.os._exit", exits.append)
+    with Interrupt(clock=lambda: now).watching() as interrupt:
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
+        interrupt.accept()
+        now = 10.0
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+    assert exits == []

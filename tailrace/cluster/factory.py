@@ -1,5 +1,6 @@
 """Chooses how workers are run."""
 
+import sys
 from collections.abc import Mapping
 
 from tailrace.cluster.base import Cluster
@@ -7,7 +8,14 @@ from tailrace.config.cluster import ClusterConfig, PoolConfig
 
 
 def make_cluster(config: ClusterConfig, pools: Mapping[str, PoolConfig]) -> Cluster:
-    """A cluster for the pools that the run needs, by their names in `config`. Ray is imported only here."""
-    from tailrace.cluster.ray import RayCluster
+    """A cluster for the pools that the run needs, by their names in `config`.
 
-    return RayCluster(config, pools)
+    In a process that is connected to Ray already it is that Ray. Ray is imported here only then.
+    """
+    if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
+        from tailrace.cluster.ray import RayCluster
+
+        return RayCluster(config, pools)
+    from tailrace.cluster.ray_process import RayProcess
+
+    return RayProcess(config, pools)

@@ -36,7 +36,7 @@ class DeathBudget:
         self._clock = clock
         self._deaths: deque[float] = deque()
 
-    def spend(self, death: WorkerDied) -> None:
+    def spend(self, death: ClusterError) -> None:
         """Count `death`.
 
         Raises:

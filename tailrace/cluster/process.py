@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 from asyncio import Future, StreamReader, StreamWriter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,6 @@ from tailrace.cluster.base import (
     cancelled_itself,
     close_unopened,
 )
-from tailrace.cluster.environment import environment
 from tailrace.cluster.output import Output
 from tailrace.cluster.wire import (
     CLOSE,
@@ -53,7 +52,6 @@ from tailrace.cluster.wire import (
     read_to_keeper,
     unpack_error,
 )
-from tailrace.config.cluster import PoolConfig
 from tailrace.errors import TailraceError, WorkerDied, how_ended
 from tailrace.events import Event
 
@@ -65,7 +63,6 @@ _END_LIMIT_S = 10.0
 """The guard kills in milliseconds. What is stuck in the kernel is left to it."""
 _DRAIN_LIMIT_S = 1.0
 """For what a dead worker had printed and said."""
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +101,7 @@ class WorkerProcess:
         cls,
         spec: WorkerSpec,
         *,
+        environment: Mapping[str, str],
         directory: str,
         address: str,
         datacentre: str,
@@ -112,12 +110,13 @@ class WorkerProcess:
     ) -> tuple[Self, bytes]:
         """A worker that is open, and the pickled facts about it.
 
-        `directory`: where to work, if this machine has one of that name. `address`, `datacentre`: see WorkerContext.
+        `environment`: of the process. `directory`: where to work, if this machine has one of that name. `address`,
+        `datacentre`: see WorkerContext.
 
         Raises: as Cluster.start.
         """
         try:
-            child = await _spawn(spec, directory)
+            child = await _spawn(spec, environment, directory)
         except OSError as error:
             raise WorkerDied.of(spec.name, 0, f"no process could be started: {error.strerror}") from None
         worker = cls(spec.name, child)
@@ -281,14 +280,7 @@ def _kill_group(group: int) -> None:
             process.kill()
 
 
-def _own_variables(pool: PoolConfig) -> dict[str, str]:
-    """Of the environment of a worker."""
-    variables = dict.fromkeys(_THREAD_VARIABLES, str(pool.threads_each))
-    # where GPUs were reserved, Ray has told the keeper which
-    return variables if pool.gpus else variables | {"CUDA_VISIBLE_DEVICES": ""}
-
-
-async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
+async def _spawn(spec: WorkerSpec, environment: Mapping[str, str], directory: str) -> _Child:
     loop = asyncio.get_running_loop()
     messages, their_messages = socket.socketpair()
     lifeline, their_lifeline = socket.socketpair()
@@ -303,7 +295,7 @@ async def _spawn(spec: WorkerSpec, directory: str) -> _Child:
         stderr=STDOUT,
         pass_fds=[their_messages.fileno(), their_lifeline.fileno()],
         cwd=directory if Path(directory).is_dir() else None,
-        env=environment(os.environ) | _own_variables(spec.pool),
+        env=environment,
         start_new_session=True,  # Ctrl-C is the driver's, who may have work to save before the workers end
     )
     for theirs in (their_messages, their_lifeline):

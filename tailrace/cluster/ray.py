@@ -1,60 +1,48 @@
-"""Workers on Ray.
+"""Workers on Ray, for a process that is connected to it.
 
-    driver: RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ WorkerProcess ──▶ the worker
+    RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ WorkerProcess ──▶ the worker
 
 Ray places keepers and carries what is said; each keeper has one worker process (tailrace/cluster/process.py). A
 worker that dies is told of by its keeper. A keeper that dies, with its machine or else, takes its worker with it, and
-is told of by Ray; one that does not answer a ping for `heartbeat_limit_s` is killed. A Ray that was started for the
-run ends with its driver, even if that is killed; then each worker's guard sees its keeper gone.
+is told of by Ray; one that does not answer a ping for `heartbeat_limit_s` is killed.
+
+A process that is connected ends when its Ray does, and waits without a limit for one that stands still. So the driver
+of a run leaves all this to a process of its own (tailrace/cluster/broker.py).
 """
 
 import asyncio
 import itertools
-import logging
 import os
 import pickle
-import secrets
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 from asyncio import Future, Task
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError
 
 from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, Cluster, Report, WorkerHandle, WorkerSpec
+from tailrace.cluster.connection import check_connected_to, connect
+from tailrace.cluster.environment import worker_environment
 from tailrace.cluster.process import WorkerProcess
 from tailrace.cluster.room import asked, check_room, described
-from tailrace.cluster.undertaker import marked
-from tailrace.cluster.undertaker import start as start_undertaker
 from tailrace.cluster.wire import unpack_error
 from tailrace.config.cluster import ClusterConfig, PoolConfig
-from tailrace.errors import ClusterError, ConfigError, TailraceError, WorkerDied, one_line
+from tailrace.errors import ClusterError, ConfigError, TailraceError, WorkerDied
 
 Result = TypeVar("Result")
 
-_STORE_BYTES = 80 * 2**20
-"""Of a local Ray's object store, the least that it takes: nothing large goes through Ray."""
-_MAX_BASE_CHARS = 24
-"""Of the directory for temporary files: below it are Ray's sockets, whose paths may have 107."""
-_REACH_LIMIT_S = 5.0
-"""For a cluster to answer at all."""
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""What a client of HTTP/2, and so of gRPC, says first (RFC 9113, section 3.4): its preface and empty settings."""
-_FRAME_BYTES, _SETTINGS = 9, 4
-"""The header of a frame, whose fourth byte is its type. A server's first frame is its settings."""
 _PLACED_SOON_S = 5.0
 """A worker that is not placed by then is said to wait for a place."""
-_TOKEN = secrets.token_hex(32)
-"""Of every local Ray of this process: Ray's client keeps the first that it reads."""
 _KILL_LIMIT_S = 15.0
 """For a keeper to kill its worker, before it is killed itself."""
+_KEEPER_LIMIT_S = 5.0
+"""For Ray to kill a keeper."""
 _TURNS = 10
 """Silence is counted in so many parts, so that a driver that was held up does not blame a keeper."""
 
@@ -83,6 +71,7 @@ class Keeper:
         try:
             self._worker, facts = await WorkerProcess.start(
                 self._spec,
+                environment=worker_environment(os.environ, self._spec.pool),
                 directory=self._directory,
                 address=address,
                 datacentre=datacentre,
@@ -211,8 +200,7 @@ class RayHandle(WorkerHandle):
         while ray.is_initialized():  # else its keepers have ended with it, and a ping would start it anew
             if not await self._answers_ping(limit_s):
                 self._ended = self._ended or f"killed, since its keeper gave no sign of life for {limit_s:g} s"
-                if ray.is_initialized():
-                    ray.kill(self._keeper)
+                await self._kill_keeper()
                 return
             await asyncio.sleep(limit_s / _TURNS)
 
@@ -229,9 +217,13 @@ class RayHandle(WorkerHandle):
             answer.cancel()
 
     async def call(self, method: str, *args: Any) -> Any:
+        return pickle.loads(await self.call_packed(method, pickle.dumps(args)))
+
+    async def call_packed(self, method: str, args: bytes) -> bytes:
+        """The same, with arguments and result pickled."""
         id = next(self._calls)
-        answer = self._keeper.call.remote(id, method, pickle.dumps(args))
-        return pickle.loads(await self._answer(answer, cancel=lambda: self._keeper.cancel.remote(id)))
+        answer = self._keeper.call.remote(id, method, args)
+        return await self._answer(answer, cancel=lambda: self._keeper.cancel.remote(id))
 
     async def _answer(self, ref: Any, *, cancel: Callable[[], object] | None) -> bytes:
         """The value that a keeper's method returns. What is cancelled here is to be there, by `cancel`, if at all."""
@@ -276,35 +268,43 @@ class RayHandle(WorkerHandle):
                 async with asyncio.timeout(limit_s if self._has_place else 0.0):  # without one it has no worker
                     return await self._answer(method.remote(), cancel=None)  # it ends below in any case
         finally:
-            if ray.is_initialized():
-                ray.kill(self._keeper)
+            await self._kill_keeper()
         return b""
+
+    async def _kill_keeper(self) -> None:
+        """Ray waits for its GCS as long as that stands still."""
+        if ray.is_initialized():
+            killing = asyncio.ensure_future(asyncio.to_thread(ray.kill, self._keeper))
+            killing.add_done_callback(_known)
+            await asyncio.wait([killing], timeout=_KEEPER_LIMIT_S)
 
 
 class RayCluster(Cluster):
-    """Starts workers on Ray: on a cluster that it joins, or a Ray of its own on this machine.
+    """Starts workers on Ray: on a cluster that it joins, or a Ray that it starts on this machine.
 
     A process that is connected to Ray already stays so: then that is the cluster, unless another is asked for.
     """
 
-    def __init__(self, config: ClusterConfig, pools: Mapping[str, PoolConfig]) -> None:
-        """`pools`: by their names in `config`, all that will be started here."""
+    def __init__(self, config: ClusterConfig, pools: Mapping[str, PoolConfig], directory: Path | None = None) -> None:
+        """`pools`: by their names in `config`, all that will be started here. `directory`: see `connect`."""
         self._config = config
         self._pools = pools
+        self._directory = directory
         self._handles: list[RayHandle] = []
         # The kernel ends the processes of a local Ray with the thread that started them: it must live as long.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._connection: RayConnection | None = None
+        self._disconnect: Callable[[], object] | None = None
 
     async def __aenter__(self) -> Self:
+        address = self._config.address
         try:
             if not ray.is_initialized():
-                self._connection = RayConnection(self._config.address)
-                await self._in_thread(self._connection.open)
-            elif self._config.address is not None:
-                _check_connected_to(self._config.address)
+                self._disconnect = ray.shutdown
+                await self._in_thread(lambda: connect(address, self._directory))
+            elif address is not None:
+                check_connected_to(address)
             machines = [node["Resources"] for node in _nodes() if node["Alive"]]
-            if self._config.address is None and len(machines) > 1:
+            if address is None and len(machines) > 1:
                 raise ConfigError(
                     f"this process is connected to a Ray of {len(machines)} machines, and without cluster.address the "
                     "workers of a run listen on this machine alone; give cluster.address=auto"
@@ -339,141 +339,13 @@ class RayCluster(Cluster):
             await asyncio.gather(*(handle.kill() for handle in self._handles))
         finally:  # also where the kills are cancelled
             self._handles.clear()
-            if self._connection is not None:
-                connection, self._connection = self._connection, None
-                await self._in_thread(connection.close)
+            if self._disconnect is not None:
+                disconnect, self._disconnect = self._disconnect, None
+                await self._in_thread(disconnect)
             self._thread.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-class RayConnection:
-    """This process's connection to Ray, and the Ray that was started for it."""
-
-    def __init__(self, address: str | None) -> None:
-        self._address = address
-        self._directory = ""
-        self._undertaker: subprocess.Popen[bytes] | None = None
-        self._variables: list[str] = []
-        """That were added to the environment."""
-
-    def open(self) -> None:
-        """Join the cluster, or start one.
-
-        Raises:
-            ConfigError: the cluster cannot be joined.
-            ClusterError: no Ray can be started here.
-        """
-        logging.getLogger("ray").setLevel(logging.ERROR)
-        self._add_variable("RAY_USAGE_STATS_ENABLED", "0")
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if self._address is None:
-            base = tempfile.gettempdir()
-            self._directory = tempfile.mkdtemp(
-                prefix="tailrace-ray-", dir=base if len(base) <= _MAX_BASE_CHARS else "/tmp"
-            )
-            mark = secrets.token_hex(16)
-            self._undertaker = start_undertaker(mark, self._directory)
-            self._add_variable("RAY_AUTH_TOKEN", _TOKEN)  # or Ray would leave one in the home directory
-            # Ray would kill keepers where memory runs low: they have little, and their workers would go with them.
-            self._add_variable("RAY_memory_monitor_refresh_ms", "0")
-            self._add_variable("RAY_worker_niceness", "0")  # or workers would give way to everybody, at 15
-            # Ray would start an idle worker for each core, however many there are, and keepers are few.
-            self._add_variable("RAY_prestart_worker_first_driver", "0")
-            with marked(mark):
-                self._start(quiet)
-            return
-        _check_reachable(self._address)
-        try:
-            ray.init(self._address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(
-                f"cluster.address {self._address!r} cannot be joined: {one_line(error)}; leave it out to start a "
-                "Ray for the run"
-            ) from error
-
-    def _start(self, quiet: Mapping[str, Any]) -> None:
-        """Twice, where it must be: Ray gives its processes 30 s, which a machine at work may exceed."""
-        options: dict[str, Any] = {
-            "include_dashboard": False,
-            "object_store_memory": _STORE_BYTES,
-            "_temp_dir": self._directory,
-        }
-        for is_last in (False, True):
-            try:
-                ray.init("local", **options, **quiet)  # "local": RAY_ADDRESS is for those who ask for it
-                return
-            except Exception as error:  # what Ray raises then has no narrower type
-                ray.shutdown()
-                if is_last:
-                    raise ClusterError(
-                        f"Ray did not start on this machine, twice: {one_line(error)}; see that it has memory and CPUs "
-                        "to spare, or join a Ray that runs with cluster.address"
-                    ) from error
-
-    def close(self) -> None:
-        """Disconnect, and end what was started. Twice is harmless."""
-        ray.shutdown()
-        if self._undertaker is not None:
-            undertaker, self._undertaker = self._undertaker, None
-            try:
-                undertaker.communicate(b"1", timeout=_KILL_LIMIT_S)
-            except subprocess.TimeoutExpired:  # it was stopped, say; Ray's own processes end without it, too
-                undertaker.kill()
-                undertaker.wait()
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
-        while self._variables:
-            os.environ.pop(self._variables.pop(), None)
-
-    def _add_variable(self, name: str, value: str) -> None:
-        """Unless it is set already. Ray reads it from the environment, also later; it goes with the connection."""
-        if name not in os.environ:
-            os.environ[name] = value
-            self._variables.append(name)
-
-
-def _check_connected_to(address: str) -> None:
-    """Whether the Ray that this process is connected to is the one at `address`."""
-    connected: str = ray.get_runtime_context().gcs_address
-    if address not in ("auto", connected):
-        raise ConfigError(
-            f"cluster.address is {address!r}, and this process is connected to the Ray at {connected} already; leave "
-            "cluster.address out to use that, or call ray.shutdown() before"
-        )
-
-
-def _check_reachable(address: str) -> None:
-    """Ray itself takes a minute to say that nobody is there, or somebody else."""
-    if address == "auto":
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError(f"cluster.address {address!r} must be host:port of a running Ray cluster, or `auto`")
-    try:
-        with socket.create_connection((host, int(port)), timeout=_REACH_LIMIT_S) as connection:
-            is_ray = os.environ.get("RAY_USE_TLS") == "1" or _speaks_http2(connection)
-    except OSError as error:
-        raise ConfigError(
-            f"cluster.address {address!r} cannot be reached: {error}; start Ray there with `ray start --head`, or "
-            "leave it out to start a Ray for the run"
-        ) from None
-    if not is_ray:
-        raise ConfigError(
-            f"cluster.address {address!r} is not Ray's: who listens there answers otherwise; give the address that "
-            "`ray start --head` has printed, its port 6379 by default"
-        )
-
-
-def _speaks_http2(connection: socket.socket) -> bool:
-    """Whether gRPC may be at the other end, within the connection's limit for each part of the answer."""
-    try:
-        connection.sendall(_HELLO)
-        header = connection.recv(_FRAME_BYTES, socket.MSG_WAITALL)
-    except OSError:  # it has hung up, or is silent
-        return False
-    return len(header) == _FRAME_BYTES and header[3] == _SETTINGS
 
 
 async def _result(ref: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Ends a Ray whose driver was killed: `python -m tailrace.cluster.undertaker MARK DIRECTORY`, started by RayConnection.
+"""Ends a Ray whose driver was killed: `python -m tailrace.cluster.undertaker MARK DIRECTORY`, started by RayProcess.
 
 Most of a local Ray ends with its driver, but some of its helpers linger for a minute. This waits until the driver hangs
 up its standard input. If it has not said before that all is well, every process that has MARK in its environment is
-killed, and so is every process that writes below DIRECTORY, which is removed; not the driver, which may be ending with
+killed, and so is every process that writes below DIRECTORY, which is removed. Not the driver, which may be ending with
 an error of its own, and is waited for. The sockets and the shared memory that processes on this machine have left which
 are dead are removed, too: those of the run are among them.
 """
@@ -12,8 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from subprocess import DEVNULL, PIPE
 
 import psutil
@@ -22,7 +21,7 @@ from tailrace.cluster.environment import environment
 
 MARK = "TAILRACE_RAY"
 """The variable that all processes of a local Ray, and what they start, have in their environment."""
-_KILL_LIMIT_S = 30.0
+_LIMIT_S = 30.0
 """Killed processes are gone in a moment, but Ray may start others meanwhile; one stuck in the kernel is left to it. For
 the driver to end, too."""
 
@@ -30,25 +29,23 @@ _LOOK_S = 0.1
 """Between looks at whether the driver has ended."""
 
 
-@contextmanager
-def marked(mark: str) -> Iterator[None]:
-    """What this process starts within the block is the undertaker's of `mark`, with all that comes of it."""
-    before = os.environ.get(MARK)
-    os.environ[MARK] = mark
-    try:
-        yield
-    finally:
-        del os.environ[MARK]
-        if before is not None:
-            os.environ[MARK] = before
-
-
 def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
-    """An undertaker for the Ray that this process starts as `marked`. Writing anything to its input sends it away."""
+    """An undertaker for the Ray of this driver. Writing anything to its input sends it away."""
     command = (sys.executable, "-P", "-m", "tailrace.cluster.undertaker", mark, directory)
     return subprocess.Popen(
         command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=environment(os.environ)
     )
+
+
+def bury(mark: str, directory: str, *, limit_s: float = _LIMIT_S) -> None:
+    """Kill what is left of a Ray, and remove its files."""
+    deadline = time.monotonic() + limit_s
+    while (left := _left(mark, directory)) and time.monotonic() < deadline:
+        for process in left:
+            with suppress(psutil.Error):  # it has ended, or may not be killed
+                process.kill()
+        psutil.wait_procs(left, timeout=1.0)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> None:
@@ -57,15 +54,10 @@ def main() -> None:
     driver = os.getppid()
     if sys.stdin.buffer.read(1):
         return
-    deadline = time.monotonic() + _KILL_LIMIT_S
-    while (left := _left(mark, directory, driver)) and time.monotonic() < deadline:
-        for process in left:
-            with suppress(psutil.Error):  # it has ended, or may not be killed
-                process.kill()
-        psutil.wait_procs(left, timeout=1.0)
+    deadline = time.monotonic() + _LIMIT_S
+    bury(mark, directory)
     while os.getppid() == driver and time.monotonic() < deadline:
         time.sleep(_LOOK_S)  # what it has still open is not taken for left
-    shutil.rmtree(directory, ignore_errors=True)
     _remove_leftovers()
 
 
@@ -79,8 +71,8 @@ def _remove_leftovers() -> None:
     arena.remove_orphans(SHARED)
 
 
-def _left(mark: str, directory: str, driver: int) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if process.pid != driver and _is_of(process, mark, directory)]
+def _left(mark: str, directory: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if _is_of(process, mark, directory)]
 
 
 def _is_of(process: psutil.Process, mark: str, directory: str) -> bool:

@@ -6,7 +6,7 @@ from typing import Protocol, Self
 
 from tailrace.cluster.base import Report
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 class Reporting(Protocol):

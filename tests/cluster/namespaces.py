@@ -87,6 +87,7 @@ def two_hosts() -> Iterator[TwoHosts]:
     head, node = hosts
     directory = tempfile.mkdtemp(dir="/tmp")
     environment = {"TMPDIR": directory, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # what the tests' own Ray has is not for these
     made = TwoHosts(head=head, node=node, environment=environment)
     try:
         for name in hosts:

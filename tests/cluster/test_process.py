@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tailrace.cluster.base import WorkerSpec
+from tailrace.cluster.environment import worker_environment
 from tailrace.cluster.process import WorkerProcess
 from tailrace.config.cluster import PoolConfig
 from tailrace.errors import ConfigError, WorkerDied, WorkerError
@@ -32,6 +33,7 @@ async def started(
     """A worker, and nothing of it afterwards."""
     worker, _ = await WorkerProcess.start(
         spec,
+        environment=worker_environment(os.environ, spec.pool),
         address="127.0.0.1",
         datacentre="",
         directory=os.getcwd(),

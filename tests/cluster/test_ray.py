@@ -4,26 +4,32 @@ import asyncio
 import json
 import os
 import pickle
-import shutil
+import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
+import time
+import tomllib
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import cast
 
+import grpc
 import psutil
 import pytest
 import ray
 
+from tailrace.cluster import connection
 from tailrace.cluster import ray as ray_module
 from tailrace.cluster.base import Report
-from tailrace.cluster.ray import Keeper, RayCluster, RayConnection, RayHandle
+from tailrace.cluster.connection import check_version
+from tailrace.cluster.environment import ray_environment
+from tailrace.cluster.ray import Keeper, RayCluster, RayHandle
+from tailrace.cluster.ray_process import ray_directory
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ClusterError, ConfigError, WorkerDied
 from tests.cluster.conftest import CONFIG, servant
@@ -134,21 +140,15 @@ async def test_a_close_that_is_cancelled_disconnects_all_the_same() -> None:
         async def kill(self) -> None:
             await asyncio.Event().wait()
 
-    class Connection:
-        is_open = True
-
-        def close(self) -> None:
-            self.is_open = False
-
+    disconnected: list[bool] = []
     cluster = RayCluster(CONFIG, {})
-    connection = Connection()
-    cluster._handles, cluster._connection = [cast(RayHandle, Hanging())], cast(RayConnection, connection)
+    cluster._handles, cluster._disconnect = [cast(RayHandle, Hanging())], lambda: disconnected.append(True)
     closing = asyncio.create_task(cluster.close())
     await asyncio.sleep(0)  # it has begun
     closing.cancel()
     await asyncio.wait([closing], timeout=LIMIT_S)
     assert closing.cancelled()
-    assert not connection.is_open
+    assert disconnected == [True]
 
 
 async def test_a_process_that_is_connected_joins_no_other_cluster(ray_connection: None) -> None:
@@ -171,23 +171,98 @@ async def test_a_process_that_is_connected_to_several_machines_says_that_it_mean
         pass
 
 
-def test_a_run_s_ray_leaves_the_environment_as_it_was_and_the_driver_its_own_end() -> None:
-    """In a process of its own: this one shares a Ray among its tests. A second Ray starts as the first did, and has not
-    been closed when the driver ends.
-    """
-    code = (
-        "import os, ray; from tailrace.cluster.ray import RayConnection; before = dict(os.environ)\n"
-        "for is_closed in (True, False):\n"
-        "    connection = RayConnection(None); connection.open()\n"
-        "    assert 'TAILRACE_RAY' not in os.environ\n"
-        "    assert ray.get(ray.remote(lambda: 'TAILRACE_RAY' in __import__('os').environ).remote())\n"
-        "    if is_closed:\n"
-        "        connection.close()\n"
-        "        added = os.environ.keys() - before.keys() - {'PYTHONBREAKPOINT', 'RAY_AUTH_MODE'}  # Ray's own\n"
-        "        assert not added, added\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
+SERVICES = {
+    "gcs_server": ("JobInfoGcsService/GetAllJobInfo", "InternalKVGcsService/InternalKVPut"),
+    "raylet": ("NodeManagerService/RequestWorkerLease", "ObjectManagerService/Push"),
+    "ray::Keeper": ("CoreWorkerService/PushTask",),
+}
+"""What runs code, or changes what will be run, by the process that serves it."""
+
+
+def listening() -> list[tuple[str, str, int]]:
+    """Process, address and port of every socket on which this process, or one below it, listens."""
+    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return [
+        (process.name(), at.laddr.ip.removeprefix("::ffff:"), at.laddr.port)
+        for process in family
+        for at in process.net_connections("inet")
+        if at.status == psutil.CONN_LISTEN
+    ]
+
+
+async def test_a_ray_of_ones_own_listens_on_this_machine_alone(ray_cluster: RayCluster) -> None:
+    await ray_cluster.start(servant())
+    sockets = listening()
+    assert {"gcs_server", "raylet", "ray::Keeper"} <= {process for process, _, _ in sockets}
+    assert {address for _, address, _ in sockets} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("token", [None, "", "0" * 64])
+async def test_nobody_runs_code_on_a_ray_of_ones_own_without_its_token(
+    ray_cluster: RayCluster, token: str | None
+) -> None:
+    await ray_cluster.start(servant())
+    headers = () if token is None else (("authorization", f"Bearer {token}"),)
+    refused = {
+        service
+        for process, _, port in listening()
+        for service in SERVICES.get(process, ())
+        if answer(port, f"/ray.rpc.{service}", headers) == grpc.StatusCode.UNAUTHENTICATED
+    }
+    assert refused == {service for services in SERVICES.values() for service in services}
+
+
+def answer(port: int, method: str, headers: Sequence[tuple[str, str]]) -> grpc.StatusCode:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            channel.unary_unary(method)(b"", timeout=LIMIT_S, metadata=headers)
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("mode", [None, "disabled", "token"])
+def test_a_ray_of_ones_own_has_a_token_of_its_own_whatever_the_environment_says(mode: str | None) -> None:
+    here = {} if mode is None else {"RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "known", "RAY_AUTH_TOKEN_PATH": "/else"}
+    made = [ray_environment(here) for _ in range(2)]
+    assert {environment["RAY_AUTH_MODE"] for environment in made} == {"token"}
+    tokens = {environment["RAY_AUTH_TOKEN"] for environment in made}
+    assert len(tokens) == 2
+    assert all(len(token) == 64 for token in tokens)
+
+
+@pytest.mark.parametrize("version", ["1.13.0", "2.9.3", "2.50.1", "2.51.0rc1"])
+def test_a_ray_without_tokens_is_refused(version: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"Ray {version} is installed, which lets in whoever")):
+        check_version(version)
+
+
+@pytest.mark.parametrize("version", ["2.52.0", "2.60.0", "2.100.0.dev0", "3.0.0.dev0"])
+def test_a_ray_with_tokens_is_not_refused(version: str) -> None:
+    check_version(version)
+
+
+def test_the_package_asks_for_a_ray_with_tokens() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    asked = next(one for one in project["dependencies"] if one.startswith("ray>="))
+    assert asked.startswith("ray>=" + ".".join(map(str, connection._FIRST_WITH_TOKENS)))
+
+
+@pytest.mark.parametrize("base", ["", "a-directory-whose-path-is-too-long-for-sockets"])
+def test_nobody_else_enters_the_directory_of_ray(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as parent:
+        (Path(parent) / base).mkdir(exist_ok=True)
+        monkeypatch.setattr(tempfile, "tempdir", str(Path(parent) / base))
+        before = os.umask(0)
+        try:
+            directory = ray_directory()
+        finally:
+            os.umask(before)
+        assert directory.parent.stat().st_mode & 0o777 == 0o700
+        longest = directory / f"session_2026-01-01_00-00-00_000000_{2**22}" / "sockets" / "plasma_store"
+        assert len(str(longest)) <= 103  # as macOS has it; Linux allows for 107
+        directory.parent.rmdir()
 
 
 @pytest.mark.parametrize(
@@ -199,27 +274,27 @@ def test_a_run_s_ray_leaves_the_environment_as_it_was_and_the_driver_its_own_end
 )
 def test_a_cluster_that_is_not_there_is_refused(address: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        RayConnection(address).open()
+        connection.connect(address, None)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
 def test_a_port_that_is_not_rays_is_refused_at_once(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer of another kind, of nothing before it hangs up, or none at all."""
-    monkeypatch.setattr(ray_module, "_REACH_LIMIT_S", 0.2)
+    monkeypatch.setattr(connection, "_REACH_LIMIT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
 
         def serve() -> socket.socket:
-            connection, _ = server.accept()
+            client, _ = server.accept()
             if answer is not None:
                 with suppress(OSError):  # whoever has seen enough may have hung up
-                    connection.sendall(answer)
-                    connection.shutdown(socket.SHUT_WR)
-            return connection
+                    client.sendall(answer)
+                    client.shutdown(socket.SHUT_WR)
+            return client
 
         serving = thread.submit(serve)
         address = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(ConfigError) as caught:
-            RayConnection(address).open()
+            connection.connect(address, None)
         serving.result().close()
     assert str(caught.value) == (
         f"cluster.address '{address}' is not Ray's: who listens there answers otherwise; give the address that "
@@ -228,7 +303,7 @@ def test_a_port_that_is_not_rays_is_refused_at_once(answer: bytes | None, monkey
 
 
 def test_a_running_ray_is_known_as_one(ray_connection: None) -> None:
-    ray_module._check_reachable(ray.get_runtime_context().gcs_address)
+    connection._check_reachable(ray.get_runtime_context().gcs_address)
 
 
 @asynccontextmanager
@@ -250,7 +325,16 @@ async def driver(end: str) -> AsyncIterator[Process]:
         if process.returncode is None:
             process.kill()
         await process.communicate()
-        shutil.rmtree(directory)
+        await asyncio.to_thread(until_empty, Path(directory))
+        os.rmdir(directory)
+
+
+def until_empty(directory: Path) -> None:
+    """Wait for who removes the files of a driver that was killed."""
+    deadline = time.monotonic() + LIMIT_S
+    while left := os.listdir(directory):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 async def started(process: Process) -> tuple[list[int], list[Path]]:
@@ -261,8 +345,8 @@ async def started(process: Process) -> tuple[list[int], list[Path]]:
     assert process.stdout is not None
     pids, directories = json.loads(await process.stdout.readline())
     assert all(Path(directory).exists() for directory in directories)
-    children = psutil.Process(process.pid).children(recursive=True)
-    pids += [child.pid for child in children]
+    pids += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+    children = [psutil.Process(pid) for pid in pids]
     idle = ("ray::IDLE", "default_worker.py")  # a worker of Ray for which there is no work, or that has just begun
     assert not [part for child in children for part in child.cmdline() if part.strip().endswith(idle)]
     process.stdin.write(b"go on\n")
@@ -294,12 +378,33 @@ async def test_an_error_of_the_driver_leaves_nothing() -> None:
     await nothing_left(*parts)
 
 
-async def test_a_worker_whose_ray_is_gone_is_closed_without_another_ray() -> None:
-    async with driver("disconnect") as process:
-        parts = await started(process)
+def of_ray(pids: list[int], part: str) -> psutil.Process:
+    """The one process of a driver's Ray whose command has `part`."""
+    [process] = [process for pid in pids if part in " ".join((process := psutil.Process(pid)).cmdline())]
+    return process
+
+
+@pytest.mark.parametrize("part", ["raylet/raylet", "runtime_env"])
+async def test_a_driver_whose_ray_has_ended_is_told_and_leaves_nothing(part: str) -> None:
+    async with driver("lose") as process:
+        pids, directories = await started(process)
+        of_ray(pids, part).kill()
         out, err = await process.communicate()
-    assert (process.returncode, out.decode()) == (0, "False\n"), err.decode()
-    await nothing_left(*parts)
+        await nothing_left(pids, directories)
+    said = out.decode().splitlines()
+    assert process.returncode == 0, err.decode()
+    assert said[0].startswith("the Ray that had the workers has ended: ")
+    assert said[1:] == ["Report(events=(), lines=())"]
+
+
+async def test_a_driver_does_not_wait_for_a_ray_that_stands_still_and_leaves_nothing() -> None:
+    async with driver("close") as process:
+        pids, directories = await started(process)
+        of_ray(pids, "gcs_server").suspend()
+        _, err = await process.communicate()
+        await nothing_left(pids, directories)
+    assert process.returncode == 0
+    assert "Ray has not shut down within 1 s, and is killed with all that it has started" in err.decode()
 
 
 async def test_a_killed_driver_leaves_nothing() -> None:

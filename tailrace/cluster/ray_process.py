@@ -1,0 +1,230 @@
+"""The driver's end of Ray, which is in processes of its own.
+
+    RayProcess ──▶ guard ──▶ broker ──▶ Ray's own processes ──▶ keepers ──▶ workers
+               ──▶ undertaker: ends all of them, and removes their files, should the driver be killed
+
+Who waits on whom: a call on the broker (tailrace/cluster/broker.py), which dies with its Ray; whatever waits raises
+ClusterLost then. A broker that stands still is killed after `heartbeat_limit_s`. Closing has limits of its own: what
+has not closed in time is killed, with everything that was started for it, wherever that hid.
+"""
+
+import asyncio
+import itertools
+import logging
+import os
+import pickle
+import secrets
+import subprocess
+import sys
+import tempfile
+from asyncio import Task
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from tailrace.cluster.base import Cluster, Report, WorkerHandle, WorkerSpec
+from tailrace.cluster.broker import FACTORY, BrokerSettings
+from tailrace.cluster.environment import importable, ray_environment
+from tailrace.cluster.process import WorkerProcess
+from tailrace.cluster.undertaker import MARK, bury
+from tailrace.cluster.undertaker import start as start_undertaker
+from tailrace.config.cluster import ClusterConfig, PoolConfig
+from tailrace.errors import ClusterError, ClusterLost, WorkerDied
+
+_log = logging.getLogger(__name__)
+
+_NAME = "ray"
+"""Of the broker, where a worker has its name."""
+_MAX_BASE_CHARS = 19
+"""Of the directory for temporary files: below it are Ray's sockets, whose paths may have 107."""
+_START_LIMIT_S = 180.0
+"""For the broker to be connected. Ray gives its processes 30 s, and the broker tries twice."""
+_END_LIMIT_S = 40.0
+"""For a worker to be closed or killed; its keeper's limits together are shorter."""
+_CLOSE_LIMIT_S = 30.0
+"""For Ray to shut down."""
+_BURY_LIMIT_S = 15.0
+"""For what is left to be gone after it was killed."""
+
+
+def ray_directory() -> Path:
+    """A new directory for Ray, which gives everybody the right to write there: inside one that others cannot enter."""
+    base = tempfile.gettempdir()
+    return Path(tempfile.mkdtemp(prefix="tailrace-ray-", dir=base if len(base) <= _MAX_BASE_CHARS else "/tmp")) / "r"
+
+
+class _Handle(WorkerHandle):
+    """A worker behind the broker."""
+
+    def __init__(self, ray: "RayProcess", id: int, name: str) -> None:
+        self.name = name
+        self.pid = 0
+        self.facts = {}
+        self._ray, self._id = ray, id
+
+    async def open(self, spec: WorkerSpec) -> None:
+        self.pid, self.facts = await self._ray.ask("start", self._id, spec)
+
+    async def reports(self) -> AsyncGenerator[Report, None]:
+        try:
+            while (report := await self._ray.ask("next_report", self._id)) is not None:
+                yield report
+        finally:
+            with suppress(ClusterLost):
+                await self._ray.ask("end_reports", self._id)
+
+    async def call(self, method: str, *args: Any) -> Any:
+        return pickle.loads(await self._ray.ask("call", self._id, method, pickle.dumps(args)))
+
+    async def close(self) -> Report:
+        report = await self._ray.ask_in_time("close_worker", self._id)
+        return report if isinstance(report, Report) else Report()
+
+    async def kill(self) -> None:
+        await self._ray.ask_in_time("kill_worker", self._id)
+
+
+class RayProcess(Cluster):
+    """Starts workers on Ray: on a cluster that it joins, or a Ray of its own on this machine, which ends with it."""
+
+    def __init__(self, config: ClusterConfig, pools: Mapping[str, PoolConfig]) -> None:
+        """`pools`: by their names in `config`, all that will be started here."""
+        self._config = config
+        self._pools = pools
+        self._ids = itertools.count()
+        self._mark = secrets.token_hex(16)
+        self._directory: Path | None = None
+        """Of a Ray of its own."""
+        self._undertaker: subprocess.Popen[bytes] | None = None
+        self._process: WorkerProcess | None = None
+        self._facts: dict[str, Any] = {}
+        self._listening: Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        environment = dict(os.environ)
+        try:
+            if self._config.address is None:
+                self._directory = ray_directory()
+                self._undertaker = start_undertaker(self._mark, str(self._directory.parent))
+                environment = ray_environment(environment) | {MARK: self._mark}
+            await self._open(environment)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _open(self, environment: Mapping[str, str]) -> None:
+        settings = BrokerSettings(
+            config=pickle.dumps(self._config), pools=pickle.dumps(dict(self._pools)), directory=str(self._directory)
+        )
+        spec = WorkerSpec(name=_NAME, pool=PoolConfig(), factory=FACTORY, settings=msgspec.msgpack.encode(settings))
+        try:
+            self._process, facts = await WorkerProcess.start(
+                spec,
+                environment=importable(environment),
+                directory=os.getcwd(),
+                address="127.0.0.1",
+                datacentre="",
+                start_limit_s=_START_LIMIT_S,
+                heartbeat_limit_s=self._config.heartbeat_limit_s,
+            )
+        except WorkerDied as death:
+            raise ClusterError(f"no Ray could be had: its process ended: {death.how}") from death
+        self._facts = pickle.loads(facts)
+        self._listening = asyncio.create_task(self._listen(self._process))
+
+    async def _listen(self, process: WorkerProcess) -> None:
+        try:
+            async for report in process.reports():
+                for line in report.lines:
+                    print(line, file=sys.stderr)
+        except ClusterLost as lost:
+            await process.kill(str(lost))
+        except WorkerDied:
+            pass  # whoever waits for an answer is told
+
+    @property
+    def address(self) -> str:
+        address: str = self._facts["address"]
+        return address
+
+    @property
+    def datacentre(self) -> str:
+        datacentre: str = self._facts["datacentre"]
+        return datacentre
+
+    async def start(self, spec: WorkerSpec) -> WorkerHandle:
+        handle = _Handle(self, next(self._ids), spec.name)
+        await handle.open(spec)
+        return handle
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """What a command of the broker returns.
+
+        Raises:
+            ClusterLost: Ray has ended.
+            TailraceError: what the command raised.
+        """
+        if self._process is None:
+            raise ClusterLost("the Ray that had the workers was ended")
+        try:
+            return pickle.loads(await self._process.call(method, pickle.dumps(args)))
+        except WorkerDied as death:
+            if death.worker != _NAME:
+                raise
+            raise ClusterLost(f"the Ray that had the workers has ended: {death.how}") from death
+
+    async def ask_in_time(self, method: str, *args: Any) -> Any:
+        """The same, to end a worker; None where Ray has ended, or stands still: then `close` ends all that is left."""
+        asking = asyncio.create_task(self.ask(method, *args))
+        try:
+            await asyncio.wait([asking], timeout=_END_LIMIT_S)
+        finally:
+            asking.add_done_callback(_known)
+        with suppress(ClusterLost):
+            return asking.result() if asking.done() else None
+
+    async def close(self) -> None:
+        """Let Ray shut down, and see that nothing is left that was started for it, or that it has written."""
+        process, self._process = self._process, None
+        try:
+            if process is not None:
+                await self._shut_down(process)
+        finally:  # also where that is cancelled
+            if self._listening is not None:
+                self._listening.cancel()
+            undertaker, self._undertaker = self._undertaker, None
+            if undertaker is not None:
+                assert self._directory is not None
+                await asyncio.to_thread(_bury, undertaker, self._mark, str(self._directory.parent))
+
+    async def _shut_down(self, process: WorkerProcess) -> None:
+        shutting = asyncio.create_task(process.call("shut_down", pickle.dumps(())))
+        shutting.add_done_callback(_known)
+        try:
+            await asyncio.wait([shutting], timeout=_CLOSE_LIMIT_S)
+            if not shutting.done():
+                _log.warning(
+                    f"Ray has not shut down within {_CLOSE_LIMIT_S:g} s, and is killed with all that it has started"
+                )
+        finally:
+            await process.kill()
+
+
+def _bury(undertaker: "subprocess.Popen[bytes]", mark: str, directory: str) -> None:
+    """End what is left, and send the undertaker away, for whom there is nothing to do."""
+    bury(mark, directory, limit_s=_BURY_LIMIT_S)
+    try:
+        undertaker.communicate(b"1", timeout=_BURY_LIMIT_S)
+    except subprocess.TimeoutExpired:  # it was stopped, say
+        undertaker.kill()
+        undertaker.wait()
+
+
+def _known(asking: Task[Any]) -> None:
+    """Nobody wants to hear of it."""
+    if not asking.cancelled():
+        asking.exception()
