@@ -40,7 +40,12 @@ _EVENTS = 150
 def recording(settings: bytes, context: WorkerContext) -> TrainerHost:
     """The trainer worker; it writes down which rows it has trained on, by `order`."""
     worker = make_trainer(settings, context)
-    path = Path(worker.config.output_dir) / "trained.jsonl"
+    record_rows(Path(worker.config.output_dir) / "trained.jsonl")
+    return worker
+
+
+def record_rows(path: Path) -> None:
+    """Write down which rows a learner of this process trains on, by `order`: a line for each step."""
 
     def recorded(result: StepResult, step: int, seconds: float) -> dict[str, float]:
         with path.open("a") as file:
@@ -48,7 +53,6 @@ def recording(settings: bytes, context: WorkerContext) -> TrainerHost:
         return step_metrics(result, step, seconds)
 
     patch("tailrace.learner.step_metrics", recorded).start()
-    return worker
 
 
 class Faults:

@@ -1,0 +1,18 @@
+"""Reward functions of the rounds."""
+
+import subprocess
+from typing import Any
+
+from tests.graders import digit_fraction as digit_fraction
+
+_LINGER_S = 600
+_has_child = False
+
+
+def daemonizing(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
+    """The same, from a process that has started another, which nobody waits for, in a session of its own."""
+    global _has_child
+    if not _has_child:
+        _has_child = True
+        subprocess.Popen(["sh", "-c", f"sleep {_LINGER_S} &"], start_new_session=True).wait()
+    return digit_fraction(response, answer, prompt, metadata)

@@ -1,0 +1,151 @@
+"""What happens in a round: the run, and which of its processes is harmed, when and how."""
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.config.run import RunConfig
+from tests.runs import small_run
+
+STEPS = 4
+ROWS_PER_STEP = 8
+_DRIVER = ("driver", "grader")
+_QUEUE = ("controller", "unit-0", "unit-1")
+_RAY = ("gcs_server", "raylet", "dashboard agent", "runtime env agent", "monitor", "dashboard")
+_WORKERS = ("trainer", "rollout-0", "reward-0")
+_AROUND = ("broker", "broker's guard", "undertaker", "keeper", "guard")
+_SEPARATED = (*_DRIVER, *_QUEUE, *_RAY, *_WORKERS, *_AROUND)
+_MOMENTS = {"processes": 14, "event": 90, "weights": 6, "checkpoint": 2, "export": 1, "end": 1}
+"""By kind, the latest of them that is chosen: at the n-th process, the n-th event, …"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """How a run works."""
+
+    name: str
+    changes: dict[str, Any]
+    """Sections of its recipe."""
+    roles: tuple[str, ...]
+    """Its processes."""
+    staleness: int = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it equals the uninterrupted run bit for bit: not where it depends on when weights arrive."""
+        return self.staleness == 0
+
+
+def _separated(name: str, weights: str, staleness: int, streaming: bool) -> Mode:
+    pipeline = {"placement": "separated", "max_staleness": staleness, "streaming": streaming, "in_order": True}
+    return Mode(
+        name=name,
+        changes={"pipeline": pipeline, "weights": {"mode": weights}},
+        roles=_SEPARATED,
+        staleness=staleness,
+    )
+
+
+COLOCATED = Mode(name="colocated", changes={"queue": {"type": "local"}}, roles=_DRIVER)
+MODES = (
+    COLOCATED,
+    _separated("sequential", "synchronous", 0, False),
+    Mode(
+        name="colocated, queue of processes",
+        changes={"pipeline": {"streaming": True, "in_order": True}},
+        roles=(*_DRIVER, *_QUEUE),
+    ),
+    _separated("streaming", "synchronous", 0, True),
+    _separated("one step ahead", "delayed", 1, False),
+    _separated("fully asynchronous", "in_flight", 1, True),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One process is harmed."""
+
+    moment: str
+    number: int
+    victim: str
+    how: str
+    """`kill`, `stop` for ever, or `pause` for some seconds."""
+    pause_s: float
+
+    def __str__(self) -> str:
+        how = (
+            f"paused for {self.pause_s:.1f} s"
+            if self.how == "pause"
+            else {"kill": "killed", "stop": "stopped"}[self.how]
+        )
+        return f"{self.victim} {how} at {self.moment} {self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A round."""
+
+    seed: int
+    round: int
+    mode: Mode
+    replicas: int
+    rollouts: int
+    daemons: bool
+    """Whether graders leave processes in sessions of their own."""
+    faults: tuple[Fault, ...]
+
+    def __str__(self) -> str:
+        extras = [f"{self.rollouts} rollout workers"] * (self.rollouts > 1) + ["daemons of graders"] * self.daemons
+        what = ", ".join([self.mode.name, f"{self.replicas} replicas" if self.replicas > 1 else "1 replica", *extras])
+        return f"round {self.round} ({what}): {'; '.join(map(str, self.faults))}"
+
+    def config(self, output_dir: Path, model: Path, prompts: Path) -> RunConfig:
+        """Of the run."""
+        function = "daemonizing" if self.daemons else "digit_fraction"
+        pools: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
+        pools["rollout"] |= {"workers": self.rollouts}
+        queue = {"type": "service", "units": 2, "replicas": self.replicas, "unit_limit_s": 5.0, "client_limit_s": 8.0}
+        changes = {
+            "queue": queue,
+            "cluster": {**pools, "heartbeat_limit_s": 8.0, "max_deaths": 50},
+            "rewards": {
+                "grader": {"type": "function", "path": f"tests.chaos.graders.{function}"},
+                "workers": 1,
+                "timeout_s": 5.0,
+                "retries": 5,
+            },
+            "evaluation": {"every": 100},
+            **self.mode.changes,
+        }
+        if "placement" not in changes.get("pipeline", {}):
+            del changes["cluster"]
+        return small_run(output_dir, model, prompts, trainer__steps=STEPS, **changes)
+
+
+def make_plan(seed: int, round: int) -> Plan:
+    """The plan of one round."""
+    choose = random.Random(f"{seed} {round}")
+    mode = MODES[round % len(MODES)]
+    return Plan(
+        seed=seed,
+        round=round,
+        mode=mode,
+        replicas=choose.choice((1, 2)),
+        rollouts=choose.choice((1, 2)),
+        daemons=choose.random() < 0.2,
+        faults=tuple(_fault(choose, mode) for _ in range(choose.choice((1, 1, 1, 2)))),
+    )
+
+
+def _fault(choose: random.Random, mode: Mode) -> Fault:
+    moment = choose.choice([moment for moment in _MOMENTS if moment != "weights" or mode.roles is _SEPARATED])
+    victim = choose.choice(mode.roles)
+    how = choose.choice(("kill", "kill", "stop", "pause"))
+    return Fault(
+        moment=moment,
+        number=choose.randint(1, _MOMENTS[moment]),
+        victim=victim,
+        how="pause" if (victim, how) == ("driver", "stop") else how,  # nobody else could end it
+        pause_s=choose.uniform(0.5, 4.0),
+    )

@@ -1,0 +1,217 @@
+"""One round: a run, what is done to it, whether it went on as it should, and what it has left."""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NoReturn
+from unittest.mock import patch
+
+import msgspec
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tailrace import cli
+from tailrace.cluster.base import WorkerSpec
+from tailrace.config.run import RunConfig
+from tailrace.trainer.checkpoint import CheckpointStore, find_damage
+from tests.chaos.plan import ROWS_PER_STEP, STEPS, Plan
+from tests.chaos.processes import adopt_orphans, exposed, gone, open_to_others, shared_memory
+from tests.chaos.watch import Harm, follow
+from tests.faulty_run import record_rows, rows_of_steps
+from tests.runs import learned, steps_of
+
+ATTEMPT_LIMIT_S = 300.0
+"""For a run to end, whatever happens to it; the limits of its parts together are shorter."""
+_GONE_LIMIT_S = 30.0
+"""For what a dead driver has left to end by itself."""
+
+
+class Outcome(msgspec.Struct, kw_only=True):
+    """Of a round."""
+
+    plan: str
+    done: list[str]
+    """What was harmed."""
+    wrong: list[str]
+    """Rows, steps, weights or messages that are not as they should be."""
+    hung: list[str]
+    left: list[str]
+    """Processes, files and memory that stayed."""
+    exposed: list[str]
+    """What others could have reached."""
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything is not as it should be."""
+        return bool(self.wrong or self.hung or self.left or self.exposed)
+
+
+class Round:
+    """In a process of its own."""
+
+    def __init__(self, plan: Plan, model: Path, prompts: Path, reference: Path | None, directory: Path) -> None:
+        """`directory`: empty, and short enough for sockets. `reference`: a run that nobody has harmed."""
+        self._plan = plan
+        self._model, self._prompts, self._reference = model, prompts, reference
+        self._directory = directory
+        self._temporary = directory / "t"
+        self._faults = list(plan.faults)
+        self._outcome = Outcome(plan=str(plan), done=[], wrong=[], hung=[], left=[], exposed=[], seconds=0.0)
+
+    def play(self) -> Outcome:
+        """Run, harm, resume, check."""
+        began = time.monotonic()
+        adopt_orphans()
+        os.umask(0)
+        self._temporary.mkdir(mode=0o700)
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self._temporary)
+        before = shared_memory()
+        run = self._to_end()
+        if run is not None:
+            self._outcome.wrong += self._wrong(run)
+            self._outcome.left += self._left_in(run)
+        self._outcome.left += [
+            f"{path.name} in the directory for temporary files" for path in self._temporary.iterdir()
+        ]
+        self._outcome.left += [f"{path}" for path in shared_memory() - before if not _is_in_use(path)]
+        self._outcome.seconds = round(time.monotonic() - began, 1)
+        return self._outcome
+
+    def _to_end(self) -> Path | None:
+        """Until a run has ended well; its directory. None where one hangs, or fails although nobody harmed it."""
+        number, resume = 0, False
+        while True:
+            run = self._directory / f"run-{number}"
+            config = self._plan.config(run, self._model, self._prompts)
+            log = self._directory / f"log-{number}-{len(self._outcome.done)}-{int(resume)}"
+            was_harmed = bool(self._faults)
+            code, harm = self._attempt(config, log, resume)
+            self._outcome.done += harm.done
+            if code is None:
+                self._outcome.hung.append(f"the run has not ended within {ATTEMPT_LIMIT_S:g} s, see {log}")
+                return None
+            if code == 0:
+                return run
+            self._outcome.wrong += _untold(code, log)
+            if not was_harmed:
+                self._outcome.wrong.append(f"a run that nobody harmed has ended with {code}, see {log}")
+                return None
+            resume = CheckpointStore(run / "checkpoints", keep=5).latest() is not None
+            number += not resume
+            self._outcome.done.append(f"ended with {code}, {'resumed' if resume else 'begun anew'}")
+            self._faults.clear()
+
+    def _attempt(self, config: RunConfig, log: Path, resume: bool) -> tuple[int | None, Harm]:
+        driver = os.fork()
+        if not driver:
+            drive(config, log, resume)
+        code, harm = follow(driver, Path(config.output_dir), self._faults, ATTEMPT_LIMIT_S, self._look_around)
+        left = gone(_GONE_LIMIT_S if code is not None else 0.0)
+        if code is not None:
+            self._outcome.left += left
+        return code, harm
+
+    def _look_around(self) -> None:
+        found = [*exposed(), *open_to_others([self._temporary])]
+        self._outcome.exposed += [one for one in found if one not in self._outcome.exposed]
+
+    def _wrong(self, run: Path) -> Iterator[str]:
+        rows = rows_of_steps(run)
+        if sorted(rows) != list(range(STEPS)):
+            yield f"steps {sorted(rows)} were trained"
+        trained = sorted(order for step in rows.values() for order in step)
+        if trained != list(range(STEPS * ROWS_PER_STEP)):
+            yield f"rows {trained} were trained on"
+        last = {event.step: event for event in steps_of(run)}
+        if sorted(filter(lambda step: step is not None, last)) != list(range(STEPS)):
+            yield f"steps {sorted(map(str, last))} were told of"
+        for event in last.values():
+            if event.samples != ROWS_PER_STEP or event.metrics["staleness_max"] > self._plan.mode.staleness:
+                yield f"step {event.step} has {event.samples} samples, staleness {event.metrics['staleness_max']}"
+        for path in CheckpointStore(run / "checkpoints", keep=5).list():
+            if problem := find_damage(path):
+                yield f"{path.name}: {problem}"
+        for name in ("model/config.json", "report.html"):
+            if not (run / name).exists():
+                yield f"there is no {name}"
+        if self._plan.mode.is_exact and self._reference is not None:
+            yield from _differences(self._reference, run)
+
+    def _left_in(self, run: Path) -> list[str]:
+        return [f"{path} in the run" for path in run.rglob(".*") if path.name != ".lock"]
+
+
+def drive(config: RunConfig, log: Path, resume: bool) -> NoReturn:
+    """`tailrace train` in this process, which was forked for it; `trained.jsonl` in its directory gets the rows."""
+    code = 70
+    try:
+        os.setsid()
+        output = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        recipe = log.with_suffix(".yaml")
+        recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        sys.argv = ["tailrace", "train", str(recipe), *(["--resume"] if resume else [])]
+        with ExitStack() as stack:
+            stack.enter_context(patch("tailrace.separated.WorkerSpec", _recording_spec))
+            record_rows(Path(config.output_dir) / "trained.jsonl")
+            cli.main()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _recording_spec(**values: Any) -> WorkerSpec:
+    if values["name"] == "trainer":
+        values["factory"] = "tests.faulty_run:recording"
+    return WorkerSpec(**values)
+
+
+def _untold(code: int, log: Path) -> list[str]:
+    """What a run that has failed does not say, or says too loudly."""
+    said = log.read_text(errors="replace").strip().splitlines()
+    if code > 0 and any(line.startswith("Traceback") for line in said):
+        return [f"a traceback, see {log}"]
+    if code > 0 and not (said and said[-1].strip()):
+        return [f"it has ended with {code} and said nothing, see {log}"]
+    return []
+
+
+def _differences(reference: Path, run: Path) -> Iterator[str]:
+    """What is not equal bit for bit."""
+    ours, theirs = ({event.step: learned(event) for event in steps_of(path)} for path in (run, reference))
+    if ours != theirs:
+        steps = [step for step in theirs if ours.get(step) != theirs[step]]
+        yield f"the figures of steps {steps} differ from those of a run that nobody has harmed"
+    made, expected = (load_file(path / "model" / "model.safetensors") for path in (run, reference))
+    if made.keys() != expected.keys() or not all(torch.equal(made[name], expected[name]) for name in expected):
+        yield "the weights differ from those of a run that nobody has harmed"
+
+
+def _is_in_use(path: Path) -> bool:
+    """Whether the process that it is named after lives; another may have begun meanwhile."""
+    numbers = [int(part) for part in path.name.split("-") if part.isdigit()]
+    return any(Path(f"/proc/{number}").exists() for number in numbers) or not path.exists()
+
+
+def prepare(directory: Path) -> tuple[Path, Path]:
+    """The model and the prompts of all rounds."""
+    from tailrace.conformance.tiny import write_tiny_model
+    from tests.runs import write_prompts
+
+    return write_tiny_model("llama", directory / "model"), write_prompts(directory / "prompts.jsonl")
+
+
+def remove(directory: Path) -> None:
+    """All that a round has written."""
+    shutil.rmtree(directory, ignore_errors=True)

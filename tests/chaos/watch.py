@@ -1,0 +1,118 @@
+"""Sees how far a run is, and harms it when its plan says so."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.chaos.plan import Fault
+from tests.chaos.processes import family, role
+
+_LOOK_S = 0.005
+"""Between looks at the files of a run."""
+_LOOK_AT_PROCESSES_S = 0.1
+"""Between looks at its processes, which cost more."""
+
+
+class Progress:
+    """Counts what a run has done, by what it has written and started."""
+
+    def __init__(self, run: Path) -> None:
+        """`run`: its directory."""
+        self._run = run
+        self._read = 0
+        self._looked_at = 0.0
+        self._pids: set[int] = set()
+        self._partial: set[str] = set()
+        self.counts = {"processes": 0, "event": 0, "weights": 0, "checkpoint": 0, "export": 0, "end": 0}
+
+    def look(self) -> None:
+        """Count again."""
+        if time.monotonic() - self._looked_at > _LOOK_AT_PROCESSES_S:
+            self._pids |= {process.pid for process in family()}
+            self.counts["processes"] = len(self._pids)
+            self._looked_at = time.monotonic()
+        with suppress(FileNotFoundError), (self._run / "events.jsonl").open("rb") as file:
+            file.seek(self._read)
+            written = file.read()
+            whole = written[: written.rfind(b"\n") + 1]
+            self._read += len(whole)
+            self.counts["event"] += whole.count(b"\n")
+            self.counts["weights"] += whole.count(b'"weights_')
+            self.counts["end"] += whole.count(b'"task":"export"')
+        for kind, directory in (("checkpoint", self._run / "checkpoints"), ("export", self._run)):
+            with suppress(FileNotFoundError):
+                new = {name for name in os.listdir(directory) if name.startswith(".partial-")} - self._partial
+                self._partial |= new
+                self.counts[kind] += len(new)
+
+
+@dataclass(slots=True)
+class Harm:
+    """Faults that are due, or done."""
+
+    driver: int
+    """Its pid."""
+    faults: list[Fault]
+    before: Callable[[], None]
+    done: list[str] = field(default_factory=list)
+    _paused: dict[int, float] = field(default_factory=dict)
+    """Until when, by pid."""
+    _looked_at: float = 0.0
+
+    def when(self, counts: dict[str, int]) -> None:
+        """Do what is due."""
+        for pid, until in list(self._paused.items()):
+            if time.monotonic() >= until:
+                del self._paused[pid]
+                _signal(pid, signal.SIGCONT)
+        due = [fault for fault in self.faults if counts[fault.moment] >= fault.number]
+        if due and time.monotonic() - self._looked_at > _LOOK_S * 4:
+            self._looked_at = time.monotonic()
+            for fault in due:
+                if (pid := self._find(fault.victim)) is not None:
+                    self.faults.remove(fault)
+                    self._do(fault, pid)
+
+    def _find(self, victim: str) -> int | None:
+        if victim == "driver":
+            return self.driver
+        return next((process.pid for process in family() if role(process) == victim), None)
+
+    def _do(self, fault: Fault, pid: int) -> None:
+        self.before()
+        _signal(pid, signal.SIGKILL if fault.how == "kill" else signal.SIGSTOP)
+        if fault.how == "pause":
+            self._paused[pid] = time.monotonic() + fault.pause_s
+        self.done.append(f"{fault} ({pid})")
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def follow(
+    driver: int, run: Path, faults: list[Fault], limit_s: float, before: Callable[[], None]
+) -> tuple[int | None, Harm]:
+    """Wait for the driver's end, and harm its run meanwhile; its exit code, or None where it had not ended in time.
+
+    `before`: is called before a process is harmed.
+    """
+    progress, harm = Progress(run), Harm(driver, faults, before)
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(driver, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status), harm
+        progress.look()
+        harm.when(progress.counts)
+        time.sleep(_LOOK_S)
+    with suppress(psutil.Error):
+        harm.done.append("waited for: " + ", ".join(filter(None, {role(process) for process in family()})))
+    return None, harm
