@@ -27,7 +27,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline clean
+.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -78,6 +78,9 @@ bench-queue: $(READY) ## the transfer queue beside TransferQueue, in an environm
 
 bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the best one beside TRL
 	$(BIN)/python benchmarks/bench_pipeline.py
+
+chaos: $(READY) ## 100 rounds of runs that lose a process of any kind, each checked, an hour on 2 cores
+	$(BIN)/python -m tests.chaos --rounds 100
 
 clean: ## remove what was built and installed, but no run
 	rm -rf $(VENV) $(VLLM_VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

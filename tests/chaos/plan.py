@@ -16,8 +16,10 @@ _RAY = ("gcs_server", "raylet", "dashboard agent", "runtime env agent", "monitor
 _WORKERS = ("trainer", "rollout-0", "reward-0")
 _AROUND = ("broker", "broker's guard", "undertaker", "keeper", "guard")
 _SEPARATED = (*_DRIVER, *_QUEUE, *_RAY, *_WORKERS, *_AROUND)
-_MOMENTS = {"processes": 14, "event": 90, "weights": 6, "checkpoint": 2, "export": 1, "end": 1}
+_MOMENTS = {"processes": 22, "event": 90, "weights": 6, "checkpoint": 2, "export": 1, "end": 1}
 """By kind, the latest of them that is chosen: at the n-th process, the n-th event, …"""
+_OF_ONE_PROCESS = {"processes": 2, "event": 60, "checkpoint": 2, "export": 1}
+"""The same for a colocated run, which has few processes and ends at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +40,7 @@ class Mode:
 
 
 def _separated(name: str, weights: str, staleness: int, streaming: bool) -> Mode:
-    pipeline = {"placement": "separated", "max_staleness": staleness, "streaming": streaming, "in_order": True}
+    pipeline = {"placement": "separated", "max_staleness": staleness, "streaming": streaming, "in_order": streaming}
     return Mode(
         name=name,
         changes={"pipeline": pipeline, "weights": {"mode": weights}},
@@ -139,12 +141,13 @@ def make_plan(seed: int, round: int) -> Plan:
 
 
 def _fault(choose: random.Random, mode: Mode) -> Fault:
-    moment = choose.choice([moment for moment in _MOMENTS if moment != "weights" or mode.roles is _SEPARATED])
+    moments = _MOMENTS if mode.roles is _SEPARATED else _OF_ONE_PROCESS
+    moment = choose.choice(list(moments))
     victim = choose.choice(mode.roles)
     how = choose.choice(("kill", "kill", "stop", "pause"))
     return Fault(
         moment=moment,
-        number=choose.randint(1, _MOMENTS[moment]),
+        number=choose.randint(1, moments[moment]),
         victim=victim,
         how="pause" if (victim, how) == ("driver", "stop") else how,  # nobody else could end it
         pause_s=choose.uniform(0.5, 4.0),

@@ -130,17 +130,12 @@ class Round:
         if trained != list(range(STEPS * ROWS_PER_STEP)):
             yield f"rows {trained} were trained on"
         last = {event.step: event for event in steps_of(run)}
-        if sorted(filter(lambda step: step is not None, last)) != list(range(STEPS)):
-            yield f"steps {sorted(map(str, last))} were told of"
+        if last.keys() != set(range(STEPS)):
+            yield f"steps {list(last)} were told of"
         for event in last.values():
             if event.samples != ROWS_PER_STEP or event.metrics["staleness_max"] > self._plan.mode.staleness:
                 yield f"step {event.step} has {event.samples} samples, staleness {event.metrics['staleness_max']}"
-        for path in CheckpointStore(run / "checkpoints", keep=5).list():
-            if problem := find_damage(path):
-                yield f"{path.name}: {problem}"
-        for name in ("model/config.json", "report.html"):
-            if not (run / name).exists():
-                yield f"there is no {name}"
+        yield from _broken(run)
         if self._plan.mode.is_exact and self._reference is not None:
             yield from _differences(self._reference, run)
 
@@ -185,6 +180,16 @@ def _untold(code: int, log: Path) -> list[str]:
     if code > 0 and not (said and said[-1].strip()):
         return [f"it has ended with {code} and said nothing, see {log}"]
     return []
+
+
+def _broken(run: Path) -> Iterator[str]:
+    """Of what it was to write."""
+    for path in CheckpointStore(run / "checkpoints", keep=5).list():
+        if problem := find_damage(path):
+            yield f"{path.name}: {problem}"
+    for name in ("model/config.json", "report.html"):
+        if not (run / name).exists():
+            yield f"there is no {name}"
 
 
 def _differences(reference: Path, run: Path) -> Iterator[str]:

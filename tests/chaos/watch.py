@@ -75,9 +75,9 @@ class Harm:
         if due and time.monotonic() - self._looked_at > _LOOK_S * 4:
             self._looked_at = time.monotonic()
             for fault in due:
-                if (pid := self._find(fault.victim)) is not None:
+                if (victim := self._find(fault.victim)) is not None:
                     self.faults.remove(fault)
-                    self._do(fault, pid)
+                    self._do(fault, victim)
 
     def _find(self, victim: str) -> int | None:
         if victim == "driver":
