@@ -26,6 +26,7 @@ TailraceError
 │   ├── WorkerError             a worker raised an error that is not of this tree
 │   └── WorkerDied              a worker's process ended, or was killed because it hung
 ├── RewardError (RuntimeError)  a grader failed, timed out or died
+│   └── NothingGraded           all gradings of a step, or of the first evaluation, failed
 └── TrainingError (RuntimeError)
     └── NonFiniteError          a loss or gradient that stayed non-finite
 
@@ -34,7 +35,8 @@ Below it, the words that messages share.
 
 import difflib
 import signal
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 
@@ -153,6 +155,25 @@ class WorkerDied(ClusterError):
 
 class RewardError(TailraceError, RuntimeError):
     """A grader failed, timed out, or its process died."""
+
+
+class NothingGraded(RewardError):
+    """All gradings of a step, or of the first evaluation, have failed. Made by `check`."""
+
+    @classmethod
+    def check(cls, errors: Sequence[str | None], what: str) -> None:
+        """Whether a grading among those with `errors` has succeeded, if there were any; `what` they are of.
+
+        Raises:
+            NothingGraded: none has; it quotes the error that most of them have.
+        """
+        failed = Counter(error for error in errors if error)
+        if errors and failed.total() == len(errors):
+            (error, count) = failed.most_common(1)[0]
+            raise cls(
+                f"all {len(errors)} gradings of {what} have failed, {count} of them with: {error}; mend the grader "
+                "(rewards.grader), and have it return a number for whatever a response may be"
+            )
 
 
 class TrainingError(TailraceError, RuntimeError):

@@ -14,6 +14,7 @@ from typing import Protocol
 from tailrace.config.engine import SamplingConfig
 from tailrace.config.evaluation import EvaluationConfig
 from tailrace.engine.base import SampleStream
+from tailrace.errors import NothingGraded
 from tailrace.events import EventLog
 from tailrace.metrics import failure_metrics, reward_metrics
 from tailrace.prompts.order import evaluation_seed
@@ -97,6 +98,8 @@ class Evaluator:
         self._engine = engine
         self._pool = pool
         self._failures = FailureReport()
+        self._has_graded = False
+        """Whether a grading has ever succeeded: one set of prompts is small, and may fail as a whole by chance."""
         prompts = [(name, prompt) for name, of_set in sets.items() for prompt in of_set]
         self._sets = tuple(sets)
         self._ways = tuple(ways)
@@ -117,13 +120,21 @@ class Evaluator:
         return len(self._asked)
 
     async def run(self, step: int, each: Callable[[Answer], None] | None = None) -> dict[str, float]:
-        """Evaluate the engine's weights, after `step` training steps; see `figures`. `each` is told of each answer."""
+        """Evaluate the engine's weights, after `step` training steps; see `figures`. `each` is told of each answer.
+
+        Raises:
+            NothingGraded: all gradings have failed, and no evaluation before had one that succeeded.
+        """
         with self._log.span("evaluation", self._actor, step=step, samples=self.count) as span:
             span.version = step
             answers = await self._answers(each)
             span.tokens = sum(len(answer.sample.response_ids) for answer in answers)
             span.metrics = figures(answers, self._sets, [way.name for way in self._ways])
             span.info = self._failures.info([answer.grade for answer in answers])
+        errors = [answer.grade.error for answer in answers]
+        if not self._has_graded:
+            NothingGraded.check(errors, "the first evaluation")
+        self._has_graded = self._has_graded or bool(errors)
         return span.metrics
 
     async def _answers(self, each: Callable[[Answer], None] | None) -> list[Answer]:

@@ -33,6 +33,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import (
     ClusterError,
     ConfigError,
+    NothingGraded,
     PromptError,
     QueueClosed,
     QueueError,
@@ -99,6 +100,8 @@ class Engines:
         """Prompts that were put."""
         self._steps = 0
         """Steps of which rows were claimed to be trained on."""
+        self._failed: list[str] = []
+        """Errors of the newest rows, since the last one whose grading succeeded."""
         self._unfinished: WeightVersion | None = None
         """The version that was sent, and that the queue has not been told of."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
@@ -209,6 +212,7 @@ class Engines:
 
         Raises:
             ColumnError, QueueError, QueueTimeout: see `Experience.get_experience_data`.
+            NothingGraded: a step's worth of gradings have failed, one after the other.
             TailraceError: the workers have failed.
         """
         limit = self._config.trainer.train_batch_size if count is None else count
@@ -217,7 +221,17 @@ class Engines:
         if task == "actor":
             newest = max((row.order for row in batch.claim.rows), default=-1)
             self._steps = max(self._steps, newest // self._config.trainer.train_batch_size + 1)
+            self._check_graded(batch)
         return batch
+
+    def _check_graded(self, batch: TensorBatch) -> None:
+        """Raises NothingGraded where the gradings of a step's worth of rows, one after the other, have failed."""
+        errors = batch.columns.get("reward_error", [])
+        assert isinstance(errors, list)
+        for error in errors:
+            self._failed = [*self._failed, str(error)] if error else []
+        if len(self._failed) >= self._config.trainer.train_batch_size:
+            NothingGraded.check(self._failed, f"step {self._steps}")
 
     @contextmanager
     def held(self, batch: TensorBatch) -> Iterator[None]:

@@ -13,3 +13,8 @@ def fails_on_even_length(response: str, answer: Any, prompt: str, metadata: dict
     if len(response) % 2 == 0:
         raise ArithmeticError("even")
     return digit_fraction(response, answer, prompt, metadata)
+
+
+def undefined(response: str, answer: Any) -> float:
+    """Has a name that nobody has defined."""
+    return float(response == answr)  # type: ignore[name-defined]  # noqa: F821

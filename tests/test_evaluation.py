@@ -11,6 +11,7 @@ import pytest
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.config.evaluation import EvaluationConfig
+from tailrace.errors import NothingGraded
 from tailrace.evaluation import Answer, Evaluator, figures, pass_at_k, ways_of
 from tailrace.events import Event, EventLog
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
@@ -156,3 +157,35 @@ def test_nothing_is_said_of_correctness_where_no_grader_does() -> None:
 def test_an_evaluation_that_would_do_nothing_is_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         EvaluationConfig(**config)
+
+
+class Fails(Ones):
+    """Every grading fails, but those of an evaluation in `succeed`."""
+
+    def __init__(self, *succeed: int) -> None:
+        self._succeed = succeed
+        self.evaluation = 0
+
+    async def grade(self, request: GradingRequest) -> Grade:
+        if self.evaluation in self._succeed and request.prompt == "t0":
+            return await super().grade(request)
+        return Grade(reward=None, error="NameError: name 'x' is not defined (my.py, line 3)", traceback="my.py")
+
+
+@pytest.mark.parametrize(("succeed", "stops_at"), [((), 0), ((0,), None), ((1,), 0)])
+def test_a_first_evaluation_without_a_grade_ends_the_run_with_the_error(
+    log: EventLog, events: list[Event], succeed: tuple[int, ...], stops_at: int | None
+) -> None:
+    graders, errors = Fails(*succeed), []
+    ways = ways_of(EvaluationConfig(), SamplingConfig())
+    pool, sets = cast(GraderPool, graders), {"held_out": [prompt(0), prompt(1)]}
+    evaluations = Evaluator(Echo(), pool, sets, ways, lambda ids: str(ids[0]), log, seed=0, actor="engine")
+    for graders.evaluation in range(3):
+        try:
+            asyncio.run(evaluations.run(graders.evaluation))
+        except NothingGraded as error:
+            errors.append((graders.evaluation, str(error)))
+            break
+    assert [evaluation for evaluation, _ in errors] == ([] if stops_at is None else [stops_at])
+    assert all("NameError: name 'x' is not defined (my.py, line 3)" in text for _, text in errors)
+    assert events[0].info["tracebacks"] == {"NameError": "my.py"}, "it is told before the run ends"

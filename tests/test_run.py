@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config.run import RunConfig
-from tailrace.errors import ConfigError, NonFiniteError, TailraceWarning, UserError
+from tailrace.errors import ConfigError, NonFiniteError, NothingGraded, TailraceWarning, UserError
 from tailrace.events import Event, EventLog, read_events
 from tailrace.interrupt import Interrupt
 from tailrace.rewards.pool import GraderPool
@@ -129,7 +129,31 @@ def test_failed_gradings_are_counted_and_leave_the_run_going(
     kinds = [e.info["failures"] for e in read_events(run / "events.jsonl") if e.task == "reward" and e.info]
     assert failures > 0
     assert sum(kind["ArithmeticError"] for kind in kinds) == failures
-    assert capsys.readouterr().out.count("grading failed · ArithmeticError: even\n") == 1
+    assert capsys.readouterr().out.count("grading failed · ArithmeticError: even (") == 1
+
+
+@pytest.mark.parametrize("held_out", [4, 0])
+@pytest.mark.parametrize("failure_reward", [None, 0.0])
+def test_a_grader_that_always_fails_ends_the_run_with_its_file_and_line(
+    tmp_path: Path,
+    tiny_model: TinyModel,
+    prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+    held_out: int,
+    failure_reward: float | None,
+) -> None:
+    grader = {"type": "function", "path": "tests.graders.undefined"}
+    config = small_run(
+        tmp_path / "run",
+        tiny_model("llama"),
+        prompts,
+        rewards={"grader": grader, "workers": 1, "failure_reward": failure_reward},
+        prompts__held_out=held_out,
+    )
+    with pytest.raises(NothingGraded, match=r"NameError: name 'answr' is not defined \(tests/graders.py, line \d+\)"):
+        train(config, resume=False)
+    assert "return float(response == answr)" in capsys.readouterr().out
+    assert not (tmp_path / "run" / "model").exists()
 
 
 def test_three_non_finite_updates_stop_the_run_with_the_evidence(

@@ -4,6 +4,7 @@ Most run their workers in an event loop of this process; the page's example has 
 """
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from tailrace.config.run import RunConfig
 from tailrace.errors import (
     ClusterError,
     ConfigError,
+    NothingGraded,
     PeerLost,
     PromptError,
     QueueTimeout,
@@ -327,6 +329,27 @@ def test_the_caller_grades_where_no_reward_worker_does(small: Callable[..., RunC
         assert isinstance(advantages, PackedTensor)
         assert set(advantages.values.tolist()) == {3}
     assert [handle.name for handle in local.cluster.handles] == ["rollout-0"]
+
+
+def test_a_step_whose_gradings_have_all_failed_is_not_handed_to_the_caller(
+    small: Callable[..., RunConfig], local: Workers
+) -> None:
+    with Trainer(small("own", **SEPARATED)).init_engines(workers=["rollout"]) as engines:
+        engines.put_prompts_data(engines.prompts[:2])
+        failed: dict[str, Any] = {"reward": [math.nan], "reward_error": ["KeyError: 'a' (my.py, line 1)"]}
+        for _ in range(8):
+            batch = engines.get_experience_data("reward", count=1)
+            engines.put_experience_data(batch, {**failed, "reward_parts": [{}]})
+        for _ in range(2):
+            group = engines.get_experience_data("advantage", count=4)
+            mask = group.columns["response_mask"]
+            assert isinstance(mask, PackedTensor)
+            advantages = torch.zeros_like(mask.values, dtype=torch.float32)
+            engines.put_experience_data(group, {"advantages": replace(mask, values=advantages)})
+        with pytest.raises(
+            NothingGraded, match=r"all 8 gradings of step 1 have failed.*KeyError: 'a' \(my.py, line 1\)"
+        ):
+            engines.get_experience_data()
 
 
 def test_a_version_that_was_sent_is_notified_again_after_a_wait_too_long_and_a_queue_that_did_not_hear(

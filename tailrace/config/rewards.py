@@ -80,4 +80,5 @@ class RewardsConfig(Config):
     """A response with at least this reward counts as correct in `accuracy`. By default that is for the grader to say:
     exact, regex and math do, reasoning_gym at a score of 1, and a function by a truth value or a part `correct`."""
     failure_reward: Annotated[float, Field(ge=-1e6, le=1e6)] | None = None
-    """Reward of a response whose grading failed; null leaves the sample out of its group and of the update."""
+    """Reward of a response whose grading failed; null leaves the sample out of its group and of the update.
+    A step none of whose gradings succeeds ends the run all the same."""

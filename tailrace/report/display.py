@@ -85,12 +85,13 @@ class Display:
                     self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _new_failures(self, event: Event) -> Iterator[str]:
-        """The first error of each kind that grading failed with: how often is among the figures."""
-        for error in event.info.get("errors", ()) if event.task == "reward" else ():
-            kind = str(error).partition(":")[0]
+        """The first error of each kind that grading failed with, and its traceback: how often is among the figures."""
+        tracebacks = event.info.get("tracebacks", {})
+        for error in event.info.get("errors", ()) if event.task in ("reward", "evaluation") else ():
+            kind = str(error).partition(":")[0].partition(" (")[0]
             if kind not in self._failures:
                 self._failures.add(kind)
-                yield str(error)
+                yield "\n".join([str(error), *str(tracebacks.get(kind, "")).splitlines()])
 
     def _draw(self) -> RenderableType:
         with self._lock:

@@ -89,7 +89,7 @@ def expected_text(request: GradingRequest) -> str:
 
 def failure_kind(error: str) -> str:
     """The kind of a `Grade.error`: timeout, died, or the name of the grader's exception."""
-    return error.partition(":")[0]
+    return error.partition(":")[0].partition(" (")[0]
 
 
 class FailureReport:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from tailrace.algorithms.base import Algorithm
-from tailrace.errors import NonFiniteError
+from tailrace.errors import NonFiniteError, NothingGraded
 from tailrace.events import EventLog
 from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
@@ -52,6 +52,11 @@ class _Batch:
     """All of them, those of rows that count no more included: each is acked in the end."""
     rows: dict[int, Row] = field(default_factory=dict)
     """By `order`: those to train on."""
+
+    def check_graded(self, step: int) -> None:
+        """Raises NothingGraded where all gradings have failed."""
+        errors = [str(row.cells.get("reward_error", "")) for row in self.rows.values()]
+        NothingGraded.check(errors, f"step {step + 1}")
 
 
 OnCommit = Callable[[StepResult], Awaitable[None]]
@@ -90,6 +95,9 @@ class Actor:
         first optimizer step on no cancellation comes between these. Whatever fails after the last one, the rows are in
         the weights and, as long as they are not acked, in `unacked`; whatever fails in one or between two is in
         `torn_by`.
+
+        Raises:
+            NothingGraded: all gradings of the step have failed; no weight has changed.
         """
         batch = _Batch()
         async with holding(self._queue) as hold:
@@ -97,11 +105,13 @@ class Actor:
                 if self._mini_batch_size == self._batch_size:
                     async for rows in self._new_rows(batch, hold):
                         await self._accumulate(step, [train_sample(row) for row in rows])
+                    batch.check_graded(step)
                     await uninterrupted(self._apply_and_commit(step, batch, on_commit))
                     return
                 samples: dict[int, TrainSample] = {}
                 async for rows in self._new_rows(batch, hold):
                     samples |= await self._with_old_log_probs(rows)
+                batch.check_graded(step)
                 in_order = [samples[order] for order in sorted(samples)]
                 await uninterrupted(self._optimize(step, batch, in_order, on_commit))
             except BaseException:

@@ -14,7 +14,7 @@ import torch
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.transfer import LocalQueueConfig
-from tailrace.errors import PeerLost
+from tailrace.errors import NothingGraded, PeerLost
 from tailrace.events import EventLog
 from tailrace.trainer.actor import Actor, StepResult, train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
@@ -24,7 +24,7 @@ from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec, Value
 
-ACTOR = TaskSpec(name="actor", reads=("prompt_ids", "response_ids", "response_mask", "advantages"))
+ACTOR = TaskSpec(name="actor", reads=("prompt_ids", "response_ids", "response_mask", "reward_error", "advantages"))
 SAMPLES = 8
 
 
@@ -78,8 +78,8 @@ class RecordingTrainer(Trainer):
         return {}
 
 
-def rows(group: int) -> list[NewRow]:
-    """A group of four one-token samples whose token is their order."""
+def rows(group: int, error: str = "") -> list[NewRow]:
+    """A group of four one-token samples whose token is their order, and whose grading has failed with `error`."""
     return [
         NewRow(
             group_id=group,
@@ -89,6 +89,7 @@ def rows(group: int) -> list[NewRow]:
                 "prompt_ids": np.array([1], np.int64),
                 "response_ids": np.array([order], np.int64),
                 "response_mask": np.ones(1, np.int64),
+                "reward_error": error,
                 "advantages": np.ones(1, np.float32),
             },
         )
@@ -149,6 +150,25 @@ async def test_one_optimizer_step_trains_on_the_whole_batch(log: EventLog, execu
     assert [row.order for row in bench.results[-1].rows] == list(range(SAMPLES))
     assert bench.trainer.old_log_probs == [None] * SAMPLES
     assert ((await bench.queue.stats()).rows, len(bench.results)) == (0, 1)
+
+
+@pytest.mark.parametrize(("tokens", "mini"), [(None, SAMPLES), (5, SAMPLES), (None, 4)])
+async def test_a_step_whose_gradings_have_all_failed_changes_no_weight_and_loses_no_row(
+    log: EventLog, executor: ThreadPoolExecutor, tokens: int | None, mini: int
+) -> None:
+    bench = Bench(log, executor, tokens=tokens, mini=mini)
+    await bench.queue.put(rows(0, "KeyError: 'a'") + rows(1, "timeout: too long"))
+    with pytest.raises(NothingGraded, match=r"all 8 gradings of step 1 have failed, 4 of them with: KeyError: 'a'"):
+        await bench.update()
+    assert (bench.trainer.applied, bench.trainer.pending, bench.results) == ([], [], [])
+    assert (bench.actor.torn_by, (await bench.queue.stats()).tasks["actor"].ready) == (None, SAMPLES)
+
+
+async def test_a_step_with_a_grading_that_succeeded_is_trained_on(log: EventLog, executor: ThreadPoolExecutor) -> None:
+    bench = Bench(log, executor, tokens=None, mini=SAMPLES)
+    await bench.queue.put(rows(0, "KeyError: 'a'") + rows(1))
+    await bench.update()
+    assert len(bench.results) == 1
 
 
 async def test_streaming_accumulates_a_group_before_the_next_is_there(
