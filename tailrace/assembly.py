@@ -34,6 +34,7 @@ from tailrace.pipeline import Pipeline, Service
 from tailrace.preparation import check_cache, check_engine, check_sampling, check_tokens, context_length, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.queue_observer import QueueObserver
+from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.rollout.worker import RolloutWorker
@@ -196,6 +197,7 @@ class Colocated(Placement):
         """Start grading processes, engine and trainer."""
         _log.info("loading the model for engine and trainer")
         self._parts = await open_parts(self._config, self._inputs, stack)
+        await check_answers(self._config.rewards, self._inputs.prompts.train, self._parts.pool)
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Connect the parts and the queue."""

@@ -49,6 +49,7 @@ from tailrace.pipeline import Service
 from tailrace.planning.admission import oldest_version
 from tailrace.preparation import prepare_torch
 from tailrace.queue_observer import QueueObserver
+from tailrace.rewards.answers import check_answers
 from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run import begin_log
 from tailrace.run_directory import RunDirectory
@@ -455,6 +456,8 @@ class _Runtime:
         config, directory = self._config, RunDirectory(Path(self._config.output_dir))
         stack.enter_context(directory.locked())
         directory.check_new()  # again: another process may have been faster
+        if "reward" in self._kinds:
+            await check_answers(config.rewards, self._inputs.prompts.train)
         cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
         queue = await open_queue(
             config.queue, run_table(config, make_algorithm(config.algorithm)), directory.queue, stack

@@ -6,6 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?[^()]?|.", re.DOTALL)
+"""Of a pattern: an escape, a class of characters, the head of a group, or one character."""
+_EDGES = frozenset(("^", "$", r"\A", r"\Z", r"\b", r"\B"))
+"""Pieces that take no text; without them a pattern finds all that it found, and maybe more."""
+_ELSEWHERE = re.compile(r"\(\?(?:<?[=!]|P=|\()|\\[1-9]")
+"""What looks around, or refers to another part."""
+_AROUND = ("", " ", "\n")
+
 
 def _compiles(pattern: str) -> str:
     try:
@@ -19,6 +27,37 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 """A Python regular expression."""
 Which = Literal["first", "last"]
 """Of several matches."""
+
+
+def can_find(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether `find` can return `text`, with white space around it maybe, for any text that is searched.
+
+    Where that cannot be told, because the pattern looks around or refers back, it says yes.
+    """
+    part = _group_1(pattern.pattern) if pattern.groups else pattern.pattern
+    if part is None or pattern.flags & re.VERBOSE or _ELSEWHERE.search(part):
+        return True
+    try:
+        wanted = re.compile("".join(piece for piece in _pieces(part) if piece not in _EDGES), pattern.flags)
+    except re.error:  # of its own it means nothing
+        return True
+    return any(wanted.fullmatch(f"{before}{text}{after}") for before in _AROUND for after in _AROUND)
+
+
+def _group_1(pattern: str) -> str | None:
+    """The inside of the first capturing parentheses; None where they are not found."""
+    pieces = _pieces(pattern)
+    starts = [number for number, piece in enumerate(pieces) if piece == "(" or piece.startswith("(?P<")]
+    depth = 0
+    for end in range(starts[0], len(pieces)) if starts else ():
+        depth += pieces[end].startswith("(") - (pieces[end] == ")")
+        if depth == 0:
+            return "".join(pieces[starts[0] + 1 : end])
+    return None
+
+
+def _pieces(pattern: str) -> list[str]:
+    return [match[0] for match in _PIECE.finditer(pattern)]
 
 
 def find(pattern: re.Pattern[str], text: str, which: Which) -> str | None:

@@ -35,6 +35,7 @@ from tailrace.events import EventLog
 from tailrace.learner import Learner
 from tailrace.pipeline import Pipeline, Service
 from tailrace.queue_observer import QueueObserver
+from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run_queue import OpenQueue
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -140,7 +141,8 @@ class Separated(Placement):
         self._cluster = make_cluster(config.cluster, self._pools)
 
     async def open(self, stack: AsyncExitStack) -> None:
-        """See that the cluster has what the workers need."""
+        """See that the grader and the answers fit, and that the cluster has what the workers need."""
+        await check_answers(self._config.rewards, self._inputs.prompts.train)
         address = self._config.cluster.address
         _log.info(f"joining the Ray cluster {address}" if address else "starting a Ray on this machine")
         await stack.enter_async_context(self._cluster)

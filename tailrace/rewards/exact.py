@@ -13,5 +13,9 @@ class ExactGrader(Grader):
     def grade(self, request: GradingRequest) -> bool:
         return self._normal(request.response) == self._normal(expected_text(request))
 
+    def can_be_right(self, request: GradingRequest) -> bool:
+        """A text of several lines is more than the answer: a worked solution, mostly."""
+        return "\n" not in expected_text(request)
+
     def _normal(self, text: str) -> str:
         return text.strip().casefold() if self._ignore_case else text.strip()

@@ -53,6 +53,10 @@ class MathGrader(Grader):
         theirs = read_answer(response) if self._pattern else read_response(response)
         return bool(verify(list(gold), list(theirs), timeout_seconds=None))
 
+    def can_be_right(self, request: GradingRequest) -> bool:
+        """Whether the answer is read as anything."""
+        return bool(read_answer(expected_text(request)))
+
 
 @lru_cache(maxsize=512)
 def read_answer(text: str) -> tuple[Any, ...]:

@@ -35,6 +35,10 @@ class ReasoningGymGrader(Grader):
         score = float(task.score_answer(answer.strip(), entry))
         return {"reward": score, CORRECT: score >= 1.0}
 
+    def can_be_right(self, request: GradingRequest) -> bool:
+        """Whether the prompt is of a task."""
+        return bool(self._task(request.metadata))
+
     def _task(self, metadata: Mapping[str, Any]) -> ProceduralDataset:
         name, parameters = metadata.get("source_dataset"), metadata.get("parameters", {})
         if not isinstance(name, str):

@@ -3,7 +3,7 @@
 import re
 
 from tailrace.config.rewards import RegexReward
-from tailrace.patterns import find
+from tailrace.patterns import can_find, find
 from tailrace.rewards.base import Grader, GradingRequest, expected_text
 
 
@@ -17,3 +17,7 @@ class RegexGrader(Grader):
     def grade(self, request: GradingRequest) -> bool:
         found = find(self._pattern, request.response, self._which)
         return found is not None and found.strip() == expected_text(request)
+
+    def can_be_right(self, request: GradingRequest) -> bool:
+        """Whether the pattern can find the answer in any response."""
+        return can_find(self._pattern, expected_text(request))

@@ -1,0 +1,93 @@
+"""Looks, before anything is generated, at whether the grader can find any response to the prompts right.
+
+A pattern for `-?\\d+` can never find a worked solution, so that every reward would be 0, for ever and without an error.
+"""
+
+import asyncio
+import warnings
+from collections.abc import Sequence
+
+from tailrace.config.rewards import ExactReward, FunctionReward, MathReward, RegexReward, RewardsConfig
+from tailrace.errors import TailraceWarning, UserError, quoted
+from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.pool import GraderPool
+from tailrace.types import Prompt
+
+_LOOKED_AT = 100
+"""Answers, spread over the prompts."""
+_LIMIT_S = 10.0
+"""For all of them; what is not known by then is taken to be well."""
+_WHY_NOT = {
+    "exact": "have several lines, and a response has to be the answer letter for letter",
+    "regex": "can never be what rewards.grader.pattern finds",
+    "math": "are no mathematical expression",
+    "reasoning_gym": "are of no task of reasoning-gym",
+}
+
+
+async def check_answers(config: RewardsConfig, prompts: Sequence[Prompt], pool: GraderPool | None = None) -> None:
+    """Warn where no response can be right to some of `prompts`; `pool`: to ask, by default one of its own.
+
+    Raises:
+        UserError: no prompt has an answer, and the grader compares with it; or the grader cannot be made.
+    """
+    if isinstance(config.grader, FunctionReward) or not prompts:
+        return  # what a function does with an answer is its own affair
+    _check_there_are_some(config, prompts)
+    looked_at = prompts[:: max(1, len(prompts) // _LOOKED_AT)][:_LOOKED_AT]
+    if pool is None:
+        async with GraderPool(config.model_copy(update={"workers": 1})) as own:
+            grades = await _ask(own, looked_at)
+    else:
+        grades = await _ask(pool, looked_at)
+    doubted = [prompt for prompt, grade in zip(looked_at, grades, strict=True) if _is_doubtful(grade)]
+    if doubted:
+        warnings.warn(_doubt(config, doubted, len(looked_at)), TailraceWarning, stacklevel=2)
+
+
+def _check_there_are_some(config: RewardsConfig, prompts: Sequence[Prompt]) -> None:
+    compares = isinstance(config.grader, ExactReward | RegexReward | MathReward)
+    if compares and all(prompt.answer is None for prompt in prompts):
+        raise UserError(
+            f"rewards.grader.type {config.grader.type} compares responses with answers, and none of the {len(prompts)} "
+            "prompts has one; set prompts.source.answer_column, or grade with a function"
+        )
+
+
+async def _ask(pool: GraderPool, prompts: Sequence[Prompt]) -> list[Grade | None]:
+    """What is known of each within the limit."""
+    asked = [asyncio.create_task(pool.can_be_right(_as_response(prompt))) for prompt in prompts]
+    _, late = await asyncio.wait(asked, timeout=_LIMIT_S)
+    for task in late:
+        task.cancel()
+    if late:
+        await asyncio.wait(late)
+    return [None if task in late else task.result() for task in asked]
+
+
+def _as_response(prompt: Prompt) -> GradingRequest:
+    return GradingRequest(
+        prompt=prompt.text,
+        question=prompt.question,
+        response=prompt.answer or "",
+        answer=prompt.answer,
+        metadata=prompt.metadata,
+        tokens=[],
+        finish_reason="stop",
+    )
+
+
+def _is_doubtful(grade: Grade | None) -> bool:
+    if grade is None or (grade.error or "").startswith(("timeout:", "died:")):
+        return False
+    return not grade.reward
+
+
+def _doubt(config: RewardsConfig, doubted: Sequence[Prompt], looked_at: int) -> str:
+    prompt = doubted[0]
+    fix = "the pattern, or " if isinstance(config.grader, RegexReward) else ""
+    return (
+        f"{len(doubted)} of {looked_at} answers that were looked at {_WHY_NOT[config.grader.type]}, such as that "
+        f"of {prompt.prompt_id}, {quoted(str(prompt.answer))}: their reward is always 0; mend {fix}the answers, maybe "
+        "with prompts.source.answer_pattern, which takes the answer out of its column"
+    )

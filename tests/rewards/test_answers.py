@@ -1,0 +1,83 @@
+"""What is said, before a run generates anything, of answers that no response can equal."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter
+
+from tailrace.config.rewards import Grader, RewardsConfig
+from tailrace.errors import TailraceWarning, UserError
+from tailrace.rewards.answers import check_answers
+from tailrace.types import Prompt
+
+SOLUTION = "She has 3 * 4 = 12.\n#### 12"
+
+
+def prompts(*answers: str | None, metadata: dict[str, Any] | None = None) -> list[Prompt]:
+    return [
+        Prompt(
+            prompt_id=f"data:{number}",
+            text="t",
+            question="q",
+            prompt_ids=np.arange(1),
+            answer=answer,
+            metadata=metadata or {},
+        )
+        for number, answer in enumerate(answers)
+    ]
+
+
+def config(**grader: Any) -> RewardsConfig:
+    made: Any = TypeAdapter(Grader).validate_python(grader)
+    return RewardsConfig(grader=made, workers=1)
+
+
+async def said(rewards: RewardsConfig, asked: list[Prompt]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        await check_answers(rewards, asked)
+    return [str(warning.message) for warning in caught if issubclass(warning.category, TailraceWarning)]
+
+
+@pytest.mark.parametrize(
+    ("grader", "answers", "text"),
+    [
+        (
+            {"type": "regex", "pattern": r"-?\d+"},
+            ["12", SOLUTION, SOLUTION],
+            "2 of 3 answers that were looked at can never be what rewards.grader.pattern finds, such as that of data:1",
+        ),
+        ({"type": "exact"}, [SOLUTION, "x"], "1 of 2 answers that were looked at have several lines"),
+        ({"type": "math"}, ["", "12", None], "2 of 3 answers that were looked at are no mathematical expression"),
+        ({"type": "reasoning_gym"}, ["12"], "1 of 1 answers that were looked at are of no task of reasoning-gym"),
+    ],
+)
+async def test_answers_that_no_response_can_equal_are_counted_and_quoted(
+    grader: dict[str, Any], answers: list[str | None], text: str
+) -> None:
+    (warning,) = await said(config(**grader), prompts(*answers))
+    assert text in warning
+    assert "prompts.source.answer_pattern" in warning
+    assert "\n" not in warning
+
+
+async def test_nothing_is_said_of_answers_that_a_response_can_equal() -> None:
+    many = [str(number) for number in range(1000)]
+    assert await said(config(type="regex", pattern=r"#### (-?\d+)"), prompts(*many)) == []
+
+
+async def test_nothing_is_said_of_a_pattern_that_takes_for_ever() -> None:
+    rewards = config(type="regex", pattern="((a+)+)").model_copy(update={"timeout_s": 0.3})
+    assert await said(rewards, prompts("a" * 64 + "b")) == []
+
+
+@pytest.mark.parametrize("grader", [{"type": "exact"}, {"type": "regex", "pattern": "a"}, {"type": "math"}])
+async def test_a_grader_that_compares_needs_answers(grader: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"none of the 2 prompts has one; set prompts.source.answer_column"):
+        await check_answers(config(**grader), prompts(None, None))
+
+
+async def test_functions_are_not_asked() -> None:
+    assert await said(config(type="function", path="no.such_function"), prompts(None)) == []
