@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from tailrace.errors import TailraceError, TailraceWarning, UserError, one_line
+from tailrace.errors import TailraceError, TailraceWarning, UserError, one_line, printable
 
 app = typer.Typer(
     add_completion=False,
@@ -251,7 +251,7 @@ def _warn(
 ) -> None:
     """One line: where in Tailrace's code one of its own warnings was given is of no interest."""
     if issubclass(category, TailraceWarning):
-        print(f"tailrace: warning: {message}", file=sys.stderr)
+        print(f"tailrace: warning: {printable(str(message))}", file=sys.stderr)
     else:
         sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 

@@ -202,8 +202,19 @@ def _leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def one_line(error: BaseException) -> str:
-    """What a library's error says, on one line; its name where it says nothing."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """What a library's error says, on one line without control characters; its name where it says nothing."""
+    return printable(" ".join(str(error).split())) or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """`text` as a terminal may get it: characters that steer one, or that it does not show, as Python escapes them."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else _escaped(char) for char in text)
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
 
 
 def quoted(value: object, limit: int = 100) -> str:

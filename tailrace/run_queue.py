@@ -24,6 +24,7 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.look import greet, look
 from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.preflight import check_service
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.wire.messages import Welcome
 from tailrace.types import TaskSpec
@@ -56,14 +57,17 @@ def run_table(config: RunConfig, algorithm: Algorithm) -> TableConfig:
 
 
 def check_queue(config: QueueConfig, table: TableConfig) -> None:
-    """Whether a run may have the queue; what there is to ask of one that runs already.
+    """Whether a run may have the queue: whether this machine can serve it, or what there is to ask of one that runs.
 
     Raises:
-        UserError: it is not there, does not answer, has another table, or has served a run.
+        UserError: it cannot be served here; or it is not there, does not answer, has another table, or has served a
+            run.
     """
+    if isinstance(config, ServiceQueueConfig):
+        check_service(config)
     if not isinstance(config, RemoteQueueConfig):
         return
-    address = QueueAddress.read(Path(config.connection))
+    address = QueueAddress.read(config.path)
     try:
         welcome = greet(address, name="run", limit_s=_GREETING_LIMIT_S)
         stats = look(address, name="run", limit_s=_GREETING_LIMIT_S)
@@ -128,7 +132,7 @@ async def open_queue(config: QueueConfig, table: TableConfig, directory: Path, s
             processes.on_given_up(lambda: loop.call_soon_threadsafe(remote.hang_up))
             return OpenQueue(remote, processes.address)
         case RemoteQueueConfig():
-            address = QueueAddress.read(Path(config.connection))
+            address = QueueAddress.read(config.path)
             remote = await stack.enter_async_context(RemoteQueue(address, name="run", **client_options(config)))
             return OpenQueue(remote, address)
 

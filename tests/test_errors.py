@@ -1,6 +1,8 @@
 """The words that messages share."""
 
-from tailrace.errors import did_you_mean, nearest, one_line
+import pytest
+
+from tailrace.errors import did_you_mean, nearest, one_line, printable
 
 
 def test_an_error_of_several_lines_becomes_one() -> None:
@@ -20,3 +22,21 @@ def test_the_most_alike_name_is_the_nearest() -> None:
 def test_a_hint_ends_a_message_only_where_there_is_a_near_name() -> None:
     assert did_you_mean("rewrad", iter({"reward": 1})) == "; did you mean 'reward'?"
     assert did_you_mean("rewrad", []) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b]0;title\x07", "\\x1b[31mred\\x1b]0;title\\x07"),
+        ("back\rover\x08", "back\\rover\\x08"),
+        ("\x9b2J", "\\x9b2J"),
+        ("left \u202e thgir", "left \\u202e thgir"),
+        ("half \ud800", "half \\ud800"),
+        ("été → 数 🙂", "été → 数 🙂"),
+        ("first\n\tsecond", "first\n\tsecond"),
+    ],
+)
+def test_what_would_steer_a_terminal_is_escaped(text: str, shown: str) -> None:
+    assert printable(text) == shown
+    assert printable(shown) == shown
+    assert one_line(ValueError(text)).isprintable()

@@ -1,17 +1,22 @@
 """Schema of the transfer queue."""
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
 from tailrace.config.base import Bytes, Config, Count, PathText, Processes, Seconds
 
+Liveness = Annotated[float, Field(ge=1, le=1e6)]
+"""Seconds of silence that mean something: less pass on a busy machine, and everybody would count as dead."""
+StorageBytes = Annotated[int, Field(ge=2**20, le=2**50)]
+
 
 class MemoryStorageConfig(Config):
     """Cells in the memory of the storage unit; they travel to clients in messages."""
 
     type: Literal["memory"] = "memory"
-    max_bytes: Bytes = 8 * 2**30
+    max_bytes: StorageBytes = 8 * 2**30
     """Bytes that a unit holds at the most."""
 
 
@@ -21,8 +26,13 @@ class ArenaStorageConfig(Config):
     type: Literal["arena"] = "arena"
     directory: PathText = "/dev/shm"
     """Where the files of the shared memory are made; a file system in memory."""
-    max_bytes: Bytes = 8 * 2**30
+    max_bytes: StorageBytes = 8 * 2**30
     """Bytes that a unit holds at the most."""
+
+    @property
+    def path(self) -> Path:
+        """Of `directory`."""
+        return Path(self.directory).expanduser()
 
 
 class SpillStorageConfig(Config):
@@ -33,8 +43,13 @@ class SpillStorageConfig(Config):
     """Where the file is made; on a disk."""
     memory_bytes: Bytes = 4 * 2**30
     """Bytes that a unit holds in memory; the least recently written go to the file."""
-    max_bytes: Bytes = 64 * 2**30
+    max_bytes: StorageBytes = 64 * 2**30
     """Bytes that a unit holds at the most, in memory and in the file together."""
+
+    @property
+    def path(self) -> Path:
+        """Of `directory`."""
+        return Path(self.directory).expanduser()
 
 
 class RedisStorageConfig(Config):
@@ -45,7 +60,7 @@ class RedisStorageConfig(Config):
     """The server: redis://host:port/database, rediss:// for TLS, or unix:///path."""
     timeout_s: Seconds = 10.0
     """Seconds that the server has to answer; a call is tried twice."""
-    max_bytes: Bytes = 4 * 2**30
+    max_bytes: StorageBytes = 4 * 2**30
     """Bytes that a unit stores at the most."""
 
 
@@ -62,7 +77,7 @@ class _Bounds(Config):
     """Rows stored at the most; producers wait beyond that."""
     max_bytes: Bytes = 4 * 2**30
     """Bytes of cells stored at the most; producers wait beyond that. Outputs of tasks may exceed it."""
-    lease_s: Seconds = 600.0
+    lease_s: Liveness = 600.0
     """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
     timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
@@ -87,13 +102,13 @@ class ServiceQueueConfig(_Bounds):
     """Where units keep cells."""
     listen: str = "127.0.0.1"
     """The address of this machine at which the processes listen, at ports that are free. Others are not reached."""
-    client_limit_s: Seconds = 30.0
+    client_limit_s: Liveness = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients name their
     own, so `tailrace queue serve` does not look at it."""
     timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim of the run waits at the most; a task without work then asks again, the training
     step fails. Other clients name their own, so `tailrace queue serve` does not look at it."""
-    unit_limit_s: Seconds = 10.0
+    unit_limit_s: Liveness = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
 
     @field_validator("listen")
@@ -124,10 +139,15 @@ class RemoteQueueConfig(Config):
     """The file that `tailrace queue serve` has written: where the queue is, and its token."""
     timeout_s: Seconds = 3600.0
     """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
-    client_limit_s: Seconds = 30.0
+    client_limit_s: Liveness = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back."""
     shared_memory: bool = True
     """Whether cells may pass through the memory of units on this host; otherwise through sockets."""
+
+    @property
+    def path(self) -> Path:
+        """Of `connection`."""
+        return Path(self.connection).expanduser()
 
 
 QueueConfig = Annotated[LocalQueueConfig | ServiceQueueConfig | RemoteQueueConfig, Field(discriminator="type")]

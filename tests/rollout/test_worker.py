@@ -164,6 +164,7 @@ async def test_a_cancelled_worker_leaves_nothing_in_the_engine(log: EventLog, ex
     assert (stats.ready, stats.leased) == (8, 0)
 
 
+@pytest.mark.filterwarnings("ignore:work on a claim")
 async def test_rows_that_come_again_while_they_are_generated_get_one_response(
     log: EventLog, events: list[Event], executor: ThreadPoolExecutor
 ) -> None:
@@ -247,6 +248,7 @@ async def test_room_is_freed_sample_by_sample(log: EventLog, executor: ThreadPoo
         await worker
 
 
+@pytest.mark.filterwarnings("ignore:work on a claim")
 async def test_a_claim_that_is_void_frees_all_of_its_room(log: EventLog, executor: ThreadPoolExecutor) -> None:
     now = 0.0
     queue = make_queue(lambda: now)

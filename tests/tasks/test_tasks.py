@@ -112,6 +112,7 @@ async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log
     assert (await queue.stats()).tasks["reference"].ready == 1
 
 
+@pytest.mark.filterwarnings("ignore:work on a claim")
 async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(
     log: EventLog, events: list[Event]
 ) -> None:

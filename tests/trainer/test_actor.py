@@ -244,6 +244,7 @@ async def test_a_cancellation_during_the_optimizer_step_comes_after_its_ack(
     assert ((await bench.queue.stats()).rows, len(bench.results)) == (0, 1)
 
 
+@pytest.mark.filterwarnings("ignore:work on a claim")
 @pytest.mark.parametrize("mini", [SAMPLES, 4])
 async def test_rows_that_come_again_within_an_update_are_in_it_once(
     log: EventLog, executor: ThreadPoolExecutor, mini: int
@@ -261,6 +262,7 @@ async def test_rows_that_come_again_within_an_update_are_in_it_once(
     assert ((await bench.queue.stats()).rows, bench.actor.unacked, len(bench.results)) == (0, set(), 1)
 
 
+@pytest.mark.filterwarnings("ignore:work on a claim")
 @pytest.mark.parametrize("tokens", [None, 5])
 async def test_rows_that_come_again_after_their_update_are_acked_without_another(
     log: EventLog, executor: ThreadPoolExecutor, tokens: int | None

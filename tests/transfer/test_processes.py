@@ -22,7 +22,7 @@ import pytest
 
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.errors import PeerLost, QueueError, UserError
+from tailrace.errors import PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
@@ -208,8 +208,8 @@ def test_a_directory_has_one_queue(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"storage": {"type": "arena", "directory": "/nowhere"}}, "no directory for shared memory can be made"),
-        ({"listen": "192.0.2.1"}, "cannot listen at 'tcp://192.0.2.1"),
+        ({"storage": {"type": "arena", "directory": "/nowhere"}}, "^queue.storage.directory=/nowhere: No such file"),
+        ({"listen": "192.0.2.1"}, "^queue.listen=192.0.2.1: this machine cannot listen there"),
         (
             {"table": TableConfig(tasks=(TaskConfig(name="a", reads=("colour",)),))},
             "task 'a' reads 'colour', which is no column",
@@ -219,8 +219,9 @@ def test_a_directory_has_one_queue(tmp_path: Path) -> None:
 def test_what_a_process_cannot_serve_is_said_to_whoever_starts_it(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(QueueError, match=message), queue(tmp_path, **changes):
+    with pytest.raises(TailraceError, match=message), queue(tmp_path / "queue", **changes):
         pass
+    assert not (tmp_path / "queue").exists(), "nothing is left"
 
 
 def test_why_a_process_cannot_be_started_again_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,11 @@ they are somebody else's. What was worked out for them then counts for nothing.
 """
 
 import asyncio
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 
-from tailrace.errors import LeaseError, PeerLost, QueueClosed, QueueTimeout, StaleRowError
+from tailrace.errors import LeaseError, PeerLost, QueueClosed, QueueTimeout, StaleRowError, TailraceWarning
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
 from tailrace.types import Value
 
@@ -79,7 +80,16 @@ async def ack_if_held(queue: TransferQueue, claim: Claim, outputs: Mapping[RowId
     """
     try:
         await queue.ack(claim, outputs)
-    except (LeaseError, StaleRowError):
+    except StaleRowError:
+        return False
+    except LeaseError:
+        warnings.warn(
+            f"work on a claim of task {claim.task!r} took longer than its lease, which was not renewed in time; it is "
+            f"done anew, by whoever claims it. If this comes again, raise queue.lease_s (now {claim.lease_s:g} s) or "
+            f"queue.client_limit_s",
+            TailraceWarning,
+            stacklevel=2,
+        )
         return False
     return True
 

@@ -36,6 +36,7 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.look import look
 from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.preflight import check_service
 from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
 from tailrace.transfer.queue.socket_directory import directory_of, socket_directory
 from tailrace.transfer.queue.storage.arena import remove_orphans
@@ -192,6 +193,7 @@ class QueueProcesses:
             stack.callback(self._wake.close)
             try:
                 check_table(make_tasks(self._table), self._table.columns)
+                check_service(self._config)
                 stack.enter_context(_locked(self._directory))
                 if not self._resume:
                     self._journal.unlink(missing_ok=True)
@@ -377,7 +379,7 @@ class QueueProcesses:
         for child in self._children.values():
             child.end(max(0.0, deadline - time.monotonic()))
         if isinstance(self._config.storage, ArenaStorageConfig):
-            remove_orphans(Path(self._config.storage.directory))  # what units had that were killed
+            remove_orphans(self._config.storage.path)  # what units had that were killed
 
 
 @contextmanager

@@ -110,6 +110,19 @@ def check_capacity(rows: int, nbytes: int, config: LocalQueueConfig | ServiceQue
             raise QueueError(f"a put of {rows} rows and {nbytes} bytes can never fit queue.{name} {bound}")
 
 
+def check_unit(rows: int, nbytes: int, most: int) -> None:
+    """Whether an empty unit, of `most` bytes, had room for a put: it is on each of its units as a whole.
+
+    Raises:
+        QueueError: it had not.
+    """
+    if nbytes > most:
+        raise QueueError(
+            f"a put of {rows} rows and {nbytes} bytes can never fit a storage unit: raise queue.storage.max_bytes, "
+            f"{most}, or put fewer or shorter rows at once"
+        )
+
+
 def check_limit(limit: int | None) -> None:
     """Whether a claim may ask for so many rows.
 

@@ -131,7 +131,10 @@ class Pool:
             remove_orphans(parent)
             self.directory, self._lock = make_directory(parent)
         except OSError as error:
-            raise WeightsError(f"no directory for shared memory can be made in {parent}: {error.strerror}") from None
+            raise WeightsError(
+                f"no directory for shared memory can be made in {parent}: {error.strerror}; weights go from process to "
+                f"process there: mount a file system in memory, or give this user the right to write to it"
+            ) from None
         self._using = threading.Lock()
         self._segments: list[Segment] = []
         self._made = 0

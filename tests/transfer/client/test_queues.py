@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Semaphore
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,10 +24,14 @@ from tailrace.errors import (
     StorageFull,
 )
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
+from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.wire.calls import Operation
+from tailrace.transfer.queue.wire.messages import Renew
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.types import FloatArray, TaskSpec, Value
 from tests.transfer.client.servers import LIMIT_S, Make, Served, arena, memory, serving
@@ -353,14 +358,22 @@ def test_a_blocking_client_holds_its_claim_by_a_thread(tmp_path: Path) -> None:
         assert other.claim("rollout", timeout=LIMIT_S).rows[0].id == claim.rows[0].id, "it was given back"
 
 
-def test_a_claim_is_held_by_a_client_whose_own_connection_is_silent(tmp_path: Path) -> None:
-    listen = partial(Server, silence_s=0.4, signs_of_life=True)  # as if the connection were gone, too
-    with serving(tmp_path, lease_s=0.9, listen=listen) as served, blocking(served) as queue, blocking(served) as other:
+def test_a_claim_is_held_by_a_client_whose_own_connection_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = partial(Server, silence_s=0.5, signs_of_life=True)  # as if the connection were gone, too
+    renewed = Semaphore(0)
+
+    def renew(session: Session, lease_id: int) -> Operation[None]:
+        yield from operations.tell(session, Renew(lease_id))
+        renewed.release()
+
+    monkeypatch.setattr(operations, "renew", renew)
+    with serving(tmp_path, lease_s=3.0, listen=listen) as served, blocking(served) as queue:
         queue.put(group(0))
         with queue.held(queue.claim("rollout")) as claim:
-            for _ in range(8):  # none is silent for so long itself
-                with pytest.raises(QueueTimeout):
-                    other.claim("rollout", timeout=0.2)
+            for _ in range(2):
+                assert renewed.acquire(timeout=LIMIT_S)
             queue.ack(claim, outputs(claim, response_ids=tokens(1)))
         assert queue.stats().tasks["rollout"].expired == 0
 
@@ -405,9 +418,11 @@ async def test_a_client_that_leaves_gives_its_rows_back_before_the_lease_ends(tm
 
 def test_outputs_that_the_units_have_no_room_for_are_an_error_that_says_so(tmp_path: Path) -> None:
     with serving(tmp_path, make=memory) as served, blocking(served, timeout_s=0.1) as queue:
-        queue.put(group(0))
+        queue.put(group(0, prompt=2**22))
         claim = queue.claim("rollout")
-        with pytest.raises(StorageFull, match="no room for a write of 80000000 bytes"):
+        with pytest.raises(StorageFull, match=f"no room for a write of {2**25 + 8} bytes"):
+            queue.ack(claim, outputs(claim, response_ids=tokens(2**22 + 1)))
+        with pytest.raises(QueueError, match=r"80000000 bytes can never fit .* raise queue.storage.max_bytes"):
             queue.ack(claim, outputs(claim, response_ids=tokens(10_000_000)))
         queue.ack(claim, outputs(claim, response_ids=tokens(1)))
 

@@ -18,6 +18,7 @@ from tailrace.errors import (
     WireError,
 )
 from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.messages import (
     Ack,
@@ -40,9 +41,10 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
+from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.talk import LIMIT_S, ack, alive, claim, replaced, site, small, stats, store, work, write
 from tests.transfer.controller.test_controller_machine import admit, ints, one_run
-from tests.transfer.tables import group
+from tests.transfer.tables import group, table
 
 
 def test_rows_are_claimed_when_every_unit_has_them_and_not_before(tmp_path: Path) -> None:
@@ -392,3 +394,18 @@ def test_versions_of_rows_that_are_written_are_known_to_policies(tmp_path: Path)
     write(queue, queue.ask(message))
     [record] = queue.ask(Export()).state.rows
     assert record.facts.version == 4
+
+
+@pytest.mark.parametrize("others", [(), (2**19,), (2**22,)])
+def test_a_put_that_no_unit_could_ever_hold_is_refused_with_the_key(tmp_path: Path, others: tuple[int, ...]) -> None:
+    units = [FakeUnit(str(number), max_bytes=nbytes) for number, nbytes in enumerate((2**20, *others))]
+    storage = {"type": "memory", "max_bytes": 2**20}
+    queue = Site(lambda: table(FirstIn(9)), tmp_path, units=units, unit_limit_s=LIMIT_S, storage=storage)
+    most = max(2**20, *others, 0)
+    with pytest.raises(
+        QueueError, match=rf"1 rows and {most + 8} bytes can never .* raise queue.storage.max_bytes, {most}"
+    ):
+        queue.ask(admit(group(1, prompt=most // 8 + 1)))
+    store(queue, group(1, prompt=most // 8))
+    waiting = queue.send(replaced(admit(group(2, prompt=most // 8)), wait_s=100.0))
+    assert queue.answer(waiting) is None, "it waits for room"

@@ -297,6 +297,19 @@ def test_half_of_what_is_free_is_left_to_other_units(arena: ArenaStorage, monkey
     assert sizes == [SEGMENT // 2, SEGMENT * 3 // 4]
 
 
+@pytest.mark.parametrize(("total", "error"), [(9, QueueError), (10, StorageFull), (0, StorageFull)])
+def test_a_machine_that_never_has_room_for_a_write_says_so(
+    arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch, total: int, error: type[QueueError]
+) -> None:
+    values = list(os.statvfs(arena.directory))
+    values[1], values[2], values[4] = 1, total, min(total, 3)  # the bytes of a block, how many there are, and are free
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
+    monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
+    with pytest.raises(QueueError, match=f"{values[4]} of {total} bytes are free .* --shm-size") as refused:
+        arena.reserve(10)
+    assert type(refused.value) is error
+
+
 def test_memory_that_nobody_has_used_since_the_last_trim_goes_back_though_a_client_has_it_mapped() -> None:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as shared:
         arena = arena_in(Path(shared), segment_bytes=2**16, max_bytes=2**20)

@@ -30,6 +30,12 @@ def test_a_full_storage_says_how_full_and_has_room_again_after_a_drop(storage: S
     storage.abandon(storage.reserve(MAX_BYTES))
 
 
+def test_a_write_that_never_fits_is_refused_and_does_not_wait_for_room(storage: Storage) -> None:
+    with pytest.raises(QueueError, match=f"{MAX_BYTES + 1} bytes can never fit the {MAX_BYTES} .*max_bytes") as refused:
+        storage.reserve(MAX_BYTES + 1)
+    assert not isinstance(refused.value, StorageFull)
+
+
 def test_reserved_places_count_as_taken(storage: Storage) -> None:
     place = storage.reserve(MAX_BYTES)
     with pytest.raises(StorageFull):

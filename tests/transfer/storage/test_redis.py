@@ -135,5 +135,5 @@ def test_a_server_that_never_answers_is_an_error_that_names_its_address() -> Non
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(QueueError, match=r"the address of Redis is not valid: .*scheme"):
+    with pytest.raises(QueueError, match=r"queue.storage.url is no address of a Redis server: .*scheme"):
         storage_at("http://127.0.0.1")

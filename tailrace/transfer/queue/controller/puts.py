@@ -30,7 +30,7 @@ from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import cell_facts, check_facts, new_rows, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
-from tailrace.transfer.queue.schema import RAISE_LIMIT, check_capacity
+from tailrace.transfer.queue.schema import RAISE_LIMIT, check_capacity, check_unit
 from tailrace.transfer.queue.state import Newcomer
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.wire.frames import Reply
@@ -255,6 +255,7 @@ class Puts:
         if message.cells is not None and len(message.cells) != offer.nbytes:
             raise WireError(f"cells of {offer.nbytes} bytes were announced, and {len(message.cells)} came")
         check_capacity(len(rows), offer.nbytes, self._desk.config)
+        check_unit(len(rows), offer.nbytes, max(self._desk.config.storage.max_bytes, self._desk.units.largest))
         if self._desk.control.being_put(rows) is None:
             self._desk.control.check_groups(rows)
         return offer

@@ -104,6 +104,11 @@ class Units:
         return [unit for unit in self._units.values() if unit.ready]
 
     @property
+    def largest(self) -> int:
+        """Bytes that the largest of those that have joined holds."""
+        return max((unit.join.max_bytes for unit in self._units.values() if unit.join), default=0)
+
+    @property
     def recovering(self) -> bool:
         """Whether a unit that has rows has not come back yet, and may still do so."""
         return any(unit.rows and unit.expected for unit in self._units.values())

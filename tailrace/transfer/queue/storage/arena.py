@@ -238,7 +238,7 @@ class ArenaStorage(Storage):
         if mapped - sum(empty.values()) + needed > self._max_bytes:
             raise StorageFull(
                 f"no room for a write of {needed} bytes that lie together: {self.nbytes} of {self._max_bytes} are "
-                f"taken; come again when rows have left, or raise the storage's max_bytes"
+                f"taken; come again when rows have left, or raise queue.storage.max_bytes"
             )
         while mapped + needed > self._max_bytes:
             number = next(iter(empty))
@@ -252,10 +252,17 @@ class ArenaStorage(Storage):
             elif empty:  # what they take may be what is missing, and each of them is too small
                 self._remove_segment(empty.popitem()[0])
             else:
-                raise StorageFull(
-                    f"{needed} bytes of shared memory cannot be had in {self.directory}: {failure.strerror}; "
-                    f"make room there, or lower the storage's max_bytes"
-                )
+                raise self._no_room(needed, failure)
+
+    def _no_room(self, needed: int, failure: OSError) -> QueueError:
+        known = os.statvfs(self.directory)
+        total, free = known.f_blocks * known.f_frsize, known.f_bavail * known.f_frsize
+        text = (
+            f"{needed} bytes of shared memory cannot be had in {self.directory}: {failure.strerror}; {free} of {total} "
+            f"bytes are free there; make room (in a container: a larger --shm-size), or give another "
+            f"queue.storage.directory or queue.storage.type"
+        )
+        return QueueError(text) if 0 < total < needed else StorageFull(text)
 
     def _make_segment(self, size: int) -> OSError | None:
         """Add `size` bytes of free memory; the error where the machine has not so many."""

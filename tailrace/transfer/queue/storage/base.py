@@ -222,10 +222,15 @@ def check_room(nbytes: int, taken: int, max_bytes: int) -> None:
     """
     if nbytes < 0:
         raise QueueError(f"a write of {nbytes} bytes was announced; the number must be 0 or more")
+    if nbytes > max_bytes:
+        raise QueueError(
+            f"a write of {nbytes} bytes can never fit the {max_bytes} that a unit stores: raise "
+            f"queue.storage.max_bytes, or write fewer or shorter rows at once"
+        )
     if taken + nbytes > max_bytes:
         raise StorageFull(
             f"no room for a write of {nbytes} bytes: {taken} of {max_bytes} are taken; "
-            f"come again when rows have left, or raise the storage's max_bytes"
+            f"come again when rows have left, or raise queue.storage.max_bytes"
         )
 
 

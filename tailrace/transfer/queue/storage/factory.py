@@ -1,7 +1,6 @@
 """Makes the storage that a configuration names, and clears it when nobody comes back to it."""
 
 from contextlib import closing
-from pathlib import Path
 
 from tailrace.config.transfer import (
     ArenaStorageConfig,
@@ -28,13 +27,11 @@ def make_storage(config: StorageConfig, *, name: str) -> Storage:
         case ArenaStorageConfig():
             from tailrace.transfer.queue.storage.arena import ArenaStorage
 
-            return ArenaStorage(parent=Path(config.directory), max_bytes=config.max_bytes)
+            return ArenaStorage(parent=config.path, max_bytes=config.max_bytes)
         case SpillStorageConfig():
             from tailrace.transfer.queue.storage.spill import SpillStorage
 
-            return SpillStorage(
-                directory=Path(config.directory), memory_bytes=config.memory_bytes, max_bytes=config.max_bytes
-            )
+            return SpillStorage(directory=config.path, memory_bytes=config.memory_bytes, max_bytes=config.max_bytes)
         case RedisStorageConfig():
             try:
                 from tailrace.transfer.queue.storage.redis import RedisStorage

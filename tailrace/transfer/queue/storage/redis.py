@@ -44,7 +44,8 @@ class RedisStorage(Storage):
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 1)
             )
         except ValueError as error:
-            raise QueueError(f"the address of Redis is not valid: {one_line(error)}") from None
+            why = "it cannot be read" if "@" in url else one_line(error)  # which would show a part of the password
+            raise QueueError(f"queue.storage.url is no address of a Redis server: {why}") from None
         options = self._client.connection_pool.connection_kwargs
         self._address = options.get("path") or f"{options.get('host')}:{options.get('port')}"
         self._name = name

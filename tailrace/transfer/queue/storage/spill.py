@@ -131,7 +131,7 @@ class SpillStorage(Storage):
             self._runs.free(offset, len(stored))
             raise StorageFull(
                 f"{len(stored)} bytes cannot be written to the file in {self._directory}: {error.strerror}; "
-                f"make room there, or lower the storage's max_bytes"
+                f"make room there, or lower queue.storage.max_bytes"
             ) from None
         return offset
 

@@ -1,8 +1,10 @@
 """ZeroMQ sockets as the queue uses them, and where they listen."""
 
 import os
+import platform
 import shutil
 import tempfile
+import uuid
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -152,10 +154,16 @@ def send(socket: zmq.SyncSocket, frames: Sequence[Buffer]) -> bool:
 
 @cache
 def host_id() -> str:
-    """The same for processes that share a machine and its /dev/shm, and for no others."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    shared = os.stat("/dev/shm")
-    return f"{boot.read_text().strip()}-{shared.st_dev}-{shared.st_ino}"
+    """The same for processes that share a machine and its /dev/shm, if it has one, and for no others."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # no Linux
+        machine = f"{platform.node()}-{uuid.getnode():x}"
+    try:
+        shared = os.stat("/dev/shm")
+    except OSError:
+        return machine
+    return f"{machine}-{shared.st_dev}-{shared.st_ino}"
 
 
 def reachable(endpoints: Sequence[str], host: str) -> list[str]:

@@ -1,0 +1,69 @@
+"""What a queue needs of this machine: looked at before anything is written, so that what is missing is one line."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import zmq
+
+from tailrace.config.transfer import (
+    ArenaStorageConfig,
+    MemoryStorageConfig,
+    RedisStorageConfig,
+    ServiceQueueConfig,
+    SpillStorageConfig,
+    StorageConfig,
+)
+from tailrace.errors import ConfigError, QueueError
+from tailrace.transfer.queue.storage.factory import make_storage
+
+
+def check_service(config: ServiceQueueConfig) -> None:
+    """Whether processes of this machine can serve such a queue.
+
+    Raises:
+        ConfigError: they cannot listen there, or have the storage. It names the key.
+    """
+    _check_listen(config.listen)
+    _check_storage(config.storage)
+
+
+def _check_listen(listen: str) -> None:
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as socket:
+        try:
+            socket.bind(f"tcp://{listen}:*")
+        except zmq.ZMQError as error:
+            why = os.strerror(error.errno or 0)
+            raise ConfigError(
+                f"queue.listen={listen}: this machine cannot listen there: {why}; give one of its own "
+                f"addresses: 127.0.0.1, or the one by which other machines reach it"
+            ) from None
+
+
+def _check_storage(config: StorageConfig) -> None:
+    match config:
+        case MemoryStorageConfig():
+            return
+        case ArenaStorageConfig():
+            _check_directory(
+                config.path, "a file system in memory that this user can write to, or queue.storage.type=memory"
+            )
+        case SpillStorageConfig():
+            _check_directory(config.path, "one on a disk that this user can write to")
+        case RedisStorageConfig():
+            try:
+                make_storage(config, name="tailrace-preflight").close()
+            except QueueError as error:
+                raise ConfigError(
+                    f"queue.storage.type=redis: {error}; start a server, or give queue.storage.url another one's"
+                ) from None
+
+
+def _check_directory(directory: Path, wanted: str) -> None:
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix="tailrace-"):
+            known = os.statvfs(directory)
+    except OSError as error:
+        raise ConfigError(f"queue.storage.directory={directory}: {error.strerror}; give {wanted}") from None
+    if known.f_blocks and not known.f_bavail:
+        raise ConfigError(f"queue.storage.directory={directory} is full; make room there, or give {wanted}")
