@@ -39,6 +39,7 @@ from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
 from tailrace.rollout.worker import RolloutWorker
 from tailrace.run_queue import OpenQueue
+from tailrace.signal_check import SignalCheck
 from tailrace.tasks.advantage import AdvantageTask
 from tailrace.tasks.reference import LogProbs, ReferenceTask
 from tailrace.tasks.reward import RewardTask
@@ -286,7 +287,8 @@ def make_learner(
         mini_batch_size=config.mini_batch_size,
     )
     checkpointer = Checkpointer(store, trainer, queue, executor, log, prompts=prompts)
-    return LocalLearner(actor, trainer, executor, publisher, checkpointer, log, run_log=run_log)
+    check = SignalCheck.of(config)
+    return LocalLearner(actor, trainer, executor, publisher, checkpointer, log, run_log=run_log, check=check)
 
 
 def _feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> PromptFeeder:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tailrace.checkpointing import Checkpointer, RunState
-from tailrace.errors import CheckpointError, one_line
+from tailrace.errors import CheckpointError, TrainingError, one_line
 from tailrace.events import Event, EventLog
 from tailrace.metrics import response_tokens, step_metrics
+from tailrace.signal_check import SignalCheck
 from tailrace.trainer.actor import Actor, StepResult
 from tailrace.trainer.base import Trainer
 from tailrace.types import WeightVersion
@@ -88,8 +89,13 @@ class LocalLearner(Learner):
         log: EventLog,
         *,
         run_log: EventLog | None = None,
+        check: SignalCheck | None = None,
     ) -> None:
-        """`executor`: of the trainer's device. `run_log`: takes the events of whole steps, where `log` is for work."""
+        """`executor`: of the trainer's device. `run_log`: takes the events of whole steps, where `log` is for work.
+        `check`: of each step; none without."""
+        self._check = check or SignalCheck()
+        self._warned = False
+        """The last step gave a warning."""
         self._trained_steps = 0
         self._turn = asyncio.Lock()
         """A step that goes on after its cancellation may meet the next call."""
@@ -120,8 +126,11 @@ class LocalLearner(Learner):
                 await self._actor.update(step, on_commit=hand_on)
                 await self._publisher.settle(self._trained_steps)
             finally:
-                if trained is not None:  # whatever has ended it then
-                    self._run_log.emit(self._step_event(step, start, trained))
+                event = None if trained is None else self._step_event(step, start, trained)
+                if event is not None:  # whatever has ended it then
+                    self._run_log.emit(event)
+            assert event is not None, "a step that ends well has been committed"
+            self._judge(step, event)
 
     async def save(self, next_step: int) -> None:
         async with self._turn:
@@ -146,6 +155,22 @@ class LocalLearner(Learner):
 
     async def evidence(self) -> dict[str, Any]:
         return self._trainer.evidence()
+
+    def _judge(self, step: int, event: Event) -> None:
+        """Warn of the figures of a step, once until they are right again, or end the run.
+
+        Raises:
+            TrainingError: they say that training is wrong.
+        """
+        if (error := self._check.error(step, event.metrics)) is not None:
+            raise TrainingError(error)
+        warning = self._check.warning(step, event.metrics)
+        if warning is not None and not self._warned:
+            info = {"kind": "on_policy_mismatch", "text": warning}
+            self._run_log.emit(
+                Event(task="warning", actor="driver", start=event.end, end=event.end, step=step, info=info)
+            )
+        self._warned = warning is not None
 
     async def _compute(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)

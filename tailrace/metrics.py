@@ -118,4 +118,11 @@ def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
         if update.applied
     ]
     means = {name: statistics.fmean(update[name] for update in applied) for name in (applied[0] if applied else ())}
-    return {**means, "skipped_updates": float(len(updates) - len(applied))}
+    return {**_of_on_policy_tokens(means), "skipped_updates": float(len(updates) - len(applied))}
+
+
+def _of_on_policy_tokens(means: Mapping[str, float]) -> dict[str, float]:
+    """With `on_policy_mismatch` as the mean over the tokens that are on-policy; without it where none is."""
+    part, others = means.get("on_policy", 0.0), dict(means)
+    mismatch = others.pop("on_policy_mismatch", 0.0)
+    return {**others, "on_policy_mismatch": mismatch / part} if part else others

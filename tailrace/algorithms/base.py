@@ -35,6 +35,9 @@ class LossInputs:
     ref_log_probs_N: "torch.Tensor | None" = None
     rollout_log_probs_N: "torch.Tensor | None" = None
     """Of the engine while sampling."""
+    on_policy_N: "torch.Tensor | None" = None
+    """1 on tokens of responses that the weights at the start of the step made, all of them; 0 on others. None where
+    that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,8 +56,9 @@ def clipped_policy_loss(
 
     Metrics, as sums over the N tokens of the mask: `tokens`, `policy_loss`, `ratio`, `clip_fraction_low`,
     `clip_fraction_high`, `approx_kl` (k3 of the old weights and the current ones), with a penalty `ref_kl`, with
-    the engine's log-probabilities `rollout_mismatch`, the distance of the old ones from them, and with a correction
-    `correction_weight` and `correction_truncated`.
+    the engine's log-probabilities `rollout_mismatch`, the distance of the old ones from them, where it is known who
+    sampled them `on_policy` and `on_policy_mismatch`, that distance where it should be nothing but rounding, and with a
+    correction `correction_weight` and `correction_truncated`.
     """
     tokens = clipped_surrogate(inputs, clip_low=clip_low, clip_high=clip_high)
     per_token = {
@@ -78,7 +79,11 @@ def clipped_policy_loss(
         loss = loss + kl.coefficient * per_token["ref_kl"]
     loss_sum, denominator = aggregate(loss, inputs, mode)
     if inputs.rollout_log_probs_N is not None:
-        per_token["rollout_mismatch"] = (inputs.old_log_probs_N - inputs.rollout_log_probs_N).abs()
+        mismatch = (inputs.old_log_probs_N - inputs.rollout_log_probs_N).abs()
+        per_token["rollout_mismatch"] = mismatch
+        if inputs.on_policy_N is not None:
+            per_token["on_policy"] = inputs.on_policy_N
+            per_token["on_policy_mismatch"] = torch.where(inputs.on_policy_N > 0, mismatch, 0.0)
     metrics = {name: masked_sum(value.detach(), inputs.mask_N).item() for name, value in per_token.items()}
     return LossOutput(loss_sum=loss_sum, denominator=denominator, metrics=metrics)
 

@@ -1,5 +1,6 @@
 """The whole configuration of a run, and the checks that span several parts of it."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -85,6 +86,26 @@ class RunConfig(OnDevice):
         return self.model_copy(update=chosen)
 
     @property
+    def mismatch_bounds(self) -> tuple[float, float]:
+        """Of `trainer.mismatch_warning` and `trainer.mismatch_error`; infinite where the two sides are not comparable.
+
+        Rounding gives 1e-5 in fp32 and 0.03 in bf16, in the mean of a model's own samples.
+        """
+        if self.engine.type == "fake" or self._cut_by is not None:
+            return math.inf, math.inf
+        exact = self.trainer.precision == "fp32" and getattr(self.engine, "dtype", "bfloat16") == "float32"
+        warning, error = (0.001, 0.1) if exact else (0.1, 0.5)
+        error = self.trainer.mismatch_error or max(error, self.trainer.mismatch_warning or 0.0)
+        return min(self.trainer.mismatch_warning or warning, error), error
+
+    @property
+    def _cut_by(self) -> str | None:
+        """The setting that leaves tokens out of what is sampled, so that the others become more likely."""
+        sampling = self.sampling
+        cut = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
+        return next((name for name in cut if cut[name]), None)
+
+    @property
     def weights_mode(self) -> WeightsMode:
         """How new weights reach separate engines."""
         return self.weights.mode or ("in_flight" if self.pipeline.max_staleness else "synchronous")
@@ -145,10 +166,8 @@ class RunConfig(OnDevice):
 
     @model_validator(mode="after")
     def _corrections_compare_like_with_like(self) -> Self:
-        sampling = self.sampling
-        cut = {"top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1, "min_p": sampling.min_p > 0}
-        if isinstance(self.resolved_algorithm.rollout_correction, TruncatedCorrection) and any(cut.values()):
-            name = next(name for name in cut if cut[name])
+        name = self._cut_by
+        if isinstance(self.resolved_algorithm.rollout_correction, TruncatedCorrection) and name is not None:
             raise ValueError(
                 f"sampling.{name} raises the probabilities of what is sampled, which algorithm.rollout_correction "
                 f"truncated compares with those of the whole softmax: every factor would be too low; leave "
@@ -168,6 +187,16 @@ class RunConfig(OnDevice):
             raise ValueError(
                 f"trainer.mini_batch_size {mini} must be a multiple of algorithm.group_size {group} "
                 f"and divide trainer.train_batch_size {batch}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warns_before_it_ends(self) -> Self:
+        warning, error = self.trainer.mismatch_warning, self.trainer.mismatch_error
+        if warning is not None and error is not None and warning > error:
+            raise ValueError(
+                f"trainer.mismatch_warning {warning:g} is above trainer.mismatch_error {error:g}, which ends the run "
+                "first; lower it"
             )
         return self
 

@@ -29,6 +29,10 @@ Decode = Callable[[list[int]], str]
 """Token ids to text, without special tokens."""
 
 
+_ROUNDING = 0.01
+"""By which a log-probability may exceed 0."""
+
+
 class RolloutWorker:
     """Generates a response for every row, with the engine's weights of the moment."""
 
@@ -107,7 +111,7 @@ class RolloutWorker:
             self._engine.submit([self._request(number, row) for number, row in rows.items()])
         ) as samples:
             async for sample in samples:
-                _check_has_tokens(sample, rows[sample.request_id])
+                _check_sample(sample, rows[sample.request_id])
                 span.tokens += len(sample.response_ids)
                 taken.free(1)
                 if not await ack_if_held(self._queue, claim, {rows[sample.request_id].id: self._outputs(sample)}):
@@ -150,12 +154,20 @@ class RolloutWorker:
         )
 
 
-def _check_has_tokens(sample: Sample, row: Row) -> None:
-    if not len(sample.response_ids):
+def _check_sample(sample: Sample, row: Row) -> None:
+    """Whether it can be trained on: an engine may be anybody's."""
+    tokens, log_probs = len(sample.response_ids), sample.rollout_log_probs
+    given = f"the engine gave sample {row.order} of the run (group {row.group_id})"
+    if not tokens:
+        raise EngineError(f"{given} a response without a token; one has at least one, be it the end of sequence")
+    if not len(log_probs) == len(sample.weight_versions) == tokens:
         raise EngineError(
-            f"the engine gave sample {row.order} of the run (group {row.group_id}) a response without a token; one has "
-            "at least one, be it the end of sequence"
+            f"{given} {tokens} tokens, {len(log_probs)} log-probabilities and {len(sample.weight_versions)} weight "
+            "versions; each token has one of both"
         )
+    wrong = ~np.isfinite(log_probs) | (log_probs > _ROUNDING)
+    if wrong.any():
+        raise EngineError(f"{given} the log-probability {log_probs[wrong][0]:g}; it is finite, and not above 0")
 
 
 class _Room:

@@ -30,7 +30,7 @@ from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
 from tailrace.transfer.queue.dataloader import StreamingLoader
 from tailrace.transfer.queue.lease import ack_if_held, holding
-from tailrace.types import FloatArray
+from tailrace.types import FloatArray, WeightVersion
 
 T = TypeVar("T")
 
@@ -104,13 +104,13 @@ class Actor:
             try:
                 if self._mini_batch_size == self._batch_size:
                     async for rows in self._new_rows(batch, hold):
-                        await self._accumulate(step, [train_sample(row) for row in rows])
+                        await self._accumulate(step, [train_sample(row, step) for row in rows])
                     batch.check_graded(step)
                     await uninterrupted(self._apply_and_commit(step, batch, on_commit))
                     return
                 samples: dict[int, TrainSample] = {}
                 async for rows in self._new_rows(batch, hold):
-                    samples |= await self._with_old_log_probs(rows)
+                    samples |= await self._with_old_log_probs(step, rows)
                 batch.check_graded(step)
                 in_order = [samples[order] for order in sorted(samples)]
                 await uninterrupted(self._optimize(step, batch, in_order, on_commit))
@@ -142,9 +142,9 @@ class Actor:
             if new:
                 yield new
 
-    async def _with_old_log_probs(self, rows: Sequence[Row]) -> dict[int, TrainSample]:
+    async def _with_old_log_probs(self, step: int, rows: Sequence[Row]) -> dict[int, TrainSample]:
         """By `order`."""
-        samples = [train_sample(row) for row in rows]
+        samples = [train_sample(row, step) for row in rows]
         values = await self._compute(lambda: self._trainer.log_probs(samples))
         return {
             row.order: replace(sample, old_log_probs=old)
@@ -204,12 +204,15 @@ async def uninterrupted(work: Awaitable[T]) -> T:
         raise
 
 
-def train_sample(row: Row) -> TrainSample:
+def train_sample(row: Row, version: WeightVersion | None = None) -> TrainSample:
     """The trainer's view of a row: of the actor task, or of the reference task, which has no advantages yet.
+
+    `version`: of the weights that it trains.
 
     A row whose grading failed (its reward is NaN) is masked: it counts for nothing in the update.
     """
     cells = cast("dict[str, np.ndarray[Any, Any]]", row.cells)
+    versions = cells.get("weight_versions")
     response_ids = cells["response_ids"]
     graded = not math.isnan(cast(float, row.cells.get("reward", 0.0)))
     return TrainSample(
@@ -220,4 +223,5 @@ def train_sample(row: Row) -> TrainSample:
         advantages=cells.get("advantages", np.zeros(len(response_ids), np.float32)),
         ref_log_probs=cast("FloatArray | None", cells.get("ref_log_probs")),
         rollout_log_probs=cast("FloatArray | None", cells.get("rollout_log_probs")),
+        on_policy=None if version is None or versions is None else bool((versions == version).all()),
     )

@@ -34,6 +34,8 @@ class TrainSample:
     """[R]"""
     rollout_log_probs: FloatArray | None = None
     """[R] of the engine while sampling."""
+    on_policy: bool | None = None
+    """Whether the weights at the start of the step made all of the response; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,6 +58,7 @@ class PackedBatch:
     old_log_probs_N: FloatArray | None
     ref_log_probs_N: FloatArray | None
     rollout_log_probs_N: FloatArray | None
+    on_policy_N: FloatArray | None
     samples: int
     """S"""
 
@@ -131,8 +132,15 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
         old_log_probs_N=_all_or_none(samples, "old_log_probs", lambda sample: sample.old_log_probs),
         ref_log_probs_N=_all_or_none(samples, "ref_log_probs", lambda sample: sample.ref_log_probs),
         rollout_log_probs_N=_all_or_none(samples, "rollout_log_probs", lambda sample: sample.rollout_log_probs),
+        on_policy_N=_on_policy(samples, lengths),
         samples=len(samples),
     )
+
+
+def _on_policy(samples: Sequence[TrainSample], lengths: Sequence[int]) -> FloatArray | None:
+    if any(sample.on_policy is None for sample in samples):
+        return None
+    return np.repeat(np.array([sample.on_policy for sample in samples], np.float32), lengths)
 
 
 def _span(part: GroupPart, start: int) -> PartSpan:

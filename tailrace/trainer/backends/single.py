@@ -203,6 +203,7 @@ class SingleTrainer(Trainer):
 
     def _loss_inputs(self, batch: PackedBatch, log_probs_N: torch.Tensor) -> LossInputs:
         old, reference, rollout = batch.old_log_probs_N, batch.ref_log_probs_N, batch.rollout_log_probs_N
+        on_policy = batch.on_policy_N
         return LossInputs(
             log_probs_N=log_probs_N,
             old_log_probs_N=log_probs_N.detach() if old is None else self._tensor(old),
@@ -212,6 +213,7 @@ class SingleTrainer(Trainer):
             samples=batch.samples,
             ref_log_probs_N=None if reference is None else self._tensor(reference),
             rollout_log_probs_N=None if rollout is None else self._tensor(rollout),
+            on_policy_N=None if on_policy is None else self._tensor(on_policy),
         )
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:

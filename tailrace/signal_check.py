@@ -1,0 +1,53 @@
+"""Whether the figures of a step say that it has trained on something else than what was sampled."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from tailrace.config.run import RunConfig
+
+_CAUSES = (
+    "engine and trainer compute different models or distributions. Look at an engine, trainer or loss of your own, at "
+    "the model's files, and at new weights that do not arrive"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalCheck:
+    """Bounds on the metrics of a `step` event."""
+
+    mismatch_warning: float = math.inf
+    mismatch_error: float = math.inf
+    max_staleness: float = math.inf
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """The bounds of a run."""
+        warning, error = config.mismatch_bounds
+        return cls(mismatch_warning=warning, mismatch_error=error, max_staleness=config.pipeline.max_staleness)
+
+    def error(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """Why the run cannot go on; None where it can."""
+        mismatch, age = metrics.get("on_policy_mismatch", 0.0), metrics.get("staleness_max", 0.0)
+        if age > self.max_staleness:
+            return (
+                f"step {step + 1} has trained on tokens of weights {age:.0f} versions old, and pipeline.max_staleness "
+                f"is {self.max_staleness:g}: an engine does not take new weights, or gives its tokens wrong versions"
+            )
+        if not mismatch <= self.mismatch_error:
+            return (
+                f"step {step + 1} has on_policy_mismatch {mismatch:.3g} nats, above trainer.mismatch_error "
+                f"{self.mismatch_error:g}: {_CAUSES}; or raise the bound"
+            )
+        return None
+
+    def warning(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """What may be wrong; None where nothing seems so."""
+        mismatch = metrics.get("on_policy_mismatch", 0.0)
+        if not mismatch <= self.mismatch_warning:
+            return (
+                f"step {step + 1} has on_policy_mismatch {mismatch:.3g} nats, above trainer.mismatch_warning "
+                f"{self.mismatch_warning:g}: maybe {_CAUSES}"
+            )
+        return None
