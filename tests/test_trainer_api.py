@@ -8,7 +8,7 @@ import math
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace import Trainer
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
+from tailrace.conformance.requests import make_request
 from tailrace.errors import (
     ClusterError,
     ConfigError,
@@ -43,6 +45,7 @@ from tailrace.transfer.queue.tensors import PackedTensor, TensorBatch
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt
 from tests.conftest import TinyModel
+from tests.engine.helpers import make_core, run_core
 from tests.runs import learned, small_run, steps_of, write_prompts
 
 PAGE = (Path(__file__).parents[1] / "docs" / "api.md").read_text()
@@ -437,7 +440,7 @@ def test_the_loop_of_the_page_trains_with_real_workers(
     tmp_path: Path, small: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (code,) = [code for code in EXAMPLES if "init_engines" in code]
-    values = small("unused", **STALE).model_dump(mode="json")
+    values = small("unused", **STALE, sampling__temperature=0.6).model_dump(mode="json")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(values))
     assert "recipes/smollm2_async.yaml" in code
     assert "STEPS = 20" in code
@@ -455,6 +458,38 @@ def test_the_loop_of_the_page_trains_with_real_workers(
     trained = weights(tmp_path / "runs/own-loop/model")
     initial = weights(Path(values["model"]["path"]))
     assert any(not torch.equal(trained[name], initial[name]) for name in initial)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "runs/own-loop/model")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "runs/own-loop/model")
+    assert len(tokenizer) == model.config.vocab_size
+    assert tokenizer.chat_template
+
+
+def packed(arrays: Sequence[np.ndarray[Any, Any]]) -> PackedTensor:
+    offsets = np.cumsum([0, *map(len, arrays)])
+    return PackedTensor(values=torch.from_numpy(np.concatenate(arrays)), offsets=torch.from_numpy(offsets))
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.6, 1.0, 1.7])
+def test_the_loss_of_the_page_clips_nothing_before_an_update(tiny_model: TinyModel, temperature: float) -> None:
+    """At the temperature of sampling the ratios are 1, so with advantages of 1 the loss is -1."""
+    (code,) = [code for code in EXAMPLES if "init_engines" in code]
+    (definition,) = re.findall(
+        r"^def policy_loss.*?(?=^\S)", code.partition("STEPS = 20\n")[2], re.DOTALL | re.MULTILINE
+    )
+    names: dict[str, Any] = {"torch": torch}
+    exec(definition, names)
+    core = make_core(tiny_model("qwen2"))
+    requests = [make_request(k, temperature=temperature, max_new_tokens=16, ignore_eos=True) for k in range(4)]
+    samples = run_core(core, requests)
+    columns = {
+        "prompt_ids": packed([request.prompt_ids for request in requests]),
+        "response_ids": packed([samples[k].response_ids for k in range(4)]),
+        "rollout_log_probs": packed([samples[k].rollout_log_probs for k in range(4)]),
+        "advantages": packed([np.ones(16, np.float32)] * 4),
+    }
+    model = AutoModelForCausalLM.from_pretrained(tiny_model("qwen2"), dtype=torch.float32)
+    loss = names["policy_loss"](model, columns, temperature)
+    assert loss.item() == pytest.approx(-1, abs=1e-4)
 
 
 def test_the_run_of_the_page_is_fitted(
