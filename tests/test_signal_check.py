@@ -59,9 +59,9 @@ def config_of(tmp_path: Path, **settings: Any) -> RunConfig:
     ("settings", "bounds"),
     [
         ({}, (0.001, 0.1)),
-        ({"trainer__precision": "bf16"}, (0.1, 0.5)),
-        ({"engine": {"type": "native", "dtype": "bfloat16"}}, (0.1, 0.5)),
-        ({"engine": {"type": "adapter", "path": "my.engine"}}, (0.1, 0.5)),
+        ({"trainer__precision": "bf16"}, (0.15, 0.5)),
+        ({"engine": {"type": "native", "dtype": "bfloat16"}}, (0.15, 0.5)),
+        ({"engine": {"type": "adapter", "path": "my.engine"}}, (0.15, 0.5)),
         ({"engine": {"type": "fake"}}, (math.inf, math.inf)),
         ({"sampling__top_p": 0.9}, (math.inf, math.inf)),
         ({"sampling__top_k": 5}, (math.inf, math.inf)),

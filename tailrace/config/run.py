@@ -89,12 +89,12 @@ class RunConfig(OnDevice):
     def mismatch_bounds(self) -> tuple[float, float]:
         """Of `trainer.mismatch_warning` and `trainer.mismatch_error`; infinite where the two sides are not comparable.
 
-        Rounding gives 1e-5 in fp32 and 0.03 in bf16, in the mean of a model's own samples.
+        Rounding gives 3e-6 in fp32 and 0.03 to 0.045 in bf16, in the mean over SmolLM2-135M's own samples.
         """
         if self.engine.type == "fake" or self._cut_by is not None:
             return math.inf, math.inf
         exact = self.trainer.precision == "fp32" and getattr(self.engine, "dtype", "bfloat16") == "float32"
-        warning, error = (0.001, 0.1) if exact else (0.1, 0.5)
+        warning, error = (0.001, 0.1) if exact else (0.15, 0.5)
         error = self.trainer.mismatch_error or max(error, self.trainer.mismatch_warning or 0.0)
         return min(self.trainer.mismatch_warning or warning, error), error
 

@@ -66,8 +66,8 @@ class TrainerConfig(Config):
     mismatch_warning: Mismatch | None = None
     """Warn when a step's `on_policy_mismatch` is larger: the mean distance, in nats, of the engine's log-probabilities
     from the trainer's, over responses that the weights of the step have made. By default 0.001 where engine and trainer
-    compute in fp32, 0.1 where one rounds to bf16. Neither bound is for engine.type fake, nor for top_k, top_p or min_p,
-    with which the two differ by design."""
+    compute in fp32, 0.15 where one rounds to bf16. Neither bound is for engine.type fake, nor for top_k, top_p or
+    min_p, with which the two differ by design."""
     mismatch_error: Mismatch | None = None
     """End the run when it is larger, or no number. By default 0.1 in fp32, and 0.5 in bf16."""
     max_nonfinite_steps: Count = 3

@@ -51,6 +51,7 @@ _OPTIMIZATION = (
     "approx_kl",
     "ref_kl",
     "rollout_mismatch",
+    "on_policy_mismatch",
     "correction_weight",
     "correction_truncated",
 )

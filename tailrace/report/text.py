@@ -44,6 +44,8 @@ _METRICS = {
     "skipped_updates": Metric("Skipped updates", "updates"),
     "flat_groups": Metric("Groups without signal", "groups"),
     "rollout_mismatch": Metric("Rollout mismatch", "nats"),
+    "on_policy": Metric("On-policy tokens", percent=True),
+    "on_policy_mismatch": Metric("On-policy mismatch", "nats"),
     "correction_weight": Metric("Rollout correction"),
     "correction_truncated": Metric("Truncated corrections", percent=True),
     "approx_kl": Metric("KL from the start of the step", "nats"),

@@ -385,7 +385,7 @@ class Run:
         self.queue = WatchedQueue(
             make_tasks(table),
             self.chance,
-            config=LocalQueueConfig(max_rows=rows, timeout_s=LIMIT_S, lease_s=1000 * LIMIT_S),
+            config=LocalQueueConfig(max_rows=rows, timeout_s=LIMIT_S, lease_s=100 * LIMIT_S),
             columns=table.columns,
             clock=asyncio.get_running_loop().time,
         )
