@@ -11,7 +11,7 @@ import asyncio
 import os
 import platform
 import sys
-from contextlib import AsyncExitStack, ExitStack, closing
+from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -33,6 +33,7 @@ from tailrace.errors import (
     ClusterLost,
     NonFiniteError,
     QueueError,
+    TailraceError,
     WorkerDied,
     first_error,
 )
@@ -49,7 +50,7 @@ from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
 from tailrace.separated import Separated
-from tailrace.trainer.checkpoint import CheckpointStore, find_damage
+from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
 
 _MAX_IN_VAIN = 3
 """Deaths in a row without a new checkpoint between them: the same would happen again."""
@@ -175,13 +176,30 @@ class _Run:
                 return 0  # only its closing was interrupted
             if not (self._begun and self._store.latest()):
                 raise
-            print(f"Interrupted. Go on with: tailrace train {self._directory.config} --resume")  # maybe to export alone
+            print(f"Interrupted. {self._how_to_go_on}")  # maybe to export alone
             return INTERRUPTED
+        except TailraceError:
+            if self._begun and not self._finished:
+                self._tell_of_failure()
+            raise
         finally:
             if self._finished:  # whatever came of closing it
+                self._store.tidy()
+                remove_leftovers(self._directory.path)
                 report = write_report(self._directory.path)
                 write_trace(self._directory.path)
                 print(f"Report: {report}\nModel:  {self._directory.model}")
+
+    @property
+    def _how_to_go_on(self) -> str:
+        return f"Go on with: tailrace train {self._directory.config} --resume"
+
+    def _tell_of_failure(self) -> None:
+        """What there is of a run that has failed, before its error is told."""
+        with suppress(OSError):  # the disk may be full, which is the error that is told
+            print(f"Report: {write_report(self._directory.path)}")
+        if self._store.latest() and not isinstance(self._config.queue, RemoteQueueConfig):  # whose error says more
+            print(self._how_to_go_on, file=sys.stderr)
 
     async def _attempt(self, shared: ExitStack) -> int | ClusterError:
         """Train to the end; the exit code, or the death of the trainer, or of Ray: another attempt may be made then.
@@ -196,7 +214,7 @@ class _Run:
                 pipeline = await self._connect(placement, stack, shared)
                 self._begun = True
                 if not await _train(pipeline, self._directory, self._interrupt):
-                    print(f"Interrupted and saved. Go on with: tailrace train {self._directory.config} --resume")
+                    print(f"Interrupted and saved. {self._how_to_go_on}")
                     return INTERRUPTED
                 await pipeline.learner.export(self._directory.model)
                 self._finished = True

@@ -32,6 +32,8 @@ CLOSE_LIMIT_S = 10.0
 """A worker that is asked to close and has not ended by then is killed."""
 CANCEL_LIMIT_S = 30.0
 """How long the cancellation of a call waits for the method to end."""
+WAITED_FOR = "has not started yet, and is waited for"
+"""What is said of a worker that takes its time."""
 _NOT_COMMANDS = ("open", "run", "close")
 
 

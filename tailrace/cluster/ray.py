@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar, cast
 import ray
 from ray.exceptions import RayError
 
-from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, Cluster, Report, WorkerHandle, WorkerSpec
+from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, WAITED_FOR, Cluster, Report, WorkerHandle, WorkerSpec
 from tailrace.cluster.connection import check_connected_to, connect
 from tailrace.cluster.environment import worker_environment
 from tailrace.cluster.process import WorkerProcess
@@ -163,7 +163,7 @@ class RayHandle(WorkerHandle):
         try:
             await asyncio.wait([placed], timeout=min(_PLACED_SOON_S, limit_s))
             if not placed.done() and limit_s > _PLACED_SOON_S:
-                message = f"{self.name} has not started yet, and is waited for, up to {limit_s:g} s: its keeper starts "
+                message = f"{self.name} {WAITED_FOR}, up to {limit_s:g} s: its keeper starts "
                 message += f"slowly, or waits for a place in the cluster, for which it needs {what}"
                 print(message, file=sys.stderr)
                 await asyncio.wait([placed], timeout=limit_s - _PLACED_SOON_S)

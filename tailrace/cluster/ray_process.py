@@ -25,7 +25,7 @@ from typing import Any, Self
 
 import msgspec
 
-from tailrace.cluster.base import Cluster, Report, WorkerHandle, WorkerSpec
+from tailrace.cluster.base import WAITED_FOR, Cluster, Report, WorkerHandle, WorkerSpec
 from tailrace.cluster.broker import FACTORY, BrokerSettings
 from tailrace.cluster.environment import importable, ray_environment
 from tailrace.cluster.process import WorkerProcess
@@ -102,6 +102,8 @@ class RayProcess(Cluster):
         self._process: WorkerProcess | None = None
         self._facts: dict[str, Any] = {}
         self._listening: Task[None] | None = None
+        self._why = ""
+        """Ray has ended, where the broker has said."""
 
     async def __aenter__(self) -> Self:
         environment = dict(os.environ)
@@ -140,9 +142,11 @@ class RayProcess(Cluster):
         try:
             async for report in process.reports():
                 for line in report.lines:
-                    print(line, file=sys.stderr)
+                    if WAITED_FOR in line:  # Ray's own are many, the ends of its logs, when a part of it has died
+                        print(line, file=sys.stderr)
         except ClusterLost as lost:
-            await process.kill(str(lost))
+            self._why = str(lost)
+            await process.kill(self._why)
         except WorkerDied:
             pass  # whoever waits for an answer is told
 
@@ -175,7 +179,7 @@ class RayProcess(Cluster):
         except WorkerDied as death:
             if death.worker != _NAME:
                 raise
-            raise ClusterLost(f"the Ray that had the workers has ended: {death.how}") from death
+            raise ClusterLost(f"the Ray that had the workers has ended: {self._why or death.how}") from death
 
     async def ask_in_time(self, method: str, *args: Any) -> Any:
         """The same, to end a worker; None where Ray has ended, or stands still: then `close` ends all that is left."""

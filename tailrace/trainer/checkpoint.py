@@ -2,8 +2,9 @@
 
 A checkpoint is a directory `step_000012`. It is written beside its final place under a temporary name, described by
 `manifest.json`, forced to disk and then renamed, which is one step for the file system. Whatever interrupts a save
-leaves the checkpoint before it untouched, and a hidden directory that the next save removes. A checkpoint whose step is
-saved again steps aside under a hidden name first, where it counts until the new one is there.
+leaves the checkpoint before it untouched, and a hidden directory that the next save removes, or the run's next start or
+end. A checkpoint whose step is saved again steps aside under a hidden name first, where it counts until the new one is
+there.
 
 What is to be removed and cannot be, since somebody has a file of it open on NFS for one, stays hidden: the next save
 tries again. No two hidden directories have one name, so that none of them is in the way of a save.
@@ -86,6 +87,11 @@ class CheckpointStore:
                 (own / _LEFT_BEHIND).unlink(missing_ok=True)
         except OSError as error:
             raise CheckpointError(f"checkpoints that the run leaves behind cannot be marked: {error}") from error
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what saves that a crash ended have left. For when nobody saves."""
+        remove_leftovers(self.directory)
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Let `write` fill an empty directory and make it the checkpoint of `step`; then delete the oldest ones.
@@ -147,7 +153,7 @@ def new_directory(path: Path, *, otherwise: str = "nothing was written") -> Iter
     partial = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path.parent)
+        remove_leftovers(path.parent)
         partial.mkdir()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be written: {error}; {otherwise}") from error
@@ -177,7 +183,7 @@ def find_damage(directory: Path) -> str | None:
     return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
 
 
-def _remove_leftovers(parent: Path) -> None:
+def remove_leftovers(parent: Path) -> None:
     """Remove what blocks that a crash ended have left: unfinished directories, and replaced ones with a successor."""
     for unfinished in parent.glob(f"{_TEMPORARY}*"):
         _remove(unfinished)

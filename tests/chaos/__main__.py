@@ -1,4 +1,4 @@
-"""Plays rounds: `python -m tests.chaos [--rounds N] [--seed S] [--round N] [--jobs J]`.
+"""Plays rounds: `python -m tests.chaos [--rounds N] [--seed S] [--round N]... [--jobs J]`.
 
 A line says for each round what was harmed when, and how it went; under one that has failed stands the command that
 repeats it, and its files are kept. The last line is one JSON.
@@ -27,10 +27,10 @@ def main() -> int:
     """Play; 1 where a round has failed."""
     options = _options()
     torch.set_num_threads(1)
-    directory = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
     model, prompts = prepare(directory)
     reference = _reference(directory, model, prompts)
-    rounds = range(options.rounds) if options.round is None else [options.round]
+    rounds = options.round or range(options.rounds)
     plans = [make_plan(options.seed, round) for round in rounds]
     outcomes = []
     for plan, outcome in play(plans, directory, model, prompts, reference, jobs=options.jobs):
@@ -124,8 +124,8 @@ def _say(plan: Plan, outcome: Outcome) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--rounds", type=int, default=100, help="how many, from number 0 on")
-    parser.add_argument("--seed", type=int, default=1, help="of their plans")
-    parser.add_argument("--round", type=int, help="the number of the only one to play")
+    parser.add_argument("--seed", type=int, default=2, help="of their plans")
+    parser.add_argument("--round", type=int, action="append", help="the number of one to play, and no others")
     parser.add_argument("--jobs", type=int, default=2, help="rounds at a time")
     return parser.parse_args()
 

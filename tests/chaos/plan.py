@@ -143,7 +143,7 @@ def make_plan(seed: int, round: int) -> Plan:
 def _fault(choose: random.Random, mode: Mode) -> Fault:
     moments = _MOMENTS if mode.roles is _SEPARATED else _OF_ONE_PROCESS
     moment = choose.choice(list(moments))
-    victim = choose.choice(mode.roles)
+    victim = choose.choice((*mode.roles, *["driver"] * (len(mode.roles) // 8)))  # after whose death a run is resumed
     how = choose.choice(("kill", "kill", "stop", "pause"))
     return Fault(
         moment=moment,

@@ -28,6 +28,8 @@ from tests.runs import learned, steps_of
 
 ATTEMPT_LIMIT_S = 300.0
 """For a run to end, whatever happens to it; the limits of its parts together are shorter."""
+_NO_ROOM, _TRIES = "Ray did not start on this machine", 3
+"""What a run says that has ended well, on a machine that is too busy for Ray; it is begun again so many times."""
 _GONE_LIMIT_S = 30.0
 """For what a dead driver has left to end by itself."""
 
@@ -57,11 +59,14 @@ class Round:
     """In a process of its own."""
 
     def __init__(self, plan: Plan, model: Path, prompts: Path, reference: Path | None, directory: Path) -> None:
-        """`directory`: empty, and short enough for sockets. `reference`: a run that nobody has harmed."""
+        """`directory`: empty; that of temporary files is beside it, so that its path is short enough for Ray's sockets.
+
+        `reference`: a run that nobody has harmed.
+        """
         self._plan = plan
         self._model, self._prompts, self._reference = model, prompts, reference
         self._directory = directory
-        self._temporary = directory / "t"
+        self._temporary = directory.with_name(f"t{directory.name}")
         self._faults = list(plan.faults)
         self._outcome = Outcome(plan=str(plan), done=[], wrong=[], hung=[], left=[], exposed=[], seconds=0.0)
 
@@ -77,10 +82,9 @@ class Round:
         if run is not None:
             self._outcome.wrong += self._wrong(run)
             self._outcome.left += self._left_in(run)
-        self._outcome.left += [
-            f"{path.name} in the directory for temporary files" for path in self._temporary.iterdir()
-        ]
-        self._outcome.left += [f"{path}" for path in shared_memory() - before if not _is_in_use(path)]
+            self._outcome.left += [f"{path.name} among temporary files" for path in self._temporary.iterdir()]
+            self._outcome.left += [f"{path}" for path in shared_memory() - before if not _is_in_use(path)]
+        remove(self._temporary)
         self._outcome.seconds = round(time.monotonic() - began, 1)
         return self._outcome
 
@@ -100,12 +104,14 @@ class Round:
             if code == 0:
                 return run
             self._outcome.wrong += _untold(code, log)
-            if not was_harmed:
+            if _NO_ROOM in log.read_text(errors="replace") and self._outcome.done.count(_NO_ROOM) < _TRIES:
+                self._outcome.done.append(_NO_ROOM)
+            elif not was_harmed:
                 self._outcome.wrong.append(f"a run that nobody harmed has ended with {code}, see {log}")
                 return None
             resume = CheckpointStore(run / "checkpoints", keep=5).latest() is not None
             number += not resume
-            self._outcome.done.append(f"ended with {code}, {'resumed' if resume else 'begun anew'}")
+            self._outcome.done.append(f"ended with {code}, then {'resumed' if resume else 'begun anew'}")
             self._faults.clear()
 
     def _attempt(self, config: RunConfig, log: Path, resume: bool) -> tuple[int | None, Harm]:

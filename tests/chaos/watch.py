@@ -13,9 +13,9 @@ import psutil
 from tests.chaos.plan import Fault
 from tests.chaos.processes import family, role
 
-_LOOK_S = 0.005
+_LOOK_S = 0.01
 """Between looks at the files of a run."""
-_LOOK_AT_PROCESSES_S = 0.1
+_LOOK_AT_PROCESSES_S = 0.3
 """Between looks at its processes, which cost more."""
 
 

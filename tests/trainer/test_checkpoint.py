@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,16 @@ def test_a_run_that_begins_elsewhere_leaves_all_behind(tmp_path: Path) -> None:
     for start in (elsewhere, None):
         store.go_on_from(start)
         assert (store.latest(), store.list()) == (None, there)
+
+
+def test_what_a_killed_save_has_left_goes_when_the_run_goes_on_or_ends(store: CheckpointStore) -> None:
+    kept = store.save(1, write)
+    for go_on in (partial(store.go_on_from, kept), store.tidy):
+        (store.directory / ".partial-step_000002-abcd").mkdir()
+        (store.directory / ".partial-step_000002-abcd" / "weights").touch()
+        (store.directory / f".replaced-{kept.name}").mkdir()
+        go_on()
+        assert list(store.directory.iterdir()) == [kept]
 
 
 def test_own_checkpoints_are_offered_before_those_left_behind(tmp_path: Path) -> None:
