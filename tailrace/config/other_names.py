@@ -4,61 +4,61 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-FRAMEWORKS = ("TRL", "verl", "OpenRLHF", "prime-rl")
+FRAMEWORKS = ("TRL", "verl", "OpenRLHF", "prime-rl", "elsewhere")
 
 _TABLE = """
-algorithm.group_size, samples | num_generations, n | rollout.n | n_samples_per_prompt | rollouts_per_example
-sampling.max_new_tokens | max_completion_length, max_tokens | max_response_length, response_length | generate_max_len | sampling.max_tokens
-prompts.max_prompt_tokens | max_prompt_length | data.max_prompt_length | prompt_max_len | : longer prompts are told, never cut
-trainer.steps | max_steps | total_training_steps | | max_steps
-trainer.steps | num_train_epochs, epochs, num_epochs | total_epochs | num_episodes | : an epoch is prompts · group_size / train_batch_size steps
-trainer.train_batch_size | generation_batch_size, batch_size | data.train_batch_size | rollout_batch_size | orchestrator.batch_size : it counts samples, where verl and OpenRLHF count prompts
-trainer.mini_batch_size | per_device_train_batch_size | ppo_mini_batch_size | | : it counts samples of all devices
-trainer.micro_batch_tokens | gradient_accumulation_steps | ppo_max_token_len_per_gpu, ppo_micro_batch_size_per_gpu, ppo_micro_batch_size | train_max_tokens_per_gpu, micro_train_batch_size | seq_len : it counts tokens
-trainer.lr | learning_rate | actor.optim.lr, optim.lr | actor_learning_rate | optim.lr
-trainer.schedule | lr_scheduler_type, lr_scheduler | warmup_style | lr_scheduler | scheduler.type
-trainer.warmup_steps | warmup_ratio | lr_warmup_steps, lr_warmup_steps_ratio | lr_warmup_ratio | scheduler.warmup_steps : it counts optimizer steps
-trainer.betas | adam_beta1, adam_beta2 | optim.betas | adam_betas | betas1, betas2
-trainer.eps | adam_epsilon | | |
-trainer.weight_decay | weight_decay | optim.weight_decay | l2 | optim.weight_decay
-trainer.max_grad_norm | max_grad_norm | grad_clip, clip_grad | max_norm | optim.max_norm
-trainer.precision | bf16, fp16 | fsdp_config.model_dtype | | : it is bf16 or fp32
-trainer.gradient_checkpointing | gradient_checkpointing | enable_gradient_checkpointing | gradient_checkpointing | model.ac
-algorithm.kl.coefficient | beta, kl_coef | kl_loss_coef, kl_ctrl.kl_coef, kl_coef, use_kl_loss | init_kl_coef, use_kl_loss | kl_tau : 0 is off
-algorithm.kl.estimator | | kl_loss_type, kl_penalty | kl_estimator |
-algorithm.clip_low | epsilon | clip_ratio_low, clip_ratio | eps_clip |
-algorithm.clip_high | epsilon_high, clip_range, cliprange | clip_ratio_high | eps_clip_low_high |
-algorithm.normalize_std | scale_rewards | norm_adv_by_std_in_grpo | no_advantage_std_norm |
-algorithm.loss_agg_mode | loss_type | loss_agg_mode | |
-algorithm.type | | adv_estimator | advantage_estimator | : it is grpo
-algorithm.rollout_correction.type | vllm_importance_sampling_correction | rollout_correction.rollout_is | enable_vllm_is_correction |
-algorithm.rollout_correction.limit | vllm_importance_sampling_cap | rollout_is_threshold | vllm_is_truncated_threshold |
-sampling.stop | | stop | | sampling.stop
-model.path | model_name_or_path, model_name | actor_rollout_ref.model.path | pretrain | model.name
-prompts.source | dataset_name, train_dataset | data.train_files, train_files | prompt_data | env : it has a type, such as jsonl, parquet, dataset or hub
-prompts.source.prompt_column | | data.prompt_key, prompt_key | input_key |
-prompts.source.answer_column | | reward_model.ground_truth | label_key |
-prompts.shuffle | shuffle_dataset | data.shuffle | |
-prompts.chat_template | | | apply_chat_template |
-rewards.grader | reward_funcs, reward_func, reward_function | custom_reward_function.path, custom_reward_function.name, reward_manager | remote_rm_url, reward_pretrain | : a function of your own is {type: function, path: my_module.my_function}
-engine.type | use_vllm | rollout.name | | : it is native or vllm, among others
-engine.tp | vllm_tensor_parallel_size | tensor_model_parallel_size | vllm_tensor_parallel_size | parallel.tp
-engine.kv_cache_gib | vllm_gpu_memory_utilization | gpu_memory_utilization | vllm_gpu_memory_utilization | gpu_memory_utilization : it is the size of the cache
-engine.max_batch_size | | max_num_seqs | |
-engine.prefill_tokens | | max_num_batched_tokens | |
-engine.max_model_len | vllm_max_model_length | rollout.max_model_len | | inference.model.max_model_len
-cluster.rollout.workers | | | vllm_num_engines | parallel.dp
-cluster.trainer.gpus | | n_gpus_per_node, nnodes | actor_num_gpus_per_node | : Ray reserves them for each worker
-pipeline.placement | vllm_mode | hybrid_engine | colocate_all_models | : it is colocated or separated
-pipeline.max_staleness | | async_training.staleness_threshold | async_queue_size, async_train | max_async_level, max_off_policy_steps
-checkpoint.every | save_steps | save_freq | save_steps | ckpt.interval
-checkpoint.keep | save_total_limit | max_actor_ckpt_to_keep | max_ckpt_num | ckpt.keep
-evaluation.every | eval_steps, eval_strategy | test_freq | eval_steps | eval.interval
-evaluation.samples | num_generations_eval | val_kwargs.n | eval_n_samples_per_prompt |
-evaluation.temperature | | val_kwargs.temperature | eval_temperature |
-observe.wandb_project | report_to, run_name | project_name, experiment_name, trainer.logger | use_wandb | wandb.project
-output_dir | logging_dir | default_local_dir | save_path, ckpt_path | output_dir
-seed | data_seed | data.seed | |
+algorithm.group_size, samples | num_generations | rollout.n | n_samples_per_prompt | rollouts_per_example | n
+sampling.max_new_tokens | max_completion_length | max_response_length, response_length | generate_max_len | sampling.max_tokens | max_tokens
+prompts.max_prompt_tokens | max_prompt_length | data.max_prompt_length | prompt_max_len |  | : longer prompts are told, never cut
+trainer.steps | max_steps | total_training_steps |  | max_steps |
+trainer.steps | num_train_epochs | total_epochs | num_episodes |  | epochs, num_epochs : an epoch is prompts · group_size / train_batch_size steps
+trainer.train_batch_size | generation_batch_size | data.train_batch_size | rollout_batch_size | orchestrator.batch_size | batch_size : it counts samples, where verl and OpenRLHF count prompts
+trainer.mini_batch_size | per_device_train_batch_size | ppo_mini_batch_size |  |  | : it counts samples of all devices
+trainer.micro_batch_tokens | gradient_accumulation_steps | ppo_max_token_len_per_gpu, ppo_micro_batch_size_per_gpu, ppo_micro_batch_size | train_max_tokens_per_gpu, micro_train_batch_size | seq_len | : it counts tokens
+trainer.lr | learning_rate | actor.optim.lr, optim.lr | actor_learning_rate | optim.lr |
+trainer.schedule | lr_scheduler_type | warmup_style | lr_scheduler | scheduler.type | lr_scheduler
+trainer.warmup_steps | warmup_ratio | lr_warmup_steps, lr_warmup_steps_ratio | lr_warmup_ratio | scheduler.warmup_steps | : it counts optimizer steps
+trainer.betas | adam_beta1, adam_beta2 | optim.betas | adam_betas | betas1, betas2 |
+trainer.eps | adam_epsilon |  |  |  |
+trainer.weight_decay | weight_decay | optim.weight_decay | l2 | optim.weight_decay |
+trainer.max_grad_norm | max_grad_norm | grad_clip, clip_grad | max_norm | optim.max_norm |
+trainer.precision | bf16, fp16 | fsdp_config.model_dtype |  |  | : it is bf16 or fp32
+trainer.gradient_checkpointing | gradient_checkpointing | enable_gradient_checkpointing | gradient_checkpointing | model.ac |
+algorithm.kl.coefficient | beta | kl_loss_coef, kl_ctrl.kl_coef, kl_coef, use_kl_loss | init_kl_coef, use_kl_loss | kl_tau | kl_coef : 0 is off
+algorithm.kl.estimator |  | kl_loss_type, kl_penalty | kl_estimator |  |
+algorithm.clip_low | epsilon | clip_ratio_low, clip_ratio | eps_clip |  |
+algorithm.clip_high | epsilon_high | clip_ratio_high | eps_clip_low_high |  | clip_range, cliprange
+algorithm.normalize_std | scale_rewards | norm_adv_by_std_in_grpo | no_advantage_std_norm |  |
+algorithm.loss_agg_mode | loss_type | loss_agg_mode |  |  |
+algorithm.type |  | adv_estimator | advantage_estimator |  | : it is grpo
+algorithm.rollout_correction.type | vllm_importance_sampling_correction | rollout_correction.rollout_is | enable_vllm_is_correction |  |
+algorithm.rollout_correction.limit | vllm_importance_sampling_cap | rollout_is_threshold | vllm_is_truncated_threshold |  |
+sampling.stop |  |  |  | sampling.stop |
+model.path | model_name_or_path | actor_rollout_ref.model.path | pretrain | model.name | model_name
+prompts.source | dataset_name | data.train_files, train_files | prompt_data | env | train_dataset : it has a type, such as jsonl, parquet, dataset or hub
+prompts.source.prompt_column |  | data.prompt_key, prompt_key | input_key |  |
+prompts.source.answer_column |  | reward_model.ground_truth | label_key |  |
+prompts.shuffle | shuffle_dataset | data.shuffle |  |  |
+prompts.chat_template |  |  | apply_chat_template |  |
+rewards.grader | reward_funcs | custom_reward_function.path, custom_reward_function.name, reward_manager | remote_rm_url, reward_pretrain |  | reward_func, reward_function : a function of your own is {type: function, path: my_module.my_function}
+engine.type | use_vllm | rollout.name |  |  | : it is native or vllm, among others
+engine.tp | vllm_tensor_parallel_size | tensor_model_parallel_size | vllm_tensor_parallel_size | parallel.tp |
+engine.kv_cache_gib | vllm_gpu_memory_utilization | gpu_memory_utilization | vllm_gpu_memory_utilization | gpu_memory_utilization | : it is the size of the cache
+engine.max_batch_size |  | max_num_seqs |  |  |
+engine.prefill_tokens |  | max_num_batched_tokens |  |  |
+engine.max_model_len | vllm_max_model_length | rollout.max_model_len |  | inference.model.max_model_len |
+cluster.rollout.workers |  |  | vllm_num_engines | parallel.dp |
+cluster.trainer.gpus |  | n_gpus_per_node, nnodes | actor_num_gpus_per_node |  | : Ray reserves them for each worker
+pipeline.placement | vllm_mode | hybrid_engine | colocate_all_models |  | : it is colocated or separated
+pipeline.max_staleness |  | async_training.staleness_threshold | async_queue_size, async_train | max_async_level, max_off_policy_steps |
+checkpoint.every | save_steps | save_freq | save_steps | ckpt.interval |
+checkpoint.keep | save_total_limit | max_actor_ckpt_to_keep | max_ckpt_num |  |
+evaluation.every | eval_steps, eval_strategy | test_freq | eval_steps | eval.interval |
+evaluation.samples | num_generations_eval | val_kwargs.n | eval_n_samples_per_prompt |  |
+evaluation.temperature |  | val_kwargs.temperature | eval_temperature |  |
+observe.wandb_project | report_to | project_name, experiment_name, trainer.logger | use_wandb | wandb.project | run_name
+output_dir | logging_dir | default_local_dir | save_path, ckpt_path | output_dir |
+seed | data_seed | data.seed |  |  |
 """  # noqa: E501
 _ELSEWHERE = {
     "pipeline.mode": (
