@@ -11,10 +11,11 @@ import asyncio
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from tailrace.errors import CheckpointError, QueueError
+from tailrace.errors import UNREADABLE, CheckpointError, QueueError
 from tailrace.events import EventLog
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -24,14 +25,17 @@ RUN_FILE = "run.json"
 QUEUE_FILE = "queue.msgpack"
 
 
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
 class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run stands."""
 
-    trained_steps: int
+    trained_steps: Count
     """Steps whose update is in the weights."""
-    next_step: int
+    next_step: Count
     """First step whose prompts have not entered the queue."""
-    elapsed_s: float
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
     """Seconds that the run has taken."""
     prompts: str
     """Fingerprint of the prompts that the data position counts in."""
@@ -47,8 +51,11 @@ def read_run_state(checkpoint: Path) -> RunState:
     """
     path = checkpoint / RUN_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunState)
-    except (OSError, msgspec.MsgspecError) as error:
+        state = msgspec.json.decode(path.read_bytes(), type=RunState)
+        if state.next_step < state.trained_steps:
+            raise msgspec.ValidationError(f"step {state.next_step} comes before {state.trained_steps} trained ones")
+        return state
+    except (OSError, *UNREADABLE) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); is {checkpoint} a checkpoint of a run?") from None
 
 

@@ -39,6 +39,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
+import msgspec
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises of bytes that are not what they should be: texts that are none and values too deep among them."""
+
 
 class TailraceError(Exception):
     """Base of every error that Tailrace raises on purpose."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tailrace.errors import UserError
+from tailrace.errors import UNREADABLE, UserError
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -155,6 +155,6 @@ def read_events(path: Path) -> list[Event]:
     for number, line in enumerate(lines[:-1], 1):
         try:
             events.append(msgspec.json.decode(line, type=Event))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise UserError(f"{path}, line {number}, is not an event: {error}; remove that line") from None
     return events

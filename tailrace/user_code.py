@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import UserError, did_you_mean, one_line
+from tailrace.errors import UserError, did_you_mean, one_line, quoted
 
 _MAX_CHARS = 500
 """Of a line."""
@@ -35,8 +35,16 @@ def load_callable(key: str, path: str) -> Callable[..., Any]:
         UserError: one line that says which part of the path is wrong.
     """
     module_name, _, name = path.rpartition(".")
-    if not module_name:
-        raise UserError(f"{key} {path!r} must be a dotted path to a function, such as my_module.my_function")
+    if not module_name or not all(part.isidentifier() for part in path.split(".")):
+        raise UserError(
+            f"{key} {quoted(path)} must be a dotted path to a function, such as my_module.my_function for that of "
+            "my_module.py in the working directory"
+        )
+    if module_name == "__main__":
+        raise UserError(
+            f"{key} {path!r} is of the program or notebook that runs, and graders are other processes: put {name} into "
+            f"a file, such as my_module.py, and give my_module.{name}; or Trainer(recipe, reward={name})"
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     module = _import(module_name, key, path)

@@ -28,7 +28,7 @@ from tests.runs import write_prompts
 
 SEED = 7
 RECIPES = 500
-LIMIT_S = 20
+LIMIT_S = 60
 
 SECTIONS = list(sections(Place(schema=RunConfig)))
 NAMES = {place.key.rpartition(".")[2] for place in places(Place(schema=RunConfig)) if place.key}

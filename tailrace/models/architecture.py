@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from tailrace.errors import ModelError, one_line
+from tailrace.errors import UNREADABLE, ModelError, one_line
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 """`model_type` of the supported models."""
@@ -228,7 +228,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} does not exist; {path.parent} is not a Hugging Face model directory") from None
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ModelError(f"{path} is not JSON: {one_line(error)}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds a {type(content).__name__}; expected a JSON object")

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from tailrace.errors import ModelError, did_you_mean, one_line
+from tailrace.errors import UNREADABLE, ModelError, did_you_mean, one_line
 from tailrace.models.architecture import CONFIG, Architecture, Shape, parameter_shapes, read_architecture
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -217,5 +217,5 @@ def _read(file: Path) -> bytes:
 def _decode(raw: bytes | msgspec.Raw, form: type[Form], file: Path) -> Form:
     try:
         return msgspec.json.decode(raw, type=form)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ModelError(f"{file} is corrupt or of another kind of model: {one_line(error)}") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from tailrace.errors import ConfigError, one_line
+from tailrace.errors import UNREADABLE, ConfigError, one_line
 
 FORMAT = 1
 """Of the file; raised when older readers would misread a newer one."""
@@ -156,7 +156,7 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                     f"TP profile {path} has format {found}, this version reads {FORMAT}; profile the model again"
                 )
             return msgspec.json.decode(content, type=cls)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise ConfigError(f"TP profile {path} is not valid: {one_line(error)}; profile the model again") from None
 
     def write(self, path: Path) -> None:

@@ -18,7 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from tailrace.config.rewards import RewardsConfig
-from tailrace.errors import RewardError, UserError, how_ended
+from tailrace.errors import UNREADABLE, RewardError, UserError, how_ended
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.output import Lines
 from tailrace.rewards.wire import LENGTH, Call, Message, Ready, Reply, Setup, frame
@@ -89,7 +89,7 @@ class GraderProcess:
         except TimeoutError:
             await self.kill()
             raise GraderDied(f"died: its grader was not made within {START_LIMIT_S:g} s") from None
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
+        except (asyncio.IncompleteReadError, ConnectionError, *UNREADABLE):
             raise await self._death() from None
         except BaseException:  # cancelled
             await self.kill()
@@ -151,7 +151,7 @@ class GraderProcess:
                 call = self._calls.get(reply.number)
                 if call is not None and not call.done():
                     call.set_result(reply.grade)
-        except (asyncio.IncompleteReadError, ConnectionError, msgspec.MsgspecError):
+        except (asyncio.IncompleteReadError, ConnectionError, *UNREADABLE):
             death = await self._death()
         for call in self._calls.values():
             if not call.done():

@@ -26,7 +26,7 @@ from pathlib import Path
 import msgspec
 from safetensors import SafetensorError
 
-from tailrace.errors import CheckpointError
+from tailrace.errors import UNREADABLE, CheckpointError, quoted
 
 _log = logging.getLogger(__name__)
 
@@ -176,10 +176,12 @@ def find_damage(directory: Path) -> str | None:
         entries = msgspec.json.decode((directory / MANIFEST).read_bytes(), type=dict[str, _Entry])
     except FileNotFoundError:
         return f"{MANIFEST} is missing"
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         return f"{MANIFEST} is not readable ({error})"
     if not entries:
         return f"{MANIFEST} names no files"
+    if outside := [name for name in entries if name.startswith("/") or "\0" in name or ".." in Path(name).parts]:
+        return f"{MANIFEST} names {quoted(outside[0])}, which is not in the checkpoint"
     return next((found for name, entry in entries.items() if (found := _file_problem(directory / name, entry))), None)
 
 

@@ -1,17 +1,19 @@
 """A trainer's state as files: weights and optimizer in safetensors, counters and random states in JSON. No pickle."""
 
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
+from typing import Annotated, cast
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from tailrace.errors import CheckpointError
+from tailrace.errors import UNREADABLE, CheckpointError, one_line, quoted
 from tailrace.types import IntArray
 
 WEIGHTS = "weights.safetensors"
@@ -20,12 +22,15 @@ RANDOM = "random.safetensors"
 COUNTERS = "trainer.json"
 
 
+_ADAMW = ("step", "exp_avg", "exp_avg_sq")
+
+
 class Counters(msgspec.Struct, kw_only=True):
     """What a trainer counts over a run."""
 
-    updates: int = 0
+    updates: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
     """Optimizer steps tried, which is where the schedule stands."""
-    skipped_in_a_row: int = 0
+    skipped_in_a_row: Annotated[int, msgspec.Meta(ge=0, lt=2**62)] = 0
     """The latest of them that were skipped for a non-finite loss or gradient."""
 
 
@@ -60,8 +65,10 @@ def load(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
     weights = _read(directory / WEIGHTS, shapes)
     moments = _read(directory / OPTIMIZER, None)
+    _check_moments(directory / OPTIMIZER, moments, parameters)
     generators = _read(directory / RANDOM, None)
     numbers = _read_numbers(directory / COUNTERS)
+    _check_random(directory, generators, numbers)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
@@ -91,6 +98,41 @@ def _restore_optimizer(
         optimizer.state[owner][key] = tensor.to(owner.device, copy=True)  # what was read is a view of the file
 
 
+def _check_moments(
+    path: Path, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]
+) -> None:
+    """Whether they are such as AdamW has: numbers, or tensors of the parameter's shape, the same for each parameter."""
+    fields: dict[str, set[str]] = {}
+    for name, tensor in tensors.items():
+        field, _, parameter = name.partition("/")
+        fields.setdefault(parameter, set()).add(field)
+        owner = parameters.get(parameter)
+        if owner is None or not tensor.is_floating_point() or (tensor.dim() and tensor.shape != owner.shape):
+            raise CheckpointError(f"{path} is of another model: it has {quoted(name)} of shape {list(tensor.shape)}")
+    if any(set(_ADAMW) != found for found in fields.values()):
+        raise CheckpointError(f"{path} is not of AdamW: each parameter has {', '.join(_ADAMW)} there")
+
+
+def _check_random(directory: Path, generators: Mapping[str, torch.Tensor], numbers: _Numbers) -> None:
+    """Try the states with generators that nobody uses."""
+    try:
+        torch.Generator().set_state(generators["cpu"])
+        if other := [device for device in generators if not re.fullmatch(r"cpu|cuda:\d{1,3}", device)]:
+            raise ValueError(f"{quoted(other[0])} is no device")
+        random.Random().setstate(numbers.python_random)
+        np.random.RandomState().set_state(_legacy(numbers.numpy_random))
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{directory / RANDOM} or {directory / COUNTERS} holds no state of random generators ({one_line(error)}); "
+            "resume from another checkpoint"
+        ) from None
+
+
+def _legacy(state: _NumpyRandom) -> tuple[str, npt.NDArray[np.uint32], int, int, float]:
+    name, keys, position, has_gauss, gauss = state
+    return name, np.array(keys, np.uint32), position, has_gauss, gauss
+
+
 def _torch_random() -> dict[str, torch.Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
@@ -110,8 +152,7 @@ def _restore_random(generators: Mapping[str, torch.Tensor], numbers: _Numbers) -
         elif torch.device(device).index < torch.cuda.device_count():  # this machine may have fewer
             torch.cuda.set_rng_state(tensor, device)
     random.setstate(numbers.python_random)
-    name, keys, position, has_gauss, gauss = numbers.numpy_random
-    np.random.set_state((name, np.array(keys, np.uint32), position, has_gauss, gauss))
+    np.random.set_state(_legacy(numbers.numpy_random))
 
 
 def _read(path: Path, shapes: dict[str, torch.Size] | None) -> dict[str, torch.Tensor]:
@@ -136,5 +177,5 @@ def _shape(shape: torch.Size | None) -> str:
 def _read_numbers(path: Path) -> _Numbers:
     try:
         return msgspec.json.decode(path.read_bytes(), type=_Numbers)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CheckpointError(f"{path} cannot be read ({error}); resume from another checkpoint") from None

@@ -26,7 +26,7 @@ def jsonl_rows(config: JsonlSource, key: str) -> Iterator[Row]:
     Raises:
         PromptError: no such file, or a line is not a JSON object.
     """
-    return table_rows(_records(Path(config.path).expanduser(), key), config, key)
+    return table_rows(_records(Path(config.path), key), config, key)
 
 
 def _records(path: Path, key: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -22,7 +22,7 @@ def parquet_rows(config: ParquetSource, key: str) -> Iterator[Row]:
     Raises:
         PromptError: no such file, or it is not Parquet.
     """
-    files = _files(str(Path(config.path).expanduser()), key)
+    files = _files(config.path, key)
     for file in files:
         # A single file goes by its name, which does not change when the data is moved.
         name = file if len(files) > 1 else Path(file).name

@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 
-from tailrace.errors import UserError, one_line
+from tailrace.errors import UNREADABLE, UserError, one_line
 from tailrace.transfer.queue.wire.sockets import reachable
 
 
@@ -75,7 +75,7 @@ class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             ) from None
         try:
             address = msgspec.json.decode(data, type=cls)
-        except (msgspec.MsgspecError, ValueError) as error:  # the latter for bytes that are no text
+        except (*UNREADABLE, ValueError) as error:  # the latter for bytes that are no text
             raise UserError(
                 f"{path} is not the address of a queue: {one_line(error)}; "
                 f"give the file that `tailrace queue serve` has written"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from tailrace.errors import ColumnError, QueueError
+from tailrace.errors import UNREADABLE, ColumnError, QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.state import ControlState, check_state
@@ -66,7 +66,7 @@ def _parse(snapshot: bytes) -> _Snapshot:
                 f"the snapshot is {header.format!r} version {header.version}; expected {_FORMAT!r} version {_VERSION}"
             )
         return msgspec.msgpack.decode(snapshot, type=_Snapshot)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise QueueError(f"these {len(snapshot)} bytes are not a snapshot of a transfer queue: {error}") from None
 
 

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tailrace.errors import QueueError, one_line
+from tailrace.errors import UNREADABLE, QueueError, one_line
 from tailrace.transfer.queue.state import ControlState
 from tailrace.transfer.queue.wire.messages import Ack, Admit, Answer
 from tailrace.types import TaskSpec
@@ -199,7 +199,7 @@ class Journal:
         while (record := self._record_at(data, end)) is not None:
             try:
                 yield _DECODER.decode(record)
-            except msgspec.MsgspecError as error:
+            except UNREADABLE as error:
                 raise QueueError(
                     f"the journal {self._path} is not one of this version ({one_line(error)} at byte {end}); "
                     f"serve another directory"
