@@ -22,6 +22,8 @@ class Place:
     """The variants of which `schema` is one."""
     entries: tuple[Any, ...] = ()
     """Of what kinds the entries of a list or of a mapping are."""
+    an_entry: str | int = 0
+    """One of them: `name` in a mapping, which has what names one likes."""
 
     @property
     def keys(self) -> Collection[str]:
@@ -69,7 +71,7 @@ def places(place: Place) -> Iterator[Place]:
     for key in place.keys:
         yield from places(place.below(key))
     if place.entries:
-        yield from places(_place(f"{place.key}.0", place.entries))
+        yield from places(place.below(place.an_entry))
 
 
 def schemas_in(annotation: Any) -> list[type[Config]]:
@@ -86,7 +88,8 @@ def _place(key: str, annotations: Sequence[Any]) -> Place:
         return Place(key, variants={schema.model_fields["type"].default: schema for schema in schemas})
     if schemas:
         return Place(key, schemas[0])
-    return Place(key, entries=tuple(entry for kind in kinds for entry in _entries(kind)))
+    entries = tuple(entry for kind in kinds for entry in _entries(kind))
+    return Place(key, entries=entries, an_entry="name" if any(map(_is_mapping, kinds)) else 0)
 
 
 def _kinds(annotation: Any) -> list[Any]:
@@ -99,10 +102,15 @@ def _kinds(annotation: Any) -> list[Any]:
     return [] if annotation is NoneType else [annotation]
 
 
+def _is_mapping(kind: Any) -> bool:
+    origin = typing.get_origin(kind)
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
 def _entries(kind: Any) -> tuple[Any, ...]:
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is None or origin is Literal:
         return ()
-    if issubclass(origin, Mapping):
+    if _is_mapping(kind):
         return arguments[1:]
     return tuple(argument for argument in arguments if argument is not ...)

@@ -25,8 +25,7 @@ def sections(place: Place, path: tuple[Any, ...] = (), tags: tuple[Any, ...] = (
     for key in place.keys:
         yield from sections(place.below(key), (*path, key), tags)
     if place.entries:
-        entry = place.below(0)
-        yield from sections(entry, (*path, 0 if entry.key.endswith("0") else "name"), tags)
+        yield from sections(place.below(place.an_entry), (*path, place.an_entry), tags)
 
 
 def put(values: Any, path: tuple[Any, ...], value: object) -> Any:
