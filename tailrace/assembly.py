@@ -24,14 +24,14 @@ from tailrace.config.cluster import ClusterConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.weights import WeightsConfig
 from tailrace.engine.base import Engine
-from tailrace.errors import ConfigError, TailraceWarning
+from tailrace.errors import TailraceWarning
 from tailrace.evaluation import Evaluator, Generator, ways_of
 from tailrace.events import EventLog
 from tailrace.learner import Learner, LocalLearner, Publisher
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
-from tailrace.preparation import check_cache, check_engine, check_sampling, check_tokens, context_length, open_engine
+from tailrace.preparation import check_cache, check_engine, check_sampling, check_tokens, max_prompt_tokens, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.queue_observer import QueueObserver
 from tailrace.rewards.answers import check_answers
@@ -46,6 +46,7 @@ from tailrace.tasks.reward import RewardTask
 from tailrace.trainer.actor import Actor, train_sample
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.trainer.export import export_dtype
 from tailrace.trainer.factory import check_trainer, make_trainer
 from tailrace.transfer.queue.base import Claim, TransferQueue
 from tailrace.types import FloatArray, Prompt, WeightVersion
@@ -84,7 +85,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     check_engine(config.engine, model_dir, device=config.device, here=here)
     check_trainer(config.trainer)
     tokenizer = load_tokenizer(model_dir)
-    prompts = load_prompts(config.prompts, tokenizer, max_tokens=_max_prompt_tokens(config, model_dir))
+    max_tokens = max_prompt_tokens(config.engine, config.sampling, config.prompts.max_prompt_tokens, model_dir)
+    prompts = load_prompts(config.prompts, tokenizer, max_tokens=max_tokens)
     for of_set in (prompts.train, *prompts.evaluated.values()):
         check_tokens(of_set, model_dir)
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
@@ -101,23 +103,6 @@ def _warn_of_worker_settings(config: RunConfig) -> None:
             TailraceWarning,
             stacklevel=2,
         )
-
-
-def _max_prompt_tokens(config: RunConfig, model_dir: Path) -> int:
-    context = context_length(config.engine, model_dir)
-    room = context - config.sampling.max_new_tokens
-    if room < 1:
-        raise ConfigError(
-            f"sampling.max_new_tokens {config.sampling.max_new_tokens} leaves no room for a prompt "
-            f"in the context of {context} tokens; lower it"
-        )
-    asked = config.prompts.max_prompt_tokens
-    if asked is not None and asked > room:
-        raise ConfigError(
-            f"prompts.max_prompt_tokens {asked} and sampling.max_new_tokens {config.sampling.max_new_tokens} "
-            f"exceed the context of {context} tokens together; lower one of them"
-        )
-    return asked or room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,8 +272,17 @@ def make_learner(
         mini_batch_size=config.mini_batch_size,
     )
     checkpointer = Checkpointer(store, trainer, queue, executor, log, prompts=prompts)
-    check = SignalCheck.of(config)
-    return LocalLearner(actor, trainer, executor, publisher, checkpointer, log, run_log=run_log, check=check)
+    return LocalLearner(
+        actor,
+        trainer,
+        executor,
+        publisher,
+        checkpointer,
+        log,
+        export_dtype=export_dtype(trainer.model_dir, config.generated_in),
+        run_log=run_log,
+        check=SignalCheck.of(config),
+    )
 
 
 def _feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> PromptFeeder:

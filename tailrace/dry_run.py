@@ -26,7 +26,7 @@ PROBE = 1536
 """Rows and columns of the matrices that the machine is measured with."""
 
 
-def print_plan(config: RunConfig, *, resume: bool) -> None:
+def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) -> None:
     """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
 
     Raises:
@@ -35,10 +35,10 @@ def print_plan(config: RunConfig, *, resume: bool) -> None:
     """
     directory = RunDirectory(Path(config.output_dir))
     if resume:
-        directory.check_same(config)
+        directory.check_resumed(config, checkpoint)
     else:
         directory.check_new()
-        directory.check_makeable()
+    directory.check_makeable()
     if config.pipeline.placement == "separated" and config.cluster.address is None:
         check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
     prepare_torch(config.device, config.threads)

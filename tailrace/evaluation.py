@@ -194,15 +194,20 @@ def figures(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str])
     where there are several answers to a prompt. `sampled/…` are the same of a second way; with several sets,
     `<set>/…` are the same of one of them.
     """
-    result: dict[str, float] = {}
+    groups = named_groups(answers, sets, ways)
+    return {f"{prefix}{name}": value for prefix, group in groups.items() for name, value in _summary(group).items()}
+
+
+def named_groups(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, list[Answer]]:
+    """The answers that figures are of, by the prefix of these figures, see `figures`."""
+    groups: dict[str, list[Answer]] = {}
     for way in ways:
         of_way = [answer for answer in answers if answer.way == way]
         prefix = "" if way == ways[0] else f"{way}/"
-        result |= {f"{prefix}{name}": value for name, value in _summary(of_way).items()}
+        groups[prefix] = of_way
         for set_name in sets if len(sets) > 1 else ():
-            of_set = [answer for answer in of_way if answer.set == set_name]
-            result |= {f"{set_name}/{prefix}{name}": value for name, value in _summary(of_set).items()}
-    return result
+            groups[f"{set_name}/{prefix}"] = [answer for answer in of_way if answer.set == set_name]
+    return groups
 
 
 def _summary(answers: Sequence[Answer]) -> dict[str, float]:
@@ -224,18 +229,27 @@ def pass_at(answers: Iterable[Answer]) -> dict[str, float]:
     The mean over the prompts of the unbiased estimate. Answers of which the grader does not say whether they are right
     do not count; a prompt with less than k others is left out.
     """
+    return {f"pass@{k}": statistics.fmean(of_prompts) for k, of_prompts in pass_at_by_prompt(answers).items()}
+
+
+def pass_at_by_prompt(answers: Iterable[Answer]) -> dict[int, list[float]]:
+    """What the means of `pass_at` are of, by k."""
+    judged = judged_by_prompt(answers)
+    most = max(map(len, judged), default=0)
+    powers = {2**power for power in range(1, most.bit_length()) if 2**power < most}
+    return {
+        k: [pass_at_k(len(right), sum(right), k) for right in judged if len(right) >= k]
+        for k in sorted(powers | ({most} if most > 1 else set()))
+    }
+
+
+def judged_by_prompt(answers: Iterable[Answer]) -> list[list[bool]]:
+    """Whether the answers to each prompt are right, where the grader says so; prompts without any are left out."""
     by_prompt: dict[int, list[bool]] = {}
     for answer in answers:
         if answer.grade.correct is not None:
             by_prompt.setdefault(answer.number, []).append(answer.grade.correct)
-    most = max(map(len, by_prompt.values()), default=0)
-    powers = {2**power for power in range(1, most.bit_length()) if 2**power < most}
-    return {
-        f"pass@{k}": statistics.fmean(
-            pass_at_k(len(right), sum(right), k) for right in by_prompt.values() if len(right) >= k
-        )
-        for k in sorted(powers | ({most} if most > 1 else set()))
-    }
+    return list(by_prompt.values())
 
 
 def pass_at_k(count: int, right: int, k: int) -> float:

@@ -9,7 +9,6 @@ closes) aborts what is unfinished; what is finished has been written. A second o
 
 import asyncio
 import math
-import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +16,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
@@ -29,13 +27,13 @@ from tailrace.config.prompts import AnySource, ColumnsConfig
 from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.interrupt import INTERRUPTED, Interrupt
+from tailrace.json_lines import JsonLines
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import decode_text, load_tokenizer
 from tailrace.planning.order import first_in, longest_first
 from tailrace.preparation import (
     check_cache,
     check_engine,
-    check_new_file,
     check_sampling,
     check_tokens,
     context_length,
@@ -196,7 +194,7 @@ def _expected_tokens(prompt: Prompt, who: str) -> float:
     return float(expected)
 
 
-async def _generate(config: GenerateConfig, inputs: Inputs, lines: "JsonLines") -> int:
+async def _generate(config: GenerateConfig, inputs: Inputs, lines: JsonLines) -> int:
     async with AsyncExitStack() as stack:
         interrupt = stack.enter_context(Interrupt().watching())
         requests = make_requests(config, inputs.prompts)
@@ -272,64 +270,3 @@ def _line(sample: Sample, config: GenerateConfig, inputs: Inputs) -> Line:
         answer=prompt.answer,
         metadata=dict(prompt.metadata),
     )
-
-
-class JsonLines:
-    """JSON lines in a new file, or on standard output. Each is written at once, so that a killed run leaves whole ones.
-
-    A context manager: the file is made on entering, once everything else is known to be right, and removed on leaving
-    where nothing was written.
-    """
-
-    def __init__(self, path: Path | None, *, force: bool) -> None:
-        """`force`: replace the file at `path`.
-
-        Raises:
-            UserError: the file exists and is not to be replaced, is a directory, or has none to be in.
-        """
-        self._path = path = None if path == Path("/dev/stdout") else path
-        self._length = 0
-        if path is not None:
-            self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
-            check_new_file("--output", path, force=self._replace)
-
-    @property
-    def on_terminal(self) -> bool:
-        """Whether the lines go where a person looks."""
-        return self._path is None and sys.stdout.isatty()
-
-    def __enter__(self) -> Self:
-        if self._path is None:
-            self._file = open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
-            return self
-        try:
-            self._file = self._path.open("wb" if self._replace else "xb", buffering=0)
-        except FileExistsError:  # another process was faster
-            raise UserError(f"--output {self._path} was just made by another process; give another file") from None
-        except OSError as error:
-            raise UserError(f"--output {self._path} cannot be made: {error.strerror}") from None
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
-        if self._path is not None and self._path.is_file() and not self._length:
-            self._path.unlink()
-
-    def write(self, line: Line) -> None:
-        """Write one line, whole or not at all.
-
-        Raises:
-            UserError: there is no room for it, or nobody to read it.
-        """
-        left = memoryview(msgspec.json.encode(line) + b"\n")
-        size = len(left)
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            if self._path is not None and self._path.is_file():
-                os.truncate(self._path, self._length)
-            raise UserError(f"{self._path or 'standard output'} cannot be written: {error.strerror}") from None
-        self._length += size

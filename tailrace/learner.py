@@ -12,6 +12,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from tailrace.checkpointing import Checkpointer, RunState
 from tailrace.errors import CheckpointError, TrainingError, one_line
 from tailrace.events import Event, EventLog
@@ -88,11 +90,14 @@ class LocalLearner(Learner):
         checkpointer: Checkpointer,
         log: EventLog,
         *,
+        export_dtype: torch.dtype | None = None,
         run_log: EventLog | None = None,
         check: SignalCheck | None = None,
     ) -> None:
-        """`executor`: of the trainer's device. `run_log`: takes the events of whole steps, where `log` is for work.
-        `check`: of each step; none without."""
+        """`executor`: of the trainer's device. `export_dtype`: see `Trainer.export`.
+
+        `run_log`: takes the events of whole steps, where `log` is for work. `check`: of each step; none without.
+        """
         self._check = check or SignalCheck()
         self._warned = False
         """The last step gave a warning."""
@@ -105,6 +110,7 @@ class LocalLearner(Learner):
         self._publisher = publisher
         self._checkpointer = checkpointer
         self._log = log
+        self._export_dtype = export_dtype
         self._run_log = run_log or log
 
     @property
@@ -151,7 +157,7 @@ class LocalLearner(Learner):
     async def export(self, directory: Path) -> None:
         async with self._turn:
             with self._log.span("export", "trainer", version=self._trained_steps, info={"path": str(directory)}):
-                await self._compute(lambda: self._trainer.export(directory))
+                await self._compute(lambda: self._trainer.export(directory, dtype=self._export_dtype))
 
     async def evidence(self) -> dict[str, Any]:
         return self._trainer.evidence()

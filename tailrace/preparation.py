@@ -62,6 +62,28 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
     return context
 
 
+def max_prompt_tokens(engine: EngineConfig, sampling: SamplingConfig, asked: int | None, model_dir: Path) -> int:
+    """Tokens of a prompt at the most, so that a whole response has room; `asked`: `prompts.max_prompt_tokens`.
+
+    Raises:
+        ModelError: the model cannot be read.
+        ConfigError: there is no room.
+    """
+    context = context_length(engine, model_dir)
+    room = context - sampling.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"sampling.max_new_tokens {sampling.max_new_tokens} leaves no room for a prompt "
+            f"in the context of {context} tokens; lower it"
+        )
+    if asked is not None and asked > room:
+        raise ConfigError(
+            f"prompts.max_prompt_tokens {asked} and sampling.max_new_tokens {sampling.max_new_tokens} "
+            f"exceed the context of {context} tokens together; lower one of them"
+        )
+    return asked or room
+
+
 def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bool = True) -> None:
     """Whether there is such an engine, the device has what it is configured to use, and CPUs the memory: Linux would
     kill processes.

@@ -78,8 +78,8 @@ def train(
 ) -> int:
     """Train, export, report; the exit code: 0, or 130 when interrupted.
 
-    `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. `interrupt`: what stops
-    it, beside signals.
+    `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. Where no run is there, a
+    new one begins with `checkpoint`, of another run. `interrupt`: what stops it, beside signals.
 
     Raises:
         UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
@@ -91,14 +91,14 @@ def train(
     try:
         with ExitStack() as stack:
             if resume:
-                directory.check_same(config)
+                directory.check_resumed(config, checkpoint)
             stack.enter_context(directory.locked())
+            if not (resume and directory.config.exists()):
+                directory.check_new()
             start = None
             if resume:
                 start = _find_start(directory, store, checkpoint)
                 directory.check_events()
-            else:
-                directory.check_new()
             check_sinks(config.observe)
             if config.pipeline.placement == "colocated":
                 prepare_torch(config.device, config.threads)
@@ -121,7 +121,10 @@ def train(
 
 
 def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
-    path = checkpoint or store.latest()
+    if checkpoint is not None:
+        CheckpointStore(checkpoint.parent, keep=store.keep).verify(checkpoint)
+        return Resume.read(checkpoint)
+    path = store.latest()
     if path is None:
         which, fix = "", "start again in a new output_dir"
         if left := store.list():
@@ -257,7 +260,7 @@ class _Run:
         queue = await open_queue(config.queue, table, directory.queue, stack)
         if start is not None:
             await restore_queue(start.checkpoint, queue.queue)
-        with directory.begun(config, resumed=start is not None):
+        with directory.begun(config, resumed=start is not None and directory.config.exists()):
             self._sinks = self._sinks or _open_sinks(config, directory, shared)
             log = begin_log(config, start, self._sinks, total_steps=config.trainer.steps)
             pipeline = await placement.connect(queue, self._store, log, stack)

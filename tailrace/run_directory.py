@@ -61,6 +61,22 @@ class RunDirectory:
         finally:
             _remove((), around)
 
+    def check_resumed(self, config: RunConfig, checkpoint: Path | None) -> None:
+        """See that a run goes on here, or that a new one can begin here with the checkpoint of another.
+
+        `checkpoint`: where it is to go on; by default the newest of the run that is here.
+
+        Raises:
+            UserError: there is no run to go on with, or `config` differs from that run's own where it must not.
+        """
+        if checkpoint is None or self.config.exists():
+            self.check_same(config)
+            return
+        self.check_new()
+        other = RunDirectory(checkpoint.absolute().parent.parent)
+        if other.config.exists():
+            other.check_same(config)
+
     def check_same(self, config: RunConfig) -> None:
         """Raises a UserError where there is no run, or `config` differs from its own where it must not."""
         try:

@@ -34,7 +34,9 @@ def recipe(tmp_path: Path, config: RunConfig) -> Path:
     return path
 
 
-@pytest.mark.parametrize("command", [[], ["train"], ["generate"], ["profile", "engine"], ["profile", "tp"], ["report"]])
+@pytest.mark.parametrize(
+    "command", [[], ["train"], ["generate"], ["eval"], ["export"], ["profile", "engine"], ["profile", "tp"], ["report"]]
+)
 def test_help_names_the_commands_and_options(command: list[str]) -> None:
     done = tailrace(*command, "--help")
     assert done.returncode == 0

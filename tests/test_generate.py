@@ -20,7 +20,8 @@ from tailrace.config.shorthand import source_override, split_arguments
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
-from tailrace.generate import JsonLines, Line, generate, load_inputs, make_requests
+from tailrace.generate import Line, generate, load_inputs, make_requests
+from tailrace.json_lines import JsonLines
 from tailrace.types import Request
 from tests.conftest import Command, TinyModel
 
@@ -286,7 +287,7 @@ def test_a_full_device_is_one_clear_line() -> None:
         ('{"prompt": "a"}\n{"prompt":\n', "line 2, is not a JSON object"),
         ("What is 1 + 1?\n", 'line 1, is not a JSON object, such as {"prompt": "…"}: '),
         ('{"prompt": "a"}\n{"promt": "b"}\n', "p.jsonl:2 has no column 'prompt'"),
-        ('{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl:2, column 'prompt': a prompt must be a string"),
+        ('{"prompt": "a"}\n{"prompt": 3}\n', "p.jsonl:2, column 'prompt': a prompt must be a text"),
         ("\n", "prompts.source has no prompts"),
         (json.dumps({"prompt": "x" * 600}), "prompt p.jsonl:1 has 603 tokens, more than the limit of 511 (1 of 1"),
     ],
@@ -333,7 +334,7 @@ def test_the_prompts_option_stands_for_a_key_and_keys_of_the_arguments_win() -> 
     config = load_as(GenerateConfig, None, [source, "prompts.source.prompt_column=question"])
     assert config.prompts.source is not None
     assert config.prompts.source.model_dump() == {
-        "type": "jsonl", "path": "a: b.jsonl", "prompt_column": "question", "answer_column": None
+        "type": "jsonl", "path": "a: b.jsonl", "prompt_column": "question", "answer_column": None, "answer_pattern": None
     }  # fmt: skip
     assert load_as(GenerateConfig, None, [source_override(Path("p.parquet"))]).prompts.source is not None
 
@@ -343,7 +344,7 @@ def test_the_prompts_option_stands_for_a_key_and_keys_of_the_arguments_win() -> 
     [
         ("sampling.temprature=0", "unknown key sampling.temprature; did you mean sampling.temperature?"),
         ("temperature=0", "unknown key temperature; did you mean sampling.temperature?"),
-        ("n=3", "unknown key n; expected one of device, engine"),
+        ("n=3", "unknown key n; n is called samples here"),
         ("trainer.lr=1", "unknown key trainer; expected one of device, engine, model"),
         ("order=shortest", "order is 'shortest': input should be 'first_in' or 'longest_first'"),
         ("engine.link={}", "engine with link needs tp of 2 or more, since one rank exchanges nothing"),

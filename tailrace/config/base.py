@@ -118,6 +118,11 @@ class Config(BaseModel):
         return copy
 
     @classmethod
+    def part_of_training(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What this configuration takes of a training recipe, of which it is given the keys that it has, too."""
+        return dict(values)
+
+    @classmethod
     def default_type(cls, section: str, values: Mapping[str, Any]) -> str | None:
         """The `type` of a section that names none in `values`; None where it may be left out, or must name one."""
         field = cls.model_fields[section]

@@ -1,14 +1,17 @@
-"""Schemas of the commands that use an engine without training: `tailrace generate` and `tailrace profile`."""
+"""Schemas of the commands that use an engine without training: `tailrace generate`, `eval` and `profile`."""
 
 import os
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from tailrace.config.base import Batch, Count, Device, Listed, OnDevice, PathText, Processes, Seed
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
-from tailrace.config.prompts import AnySource, Presentation
+from tailrace.config.prompts import AnySource, EvaluatedPromptsConfig, Presentation, PromptsConfig
+from tailrace.config.rewards import RewardsConfig
 
 
 class _OnEngine(OnDevice):
@@ -41,6 +44,30 @@ class GenerateConfig(_OnEngine):
     the prompts (which `engine.adaptive_tp.estimate` ranked reads, too)."""
     prompts: GeneratePromptsConfig = GeneratePromptsConfig()
     sampling: SamplingConfig = SamplingConfig()
+
+    @classmethod
+    def part_of_training(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """How prompts are presented, and not which: those to be answered are given otherwise."""
+        prompts = values.get("prompts")
+        if not isinstance(prompts, dict):
+            return dict(values)
+        return {**values, "prompts": {key: value for key, value in prompts.items() if key != "source"}}
+
+
+class EvalConfig(_OnEngine):
+    """One `tailrace eval`."""
+
+    prompts: EvaluatedPromptsConfig = EvaluatedPromptsConfig()
+    rewards: RewardsConfig
+    sampling: SamplingConfig = SamplingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @classmethod
+    def part_of_training(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """A run holds out prompts unless told otherwise."""
+        prompts = values.get("prompts")
+        held_out = PromptsConfig.model_fields["held_out"].default
+        return {**values, "prompts": {"held_out": held_out, **prompts}} if isinstance(prompts, dict) else dict(values)
 
 
 class ProfileConfig(_OnEngine):

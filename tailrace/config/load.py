@@ -16,7 +16,7 @@ from tailrace.config.plain import NotPlainError, plain
 from tailrace.config.recipe_text import MAX_CHARS, read_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import is_interpolated, masked
-from tailrace.errors import ConfigError, nearest
+from tailrace.errors import ConfigError, nearest, quoted
 
 Schema = TypeVar("Schema", bound=Config)
 References = Mapping[tuple[int | str, ...], str]
@@ -33,6 +33,8 @@ def load_config(recipe: Path | Mapping[str, Any], overrides: Sequence[str] = ())
 def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> Schema:
     """Read a YAML recipe, apply `key=value` overrides and OmegaConf interpolations, and validate the whole.
 
+    Of the recipe of a training run any other schema takes the keys that it has, too.
+
     `recipe`: the file, or what one holds. Without a recipe there are the overrides alone.
 
     Raises:
@@ -43,16 +45,40 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
         raise ConfigError(f"overrides is the text {overrides!r}; expected a list, such as [{overrides!r}]")
     source = _named(recipe)
     values = _read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
-    if foreign := sorted((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(values)):
-        raise ConfigError(
-            f"{source} is a training recipe, with {', '.join(foreign)}; "
-            f"this command takes {', '.join(sorted(schema.model_fields))}"
-        )
+    is_of_training = bool((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(values))
     for override in sorted(overrides, key=_chooses_no_type):
-        values = merged(values, override_values(override))
+        change = override_values(override)
+        if is_of_training:
+            _check_taken(change, schema, override)
+        values = merged(values, change)
     resolved = _resolved(values, source)
     references = dict(_references(values, resolved))
+    if is_of_training:
+        resolved = _part_of_training(resolved, schema)
+        references = {place: text for place, text in references.items() if _has(resolved, place)}
     return parse_as(schema, _with_default_types(Place(schema=schema), resolved), source=source, references=references)
+
+
+def _part_of_training(values: Mapping[str, Any], schema: type[Config]) -> dict[str, Any]:
+    return schema.part_of_training(_shared(values, Place(schema=schema), Place(schema=RunConfig)))
+
+
+def _shared(values: Mapping[str, Any], ours: Place, theirs: Place) -> dict[str, Any]:
+    """`values` of a training recipe, whose places are `theirs`, without the keys that have no place in `ours`."""
+    return {
+        key: _shared(value, ours.below(key), theirs.below(key))
+        if isinstance(value, dict) and key in ours.keys and key in theirs.keys
+        else value
+        for key, value in values.items()
+        if key in ours.keys or key not in theirs.keys
+    }
+
+
+def _check_taken(change: Mapping[str, Any], schema: type[Config], override: str) -> None:
+    """Whether a change means something where a training recipe is used for something else."""
+    if _shared(change, Place(schema=schema), Place(schema=RunConfig)) != change:
+        key = override.partition("=")[0]
+        raise ConfigError(f"{key} is for training, and this command trains nothing; leave {quoted(override)} out")
 
 
 def keys_of(recipe: Path) -> set[str]:
@@ -166,6 +192,14 @@ def _interpolated(values: Any, resolved: Any, place: tuple[int | str, ...]) -> I
     elif isinstance(values, dict | list):
         for key in values if isinstance(values, dict) else range(len(values)):
             yield from _interpolated(values[key], resolved[key], (*place, key))
+
+
+def _has(values: Any, place: tuple[int | str, ...]) -> bool:
+    try:
+        _at(values, place)
+    except (KeyError, IndexError, TypeError):
+        return False
+    return True
 
 
 def _at(values: Any, place: tuple[int | str, ...]) -> Any:

@@ -91,13 +91,12 @@ class Presentation(Config):
 
 
 SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-_TAKEN_NAMES = ("held_out", "greedy", "sampled", "reward", "reward_failures")
+_TAKEN_NAMES = ("held_out", "source", "greedy", "sampled", "reward", "reward_failures")
 
 
-class PromptsConfig(Presentation):
-    """Where prompts come from and how they are presented to the model."""
+class PromptSets(Presentation):
+    """What prompts there are beside those to train on."""
 
-    source: PromptSource
     held_out: CountFromZero = 64
     """Prompts of the source kept away from training, for evaluation. Training prompts equal to one of them are
     dropped."""
@@ -106,8 +105,6 @@ class PromptsConfig(Presentation):
     validation: dict[SetName, PromptSource] = {}
     """Further prompts for evaluation, by a name of yours: {gsm8k: {type: jsonl, path: test.jsonl}}; each is a source
     with the same keys as `source`. Training prompts equal to one of them are dropped."""
-    shuffle: bool = True
-    """A new seeded order in every epoch; off keeps the order of the source."""
     max_prompt_tokens: Count | None = None
     """Of a prompt at the most; the model's context less max_new_tokens by default."""
     overlong: Literal["error", "drop"] = "error"
@@ -120,3 +117,21 @@ class PromptsConfig(Presentation):
             if name in _TAKEN_NAMES:
                 raise ValueError(f"has a set named {name!r}, which figures of evaluations are called; rename it")
         return validation
+
+
+class PromptsConfig(PromptSets):
+    """Where prompts come from and how they are presented to the model."""
+
+    source: PromptSource
+    shuffle: bool = True
+    """A new seeded order in every epoch; off keeps the order of the source."""
+
+
+class EvaluatedPromptsConfig(PromptSets):
+    """Which prompts `tailrace eval` answers: the sets of `validation`, and of `source`."""
+
+    source: AnySource | None = Field(default=None, discriminator="type")
+    """All of its prompts are answered, unless `held_out` is given."""
+    held_out: CountFromZero | None = None  # type: ignore[assignment]
+    """Answer so many prompts of the source alone, those that a run with this `split_seed` holds out. A training recipe
+    that does not say so holds out 64."""

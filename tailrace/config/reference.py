@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from tailrace.config.base import Config
-from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
+from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig, TPProfileConfig
 from tailrace.config.other_names import FRAMEWORKS, NAMES
 from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import TableConfig
@@ -67,10 +67,13 @@ What TRL, verl, OpenRLHF and prime-rl call these keys. An unknown key that is on
 OTHER_COMMANDS = """\
 ## Other commands
 
-`tailrace generate`, `tailrace profile engine` and `tailrace profile tp` take keys as arguments, and a YAML file of them
-with `--recipe`. Their sections `model` and `engine` are those of a training run. So are, for `generate`, `sampling` and
-the keys `source`, `chat_template` and `system_prompt` of `prompts`; `--prompts` sets `source`, without an answer
-column. `tailrace profile tp MODEL` sets `model.path`. Its profile holds for one model's shapes on one machine, and of
+`tailrace generate`, `tailrace eval`, `tailrace profile engine` and `tailrace profile tp` take keys as arguments, and a
+YAML file of them with `--recipe`. That may be a training recipe, of which each takes the sections and keys that it has,
+too. The sections are those of a training run. `generate` has `model`, `engine`, `sampling`, and of `prompts` those keys
+that say how they are presented; `--prompts` sets `prompts.source`, without an answer column. `eval` has `model`,
+`engine`, `sampling`, `rewards`, `evaluation` and `prompts`, but for `prompts.shuffle`. Without `prompts.held_out`, which
+a training recipe always has, it answers the whole source. `profile` has `model` and `engine`.
+`tailrace profile tp MODEL` sets `model.path`. Its profile holds for one model's shapes on one machine, and of
 the engine for `dtype`, dp · tp, `threads_per_rank`, the kernels, the collectives and `link`. Beside them:
 """
 
@@ -96,6 +99,7 @@ def reference() -> str:
     """The page, as Markdown."""
     commands: dict[str, type[BaseModel]] = {
         "tailrace generate": GenerateConfig,
+        "tailrace eval": EvalConfig,
         "tailrace profile engine": ProfileConfig,
         "tailrace profile tp": TPProfileConfig,
     }

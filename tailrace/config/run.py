@@ -111,6 +111,11 @@ class RunConfig(OnDevice):
         return self.weights.mode or ("in_flight" if self.pipeline.max_staleness else "synchronous")
 
     @property
+    def generated_in(self) -> str | None:
+        """The dtype that the engine computes in; None where nobody knows."""
+        return getattr(self.engine, "dtype", None)
+
+    @property
     def wire_dtype(self) -> Literal["bfloat16", "float32"]:
         """Of floats of weights on their way to separate engines; in full where nobody knows what the engine has."""
         dtype: Literal["bfloat16", "float32"] = getattr(self.engine, "dtype", "float32")

@@ -24,9 +24,14 @@ def split_arguments(arguments: Iterable[str], keys: Collection[str]) -> tuple[li
 
 def source_override(prompts: Path) -> str:
     """The override that `--prompts` stands for; `-` is standard input."""
+    return f"prompts.source={file_source(prompts, ', answer_column: null')}"
+
+
+def file_source(prompts: Path, more: str = "") -> str:
+    """The source that a file is, as YAML; `-` is standard input. `more`: further keys."""
     kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
     path = "/dev/stdin" if prompts == Path("-") else str(prompts)
-    return f"prompts.source={{type: {kind}, path: {json.dumps(path)}, answer_column: null}}"
+    return f"{{type: {kind}, path: {json.dumps(path)}{more}}}"
 
 
 def model_override(model: str, keys: Collection[str]) -> str:

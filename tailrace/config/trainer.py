@@ -1,8 +1,8 @@
 """Schemas of the trainer and of checkpoints."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, Strict
+from pydantic import BeforeValidator, Field, Strict
 
 from tailrace.config.base import Config, Count, CountFromZero, Keywords
 
@@ -28,6 +28,16 @@ TrainerBackend = Annotated[SingleTrainerBackend | AdapterTrainerBackend, Field(d
 
 
 Mismatch = Annotated[float, Field(gt=0, le=1000)]
+
+
+def _trains(steps: Any) -> Any:
+    if type(steps) is int and steps == 0:
+        raise ValueError(
+            "is 0, which trains nothing; to evaluate the model as it is: tailrace eval MODEL --recipe RECIPE"
+        )
+    return steps
+
+
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -36,7 +46,7 @@ class TrainerConfig(Config):
 
     backend: TrainerBackend = SingleTrainerBackend()
     """What computes the update."""
-    steps: Count = 100
+    steps: Annotated[Count, BeforeValidator(_trains)] = 100
     """Training steps; each makes and trains on train_batch_size samples."""
     train_batch_size: Count = 32
     """Samples of a step: prompts times group_size."""

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from tailrace.config.prompts import PromptsConfig, PromptSource
+from tailrace.config.prompts import EvaluatedPromptsConfig, PromptsConfig, PromptSets, PromptSource
 from tailrace.errors import PromptError
 from tailrace.prompts.order import permutation
 from tailrace.prompts.presentation import present
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 HELD_OUT = "held_out"
+WHOLE_SOURCE = "source"
 _SPLIT_EPOCH = -1
 """The split's permutation is none of an epoch of training."""
 
@@ -68,26 +69,60 @@ def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *,
         PromptError: a source cannot be read or is empty, a prompt is longer than `max_tokens` and is not to be dropped,
             the tokenizer has no chat template where one is asked for, or nothing is left to train on.
     """
-    reader = SourceReader(config, tokenizer, max_tokens)
-    validation = {name: reader.read(source, f"prompts.validation.{name}") for name, source in config.validation.items()}
+    reader = _Reader(config, tokenizer, max_tokens)
+    validation = reader.validation()
     prompts = reader.read(config.source, "prompts.source")
     split = _split(_without(prompts, validation), config.held_out, config.split_seed)
     equal = len(prompts) - len(split.train) - len(split.held_out)
     dropped = reader.dropped | ({"equal to one that is evaluated": equal} if equal else {})
-    for why, count in dropped.items():
-        _log.info("%d prompts are dropped: %s", count, why)
+    _tell(dropped)
     return PromptSet(train=split.train, held_out=split.held_out, validation=validation, dropped=dropped)
 
 
-class SourceReader:
+def load_evaluated(
+    config: EvaluatedPromptsConfig, tokenizer: "PreTrainedTokenizerBase", *, max_tokens: int
+) -> dict[str, tuple[Prompt, ...]]:
+    """Sets of prompts to evaluate, by name: what a run with the same `prompts` evaluates, or all of the source.
+
+    Raises:
+        PromptError: see `load_prompts`.
+    """
+    reader = _Reader(config, tokenizer, max_tokens)
+    validation = reader.validation()
+    own = {}
+    if config.source is not None and config.held_out != 0:
+        prompts = reader.read(config.source, "prompts.source")
+        if config.held_out is None:
+            own = {WHOLE_SOURCE: prompts}
+        else:
+            own = {HELD_OUT: _split(_without(prompts, validation), config.held_out, config.split_seed).held_out}
+    _tell(reader.dropped)
+    return own | validation
+
+
+def _tell(dropped: Mapping[str, int]) -> None:
+    for why, count in dropped.items():
+        _log.info("%d prompts are dropped: %s", count, why)
+
+
+class _Reader:
     """Reads sources as a recipe has them presented."""
 
-    def __init__(self, config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", max_tokens: int) -> None:
+    def __init__(self, config: PromptSets, tokenizer: "PreTrainedTokenizerBase", max_tokens: int) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._max_tokens = max_tokens
         self.dropped: dict[str, int] = {}
         """Prompts of a source that were too long, by what is to be said of them."""
+
+    def validation(self) -> dict[str, tuple[Prompt, ...]]:
+        """The sets of `prompts.validation`, by name.
+
+        Raises:
+            PromptError: see `load_prompts`.
+        """
+        sources = self._config.validation
+        return {name: self.read(source, f"prompts.validation.{name}") for name, source in sources.items()}
 
     def read(self, source: PromptSource, key: str) -> tuple[Prompt, ...]:
         """The prompts of the source at `key` of the recipe.

@@ -59,7 +59,7 @@ class CheckpointStore:
         if not self.directory.is_dir():
             return []
         found = [path for path in self.directory.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-        by_step = {_step(path): path for path in sorted(found)}  # ".replaced-…" first: it gives way to its successor
+        by_step = {step_of(path): path for path in sorted(found)}  # ".replaced-…" first: it gives way to its successor
         return [by_step[step] for step in sorted(by_step)]
 
     def of_run(self) -> Sequence[Path]:
@@ -81,7 +81,7 @@ class CheckpointStore:
         try:
             own = next((path for path in self.list() if start is not None and path.samefile(start)), None)
             for path in self.list():
-                if own is None or _step(path) > _step(own):
+                if own is None or step_of(path) > step_of(own):
                     (path / _LEFT_BEHIND).touch()
             if own is not None:
                 (own / _LEFT_BEHIND).unlink(missing_ok=True)
@@ -106,7 +106,7 @@ class CheckpointStore:
         with new_directory(path, otherwise=self._otherwise()) as partial:
             write(partial)
             _write_manifest(partial)
-        kept = [old for old in self.list() if _step(old) <= step][-self.keep :]
+        kept = [old for old in self.list() if step_of(old) <= step][-self.keep :]
         for old in self.list():
             if old not in kept:
                 _remove(old)
@@ -267,7 +267,8 @@ def _is_left_behind(path: Path) -> bool:
     return (path / _LEFT_BEHIND).exists()
 
 
-def _step(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """Of a checkpoint of a store."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1])

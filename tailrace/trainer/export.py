@@ -29,7 +29,7 @@ def export_model(
     Raises:
         CheckpointError: it cannot be written.
     """
-    dtype = dtype or AutoConfig.from_pretrained(model_dir).dtype or torch.float32
+    dtype = dtype or export_dtype(model_dir, None)
     with new_directory(directory) as partial:
         for path in sorted(model_dir.iterdir()):
             if path.suffix in _SUFFIXES and not path.name.endswith(".index.json"):
@@ -37,6 +37,15 @@ def export_model(
         _set_dtype(partial / "config.json", dtype)
         tensors = {name: tensor.to(dtype).contiguous() for name, tensor in weights}
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
+
+
+def export_dtype(model_dir: Path, generated_in: str | None) -> torch.dtype:
+    """What an export is written in: the initial checkpoint's dtype, or a wider one where that would lose what an engine
+    that computes in `generated_in` has read from the master weights. So an exported model answers as the run's last
+    evaluation did.
+    """
+    own: torch.dtype = AutoConfig.from_pretrained(model_dir).dtype or torch.float32
+    return own if generated_in is None else torch.promote_types(own, getattr(torch, generated_in))
 
 
 def _set_dtype(path: Path, dtype: torch.dtype) -> None:

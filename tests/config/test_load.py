@@ -7,7 +7,7 @@ import yaml
 
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.config.generate import GenerateConfig
+from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig
 from tailrace.config.load import load_as, load_config, parse_config
 from tailrace.config.prompts import JsonlSource
 from tailrace.config.run import RunConfig
@@ -119,7 +119,7 @@ def test_repeating_the_type_keeps_the_keys_of_the_variant() -> None:
             (f"device={device}", f"device is '{device}'; expected cpu, cuda, cuda:N")
             for device in ("meta", "cpu:7", "cpu:0", "xla", "CPU", "cuda:-1", "cuda:x", "cuda:9999", "hpu", "gpu")
         ),
-        ("trainer.steps=0", "trainer.steps is 0: input should be greater than 0"),
+        ("trainer.steps=0", "trainer.steps is 0, which trains nothing; to evaluate"),
         ("sampling.temperature=1.0e46", "sampling.temperature is 1e+46: input should be less than or equal to 1000000"),
         ("sampling.top_p=1.0e-46", "sampling.top_p is 1e-46: input should be greater than or equal to 0.000001"),
         (f"sampling.top_k={2**63}", "input should be less than 2147483648"),
@@ -169,11 +169,41 @@ def test_a_stop_string_needs_no_list(given: str, stop: tuple[str, ...]) -> None:
     assert load_config(QUICKSTART, [f"sampling.stop={given}"]).sampling.stop == stop
 
 
-def test_another_command_says_what_a_training_recipe_is() -> None:
-    with pytest.raises(
-        ConfigError, match=r"quickstart\.yaml is a training recipe, with .*trainer; this command takes device"
-    ):
-        load_as(GenerateConfig, QUICKSTART)
+def test_another_command_takes_what_it_has_of_a_training_recipe() -> None:
+    trained = load_config(QUICKSTART)
+    config = load_as(GenerateConfig, QUICKSTART, ["sampling.temperature=0"])
+    assert (config.model, config.engine, config.seed) == (trained.model, trained.engine, trained.seed)
+    assert config.sampling == trained.sampling.model_copy(update={"temperature": 0})
+    assert config.prompts.system_prompt == trained.prompts.system_prompt
+    assert config.prompts.source is None
+    assert load_as(ProfileConfig, QUICKSTART).model == trained.model
+
+
+def test_an_evaluation_holds_out_what_the_run_of_the_recipe_does() -> None:
+    recipe = {
+        "output_dir": "x",
+        "prompts": {"source": {"type": "jsonl", "path": "p"}},
+        "rewards": {"grader": {"type": "exact"}},
+    }
+    assert load_as(EvalConfig, recipe).prompts.held_out == load_config(recipe).prompts.held_out == 64
+    assert load_as(EvalConfig, recipe, ["prompts.held_out=3"]).prompts.held_out == 3
+    del recipe["output_dir"]  # it is of an evaluation then
+    assert load_as(EvalConfig, recipe).prompts.held_out is None
+
+
+@pytest.mark.parametrize(
+    "override", ["trainer.lr=1", "prompts.shuffle=false", "output_dir=x", "pipeline={streaming: true}"]
+)
+def test_a_change_for_training_is_refused_where_nothing_is_trained(override: str) -> None:
+    with pytest.raises(ConfigError, match=f"{override.partition('=')[0]} is for training"):
+        load_as(EvalConfig, QUICKSTART, [override])
+
+
+def test_a_key_that_no_recipe_has_is_told_of_a_training_recipe_too(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(QUICKSTART.read_text() + "\nsamplign: {}\n")
+    with pytest.raises(ConfigError, match=r"unknown key samplign; did you mean sampling"):
+        load_as(GenerateConfig, recipe)
 
 
 def test_every_grader_checks_its_pattern_before_anything_starts() -> None:

@@ -1,0 +1,51 @@
+"""What `tailrace eval` is given, as one configuration."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrace.config.base import expanded
+from tailrace.config.generate import EvalConfig
+from tailrace.config.load import load_as
+from tailrace.config.shorthand import file_source, model_override
+from tailrace.errors import ConfigError, UserError
+
+RECIPE = "config.yaml"
+"""Of a run, in its directory."""
+MODEL = "model"
+"""What a run exports, in its directory."""
+
+
+def evaluated_config(
+    model: str, *, recipe: Path | None, prompts: Path | None, step: int | None, overrides: Sequence[str]
+) -> EvalConfig:
+    """The configuration of an evaluation of `model`, which may be the directory of a run.
+
+    Args:
+        recipe: of training or of an evaluation; by default that of the run.
+        prompts: a file, all of whose prompts are to be answered in place of the recipe's.
+        step: of the run's checkpoint, where it is to be that and not the exported model.
+        overrides: `key=value`.
+
+    Raises:
+        UserError: they do not go together, the run has no model, or see `load_as`.
+    """
+    chosen = model_override(model, EvalConfig.model_fields)
+    run = Path(expanded(model))
+    is_run = (run / RECIPE).is_file() and not (run / "config.json").exists()
+    if is_run:
+        recipe = recipe or run / RECIPE
+        chosen = f"model={{path: {json.dumps(str(run / MODEL))}, revision: null}}"
+        if step is None and not (run / MODEL).is_dir():
+            raise UserError(f"{run} has exported no model yet; give the step of a checkpoint with --step")
+    elif step is not None:
+        raise UserError(f"--step {step} is for the directory of a run, and {model} is none: it has no {RECIPE}")
+    elif recipe is None and prompts is None:
+        raise ConfigError("there are no prompts: give a file with --prompts, or a training recipe with --recipe")
+    if prompts is None:
+        return load_as(EvalConfig, recipe, [chosen, *overrides])
+    if any(override.startswith("prompts.validation") for override in overrides):
+        raise ConfigError(f"--prompts {prompts} takes the place of the recipe's prompts; leave prompts.validation out")
+    whole = [f"prompts.source={file_source(prompts)}", "prompts.held_out=null"]
+    config = load_as(EvalConfig, recipe, [chosen, *whole, *overrides])
+    return config.model_copy(update={"prompts": config.prompts.model_copy(update={"validation": {}})})

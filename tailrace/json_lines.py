@@ -1,0 +1,73 @@
+"""JSON lines that a command writes as it goes."""
+
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from tailrace.errors import UserError
+from tailrace.preparation import check_new_file
+
+
+class JsonLines:
+    """JSON lines in a new file, or on standard output. Each is written at once, so that a killed run leaves whole ones.
+
+    A context manager: the file is made on entering, once everything else is known to be right, and removed on leaving
+    where nothing was written.
+    """
+
+    def __init__(self, path: Path | None, *, force: bool) -> None:
+        """`force`: replace the file at `path`.
+
+        Raises:
+            UserError: the file exists and is not to be replaced, is a directory, or has none to be in.
+        """
+        self._path = path = None if path == Path("/dev/stdout") else path
+        self._length = 0
+        if path is not None:
+            self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
+            check_new_file("--output", path, force=self._replace)
+
+    @property
+    def on_terminal(self) -> bool:
+        """Whether the lines go where a person looks."""
+        return self._path is None and sys.stdout.isatty()
+
+    def __enter__(self) -> Self:
+        if self._path is None:
+            self._file = open(sys.stdout.fileno(), "wb", buffering=0, closefd=False)
+            return self
+        try:
+            self._file = self._path.open("wb" if self._replace else "xb", buffering=0)
+        except FileExistsError:  # another process was faster
+            raise UserError(f"--output {self._path} was just made by another process; give another file") from None
+        except OSError as error:
+            raise UserError(f"--output {self._path} cannot be made: {error.strerror}") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        if self._path is not None and self._path.is_file() and not self._length:
+            self._path.unlink()
+
+    def write(self, line: msgspec.Struct) -> None:
+        """Write one line, whole or not at all.
+
+        Raises:
+            UserError: there is no room for it, or nobody to read it.
+        """
+        left = memoryview(msgspec.json.encode(line) + b"\n")
+        size = len(left)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as error:
+            if self._path is not None and self._path.is_file():
+                os.truncate(self._path, self._length)
+            raise UserError(f"{self._path or 'standard output'} cannot be written: {error.strerror}") from None
+        self._length += size
