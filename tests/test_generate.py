@@ -334,7 +334,8 @@ def test_the_prompts_option_stands_for_a_key_and_keys_of_the_arguments_win() -> 
     config = load_as(GenerateConfig, None, [source, "prompts.source.prompt_column=question"])
     assert config.prompts.source is not None
     assert config.prompts.source.model_dump() == {
-        "type": "jsonl", "path": "a: b.jsonl", "prompt_column": "question", "answer_column": None, "answer_pattern": None
+        "type": "jsonl", "path": "a: b.jsonl", "prompt_column": "question", "answer_column": None,
+        "answer_pattern": None,
     }  # fmt: skip
     assert load_as(GenerateConfig, None, [source_override(Path("p.parquet"))]).prompts.source is not None
 

@@ -71,8 +71,8 @@ OTHER_COMMANDS = """\
 YAML file of them with `--recipe`. That may be a training recipe, of which each takes the sections and keys that it has,
 too. The sections are those of a training run. `generate` has `model`, `engine`, `sampling`, and of `prompts` those keys
 that say how they are presented; `--prompts` sets `prompts.source`, without an answer column. `eval` has `model`,
-`engine`, `sampling`, `rewards`, `evaluation` and `prompts`, but for `prompts.shuffle`. Without `prompts.held_out`, which
-a training recipe always has, it answers the whole source. `profile` has `model` and `engine`.
+`engine`, `sampling`, `rewards`, `evaluation` and `prompts`, but for `prompts.shuffle`. Without `prompts.held_out`,
+which a training recipe always has, it answers the whole source. `profile` has `model` and `engine`.
 `tailrace profile tp MODEL` sets `model.path`. Its profile holds for one model's shapes on one machine, and of
 the engine for `dtype`, dp · tp, `threads_per_rank`, the kernels, the collectives and `link`. Beside them:
 """
