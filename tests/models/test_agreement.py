@@ -173,6 +173,7 @@ VALUES = [
 def test_a_field_of_any_value_is_computed_alike_or_refused(
     tiny_model: TinyModel, family: str, field: str, value: Any
 ) -> None:
+    assume(field != "max_position_embeddings" or value not in (1, 3, 7))  # no room for the request
     with tempfile.TemporaryDirectory() as place:
         directory = Path(shutil.copytree(tiny_model(family), f"{place}/model"))
         config = json.loads((directory / "config.json").read_text())

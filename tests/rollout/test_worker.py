@@ -87,6 +87,30 @@ async def test_every_row_gets_its_own_response_and_event(
     assert sum(event.samples or 0 for event in events if event.task == "rollout") == 24
 
 
+@pytest.mark.parametrize(
+    ("log_probs", "said"),
+    [
+        ([-1.0, np.nan], "the log-probability nan; it is finite, and not above 0"),
+        ([-1.0, -np.inf], "the log-probability -inf;"),
+        ([0.5, -1.0], "the log-probability 0.5;"),
+        ([-1.0], "2 tokens, 1 log-probabilities and 2 weight versions"),
+    ],
+)
+async def test_an_engine_whose_log_probabilities_cannot_be_trained_on_is_an_error(
+    log: EventLog, executor: ThreadPoolExecutor, log_probs: list[float], said: str
+) -> None:
+    def play(_: Request) -> Script:
+        return Script(response_ids=np.array([5, 6]), log_probs=np.array(log_probs), finish_reason=FinishReason.STOP)
+
+    queue = make_queue()
+    await queue.put(rows(range(1, 2)))
+    with pytest.raises(ExceptionGroup) as failed:
+        await make_worker(queue, FakeEngine(executor=executor, playwright=play), log).run()
+    error = first_error(failed.value)
+    assert isinstance(error, EngineError)
+    assert said in str(error)
+
+
 async def test_an_engine_that_answers_with_no_token_is_an_error_that_names_the_sample(
     log: EventLog, executor: ThreadPoolExecutor
 ) -> None:
