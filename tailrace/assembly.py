@@ -29,7 +29,7 @@ from tailrace.evaluation import Evaluator, Generator, ways_of
 from tailrace.events import EventLog
 from tailrace.learner import Learner, LocalLearner, Publisher
 from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import decode_text, load_tokenizer
+from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.pipeline import Pipeline, Service
 from tailrace.preparation import check_cache, check_engine, check_sampling, check_tokens, max_prompt_tokens, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
@@ -61,15 +61,13 @@ class Inputs:
     model_dir: Path
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
+    decode: ResponseText
+    """Makes text of responses."""
 
     @property
     def longest_prompt(self) -> int:
         """Tokens of it."""
         return self.prompts.longest
-
-    def decode(self, token_ids: list[int]) -> str:
-        """Text without special tokens."""
-        return decode_text(self.tokenizer, token_ids)
 
 
 def load_inputs(config: RunConfig) -> Inputs:
@@ -89,7 +87,8 @@ def load_inputs(config: RunConfig) -> Inputs:
     prompts = load_prompts(config.prompts, tokenizer, max_tokens=max_tokens)
     for of_set in (prompts.train, *prompts.evaluated.values()):
         check_tokens(of_set, model_dir)
-    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
+    decode = ResponseText(tokenizer, model_dir, config.sampling)
+    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts, decode=decode)
 
 
 def _warn_of_worker_settings(config: RunConfig) -> None:

@@ -29,7 +29,7 @@ from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.json_lines import JsonLines
 from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import decode_text, load_tokenizer
+from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.planning.order import first_in, longest_first
 from tailrace.preparation import (
     check_cache,
@@ -86,6 +86,8 @@ class Inputs:
     model_dir: Path
     tokenizer: "PreTrainedTokenizerBase"
     prompts: list[Prompt]
+    decode: ResponseText
+    """Makes text of responses."""
 
 
 def generate(
@@ -138,7 +140,8 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     context = context_length(config.engine, model_dir)
     check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
     check_tokens(prompts, model_dir)
-    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts)
+    decode = ResponseText(tokenizer, model_dir, config.sampling)
+    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts, decode=decode)
 
 
 def _check_apart(source: AnySource, output: Path) -> None:
@@ -262,7 +265,7 @@ def _line(sample: Sample, config: GenerateConfig, inputs: Inputs) -> Line:
         prompt_id=prompt.prompt_id,
         prompt=prompt.text,
         sample=number,
-        response=decode_text(inputs.tokenizer, sample.response_ids.tolist()),
+        response=inputs.decode(sample.response_ids.tolist()),
         finish_reason=sample.finish_reason.value,
         tokens=len(sample.response_ids),
         log_prob=float(sample.rollout_log_probs.sum()),

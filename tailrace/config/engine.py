@@ -28,6 +28,9 @@ class SamplingConfig(Config):
     ignore_eos: bool = False
     """Neither end-of-sequence nor stops end a response: it has exactly max_new_tokens, or what the context has room
     for (workload replay)."""
+    keep_special_tokens: bool = False
+    """Special tokens stay in the text of a response, which graders see, but for the end-of-sequence tokens at its end.
+    Where `<think>` is one, a grader that looks for it needs this."""
 
     @field_validator("stop")
     @classmethod

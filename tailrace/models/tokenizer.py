@@ -1,9 +1,13 @@
 """Tokenizers of model directories."""
 
+import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.errors import ModelError, one_line
+from tailrace.config.engine import SamplingConfig
+from tailrace.errors import ModelError, TailraceWarning, one_line
+from tailrace.models.architecture import read_eos_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,8 +30,39 @@ def load_tokenizer(directory: Path) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def decode_text(tokenizer: "PreTrainedTokenizerBase", token_ids: list[int]) -> str:
-    """The text of `token_ids`, without special tokens."""
-    text = tokenizer.decode(token_ids, skip_special_tokens=True)
-    assert isinstance(text, str)
-    return text
+class ResponseText:
+    """Makes text of the tokens of responses; it warns once where that loses more than marks of ends."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", model_dir: Path, sampling: SamplingConfig) -> None:
+        """
+        Raises:
+            ModelError: the model's end-of-sequence tokens cannot be read.
+        """
+        self._tokenizer = tokenizer
+        self._keep = sampling.keep_special_tokens
+        ends = {tokenizer.eos_token_id, tokenizer.pad_token_id, *read_eos_ids(model_dir, vocab_size=sys.maxsize)}
+        self._ends = ends - {None}
+        marks = {tokenizer.bos_token_id, tokenizer.unk_token_id, *self._ends, *sampling.stop_token_ids}
+        self._words = set(tokenizer.all_special_ids) - marks
+        """Special tokens that mean something in the middle of a response."""
+
+    def __call__(self, token_ids: list[int]) -> str:
+        """The text of a response, without special tokens unless they are to be kept."""
+        if self._keep:
+            while token_ids and token_ids[-1] in self._ends:
+                token_ids = token_ids[:-1]
+        elif lost := self._words.intersection(token_ids):
+            self._warn(sorted(lost))
+        text = self._tokenizer.decode(token_ids, skip_special_tokens=not self._keep)
+        assert isinstance(text, str)
+        return text
+
+    def _warn(self, lost: list[int]) -> None:
+        tokens = " ".join(self._tokenizer.convert_ids_to_tokens(lost))
+        warnings.warn(
+            f"responses have special tokens that are left out of their text, such as {tokens}: graders do not see "
+            "them; with sampling.keep_special_tokens=true they do",
+            TailraceWarning,
+            stacklevel=3,
+        )
+        self._words = set()  # it is said once

@@ -26,7 +26,7 @@ from tailrace.transfer.queue.lease import VOID, ack_if_held, give_back, held, ne
 from tailrace.types import Request, Sample, Value
 
 Decode = Callable[[list[int]], str]
-"""Token ids to text, without special tokens."""
+"""The token ids of a response to its text."""
 
 
 _ROUNDING = 0.01

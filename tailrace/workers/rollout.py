@@ -11,7 +11,7 @@ from typing import Any
 from tailrace.cluster.base import WorkerContext
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
 from tailrace.config.run import RunConfig
-from tailrace.models.tokenizer import decode_text, load_tokenizer
+from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.preparation import check_cache, check_engine, open_engine
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.rollout.worker import RolloutWorker
@@ -76,7 +76,7 @@ class RolloutHost(RunWorker):
             self.queue,
             self._engine,
             config.sampling,
-            lambda token_ids: decode_text(tokenizer, token_ids),
+            ResponseText(tokenizer, self.model_dir, config.sampling),
             self.log,
             samples_per_step=config.trainer.train_batch_size,
             group_size=config.algorithm.group_size,

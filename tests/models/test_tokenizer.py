@@ -1,0 +1,61 @@
+"""The text of responses: which special tokens are in it, and when it is said that some are not."""
+
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.errors import TailraceWarning
+from tailrace.models.tokenizer import ResponseText
+
+WORDS = ["<pad>", "<s>", "</s>", "<|eot|>", "<think>", "</think>", "▁a", "▁b", "c"]
+PAD, BOS, EOS, EOT, THINK, UNTHINK, A, B, C = range(len(WORDS))
+
+
+def text(directory: Path, **sampling: object) -> ResponseText:
+    """Of a tokenizer with thoughts as special tokens, and a model that ends in two ways."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="c"))
+    tokenizer.decoder = decoders.Metaspace()
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=["<|eot|>", "<think>", "</think>"],
+    )
+    (directory / "config.json").write_text(json.dumps({"eos_token_id": [EOS, EOT]}))
+    return ResponseText(fast, directory, SamplingConfig.model_validate(sampling))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "kept"),
+    [
+        ([THINK, A, UNTHINK, B, EOS], "<think> a</think> b"),
+        ([THINK, A, UNTHINK, EOT], "<think> a</think>"),
+        ([A, EOS, PAD, PAD], "a"),
+        ([A, EOS, B, C], "a</s> bc"),
+        ([EOS], ""),
+    ],
+)
+def test_kept_special_tokens_are_all_but_the_ends(tmp_path: Path, tokens: list[int], kept: str) -> None:
+    assert text(tmp_path, keep_special_tokens=True)(tokens).strip() == kept
+
+
+def test_special_tokens_that_mean_something_are_left_out_with_one_warning(tmp_path: Path) -> None:
+    decode = text(tmp_path)
+    with pytest.warns(
+        TailraceWarning, match=r"such as <think> </think>: .* sampling\.keep_special_tokens=true"
+    ) as said:
+        texts = [decode([THINK, A, UNTHINK, B, EOS]) for _ in range(2)]
+    assert texts == ["a b"] * 2
+    assert len(said) == 1
+
+
+def test_nothing_is_said_of_ends_and_stops(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert text(tmp_path, stop_token_ids=[UNTHINK])([BOS, A, B, UNTHINK, EOT, EOS, PAD]) == "a b"
