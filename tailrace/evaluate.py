@@ -39,7 +39,7 @@ from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.intervals import Interval, fraction_interval, mean_interval
 from tailrace.json_lines import JsonLines
 from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import decode_text, load_tokenizer
+from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.preparation import (
     check_cache,
     check_engine,
@@ -95,6 +95,8 @@ class Inputs:
     model_dir: Path
     tokenizer: "PreTrainedTokenizerBase"
     sets: Mapping[str, Sequence[Prompt]]
+    decode: ResponseText
+    """Makes text of responses."""
 
     @property
     def longest_prompt(self) -> int:
@@ -161,7 +163,8 @@ def load_inputs(config: EvalConfig) -> Inputs:
     for prompts in loaded.values():
         check_tokens(prompts, model_dir)
     sets = {name: prompts[: config.evaluation.max_prompts] for name, prompts in loaded.items()}
-    return Inputs(model_dir=model_dir, tokenizer=tokenizer, sets=sets)
+    decode = ResponseText(tokenizer, model_dir, config.sampling)
+    return Inputs(model_dir=model_dir, tokenizer=tokenizer, sets=sets, decode=decode)
 
 
 async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None, answers: list[Answer]) -> int:
@@ -179,7 +182,7 @@ async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None,
             pool,
             inputs.sets,
             ways_of(config.evaluation, config.sampling),
-            lambda ids: decode_text(inputs.tokenizer, ids),
+            inputs.decode,
             EventLog(sinks=()),
             seed=config.seed,
             actor="engine",
