@@ -1,5 +1,6 @@
 """What a person types, sees and gets as an exit code."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,19 @@ def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothin
     comments = [line for line in done.stdout.splitlines() if line.startswith("#")]
     assert [word for word in ("memory:", "disk:", "time:") if not any(word in line for line in comments)] == []
     assert not Path(config.output_dir).exists()
+
+
+def test_a_dry_run_shows_a_prompt_as_the_model_reads_it(
+    tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command
+) -> None:
+    rows = [{"prompt": "\x1b[31mred\nline", "answer": ""}]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = small_run(tmp_path / "run", tiny_model("llama"), tmp_path / "p.jsonl", prompts__held_out=0)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    lines = tailrace_here("train", str(recipe), "--dry-run").stdout.splitlines()
+    place = lines.index("# one of them, as the model reads it:")
+    assert lines[place + 1 : place + 3] == [r"#   '<user>\x1b[31mred\n'", "#   'line<eos><assistant>'"]
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from typer.main import get_command
 
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.cli import app
 from tailrace.config.algorithm import GrpoConfig
+from tailrace.config.load import load_config
 from tailrace.config.queue_table import TableConfig
 from tailrace.generate import Line
 from tailrace.queue_serving import load_served
@@ -171,3 +174,22 @@ def test_every_field_of_an_output_line_is_explained() -> None:
     rows = table.partition("\n\n")[0].splitlines()
     explained = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1] if "|" in row else "")}
     assert explained == set(Line.__struct_fields__)
+
+
+def test_recipes_of_the_page_on_data_are_valid() -> None:
+    page = (ROOT / "docs" / "data.md").read_text()
+    sections = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    rest = {"output_dir": "x", "rewards": {"grader": {"type": "math"}}}
+    evaluated = [load_config({**rest, **yaml.safe_load(section)}).prompts.validation for section in sections]
+    assert [list(sets) for sets in evaluated] == [[], ["test", "hard"], ["test"]]
+
+
+def test_the_commands_of_the_page_on_data_are_options_that_there_are() -> None:
+    page = (ROOT / "docs" / "data.md").read_text() + (ROOT / "README.md").read_text()
+    used = {
+        option
+        for line in re.findall(r"^\$ tailrace eval .*$", page, re.MULTILINE)
+        for option in re.findall(r"--\w+", line)
+    }
+    assert used == {"--step", "--output", "--prompts", "--samples", "--recipe", "--json"}
+    assert used <= {option for parameter in get_command(app).commands["eval"].params for option in parameter.opts}  # type: ignore[attr-defined]

@@ -38,6 +38,10 @@ model.path | model_name_or_path | actor_rollout_ref.model.path | pretrain | mode
 prompts.source | dataset_name | data.train_files, train_files | prompt_data | env | train_dataset : it has a type, such as jsonl, parquet, dataset or hub
 prompts.source.prompt_column |  | data.prompt_key, prompt_key | input_key |  |
 prompts.source.answer_column |  | reward_model.ground_truth | label_key |  |
+prompts.validation | eval_dataset | data.val_files | eval_dataset | eval.env | val_files : it is a mapping of names to sources
+prompts.overlong |  | data.filter_overlong_prompts |  |  | filter_overlong_prompts : it is error or drop; no prompt is cut
+prompts.chat_template_arguments | chat_template_kwargs | data.apply_chat_template_kwargs |  |  | apply_chat_template_kwargs
+evaluation.greedy |  | val_kwargs.do_sample |  |  |
 prompts.shuffle | shuffle_dataset | data.shuffle |  |  |
 prompts.chat_template |  |  | apply_chat_template |  |
 rewards.grader | reward_funcs | custom_reward_function.path, custom_reward_function.name, reward_manager | remote_rm_url, reward_pretrain |  | reward_func, reward_function : a function of your own is {type: function, path: my_module.my_function}
@@ -68,6 +72,7 @@ _ELSEWHERE = {
     "num_iterations": "a batch is trained on once; several optimizer steps on it are trainer.mini_batch_size",
     "ppo_epochs": "a batch is trained on once; several optimizer steps on it are trainer.mini_batch_size",
     "resume_from_checkpoint": "give --resume, or --resume-from CHECKPOINT",
+    "val_only": "to evaluate without training: tailrace eval MODEL --recipe RECIPE",
     "resume_mode": "give --resume, or --resume-from CHECKPOINT",
     "resume_from_path": "give --resume-from CHECKPOINT",
 }

@@ -22,6 +22,8 @@ A recipe is a YAML file with these keys; `key=value` on the command line overrid
 A key in bold is required. A section of several types is chosen by its `type`; the headings name them. Written from the
 schemas in [tailrace/config](../tailrace/config) by `make docs`.
 
+Prompts, validation sets and evaluations are explained in [data.md](data.md).
+
 Your own prompts with your own reward, a function `score(response, answer, prompt, metadata)` in `my_rewards.py`:
 
 ```yaml
