@@ -15,6 +15,9 @@ ALONE := $(shell command -v flock > /dev/null && echo flock Makefile)
 # Where it is set, every process that the tests start would compile anew what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Which build of PyTorch: cpu, cuda, or auto, which is cpu where no NVIDIA GPU is seen and PyTorch's index can be reached.
+TORCH ?= auto
+
 # $(call install,DIRECTORY,LOCK): a virtual environment of the locked packages, with tailrace in it. A module is compiled
 # when it is first imported: most never are, and compiling takes longer than all the rest.
 define install
@@ -22,12 +25,12 @@ define install
 		{ echo "$(PYTHON) is older than Python 3.11; call make PYTHON=python3.11 (or newer)" >&2; exit 1; }
 	$(PYTHON) -m venv $(1)
 	$(1)/bin/pip install --quiet $(PIP)
-	$(1)/bin/pip install --quiet --no-deps --no-compile --requirement $(2)
+	$(1)/bin/python tools/install_lock.py $(2) --torch $(TORCH)
 	$(ALONE) $(1)/bin/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm lint types check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm lint types check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -58,8 +61,12 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
-check: ## lint, types and tests: what CI runs
-	@$(MAKE) --no-print-directory --jobs 2 lint types test-vllm test # two at once: all but the last use one core
+check-install: $(READY) ## whether all this installs from PyPI alone; needs the network
+	nice $(BIN)/python -m tools.check_install
+
+# check-install waits for PyPI most of the time; of the others, all but the last use one core.
+check: ## lint, types, check-install and tests: what CI runs
+	@$(MAKE) --no-print-directory --jobs 3 check-install lint types test-vllm test
 
 docs: $(READY) ## write docs/recipes.md from the schemas
 	$(BIN)/python -m tailrace.config.reference > docs/recipes.md
