@@ -1,6 +1,9 @@
 """Where Tailrace keeps what it would have to make again: converted models, compiled kernels."""
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -9,3 +12,11 @@ def cache_directory() -> Path:
     if own := os.environ.get("TAILRACE_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "tailrace"
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock that is the file `path`. Waits as long as its holder works; that of a dead process is free."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

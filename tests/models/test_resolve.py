@@ -26,10 +26,11 @@ from tailrace.cache import cache_directory
 from tailrace.config.model import ModelConfig
 from tailrace.conformance.tiny import CHAT_TEMPLATE
 from tailrace.errors import ModelError
-from tailrace.models.gguf import convert_gguf, wheel_gguf
+from tailrace.models.gguf import convert_gguf
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
 from tailrace.models.tokenizer import load_tokenizer
+from tailrace.models.wheel import wheel_gguf
 from tests.conftest import TinyModel
 from tests.models.tiny_gguf import write_tiny_gguf
 
