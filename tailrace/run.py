@@ -49,6 +49,7 @@ from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
+from tailrace.samples import SampleFile
 from tailrace.separated import Separated
 from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
 
@@ -299,7 +300,7 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
     others = open_sinks(config.observe, directory.path, shown(config.resolved))
     for sink in others:
         stack.callback(sink.close)
-    return (stack.enter_context(closing(EventFile(directory.events))), display, *others)
+    return (stack.enter_context(closing(EventFile(directory.events))), SampleFile(directory.samples), display, *others)
 
 
 def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], *, total_steps: int | None) -> EventLog:
@@ -312,6 +313,7 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
         "config": shown(config.resolved),
         "tailrace": tailrace.__version__,
         "resumed_from": str(start.checkpoint) if start else None,
+        "trained_steps": start.state.trained_steps if start else 0,
         "total_steps": total_steps,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }

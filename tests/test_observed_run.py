@@ -3,6 +3,7 @@
 Workers are in this event loop, so that runs are quick; they say the same.
 """
 
+import functools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -18,6 +19,7 @@ from tailrace.report.timeline import timeline
 from tailrace.report.trace import trace_events
 from tailrace.report.worker_figures import worker_sections
 from tailrace.run import train
+from tailrace.samples import read_samples
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
 
@@ -32,19 +34,23 @@ Observed = Callable[[str], list[Event]]
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Observed:
-    """The events of a run of each name in PIPELINES, which is made once."""
-    made: dict[str, list[Event]] = {}
+def directory_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Callable[[str], Path]:
+    """The directory of a run of each name in PIPELINES, which is made once."""
 
-    def events(name: str) -> list[Event]:
-        if name not in made:
-            made[name] = _run(name, tmp_path_factory.mktemp(name), tiny_model("llama"))
-        return made[name]
+    @functools.cache
+    def made(name: str) -> Path:
+        return _run(name, tmp_path_factory.mktemp(name), tiny_model("llama"))
 
-    return events
+    return made
 
 
-def _run(name: str, directory: Path, model: Path) -> list[Event]:
+@pytest.fixture(scope="module")
+def observed(directory_of: Callable[[str], Path]) -> Observed:
+    """Their events."""
+    return functools.cache(lambda name: read_events(directory_of(name) / "events.jsonl"))
+
+
+def _run(name: str, directory: Path, model: Path) -> Path:
     config = small_run(
         directory / "run",
         model,
@@ -56,7 +62,7 @@ def _run(name: str, directory: Path, model: Path) -> list[Event]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tailrace.separated.make_cluster", lambda config, _: LocalCluster(config))
         assert train(config, resume=False) == 0
-    return read_events(directory / "run" / "events.jsonl")
+    return directory / "run"
 
 
 def activities(events: list[Event]) -> dict[str, list[Event]]:
@@ -137,3 +143,13 @@ def test_every_run_shows_its_queue_from_the_beginning_to_the_end(observed: Obser
     assert last.metrics["rows"] == 0
     titles = [section.title for section in worker_sections(RunData(name="", events=events, last_event_at=NOW))]
     assert "Queue" in titles
+
+
+@pytest.mark.parametrize("name", SEPARATED)
+def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[str], Path], name: str) -> None:
+    ours, theirs = (
+        [(one.kind, one.step, one.group, one.sample, one.prompt, one.answer) for one in read_samples(path)]
+        for path in (directory_of(mode) / "samples.jsonl" for mode in (name, "colocated"))
+    )
+    assert ours == theirs
+    assert [one[0] for one in ours].count("training") == 4 * 2 * 4

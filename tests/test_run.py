@@ -24,6 +24,7 @@ from tailrace.interrupt import Interrupt
 from tailrace.rewards.pool import GraderPool
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
+from tailrace.samples import read_samples
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import UpdateResult
 from tests.conftest import TinyModel
@@ -91,6 +92,23 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     resumed = steps_of(cut)
     assert [event.step for event in resumed] == [0, 1, 2, 3, 2, 3]
     assert_same_run(whole, cut)
+    assert read_samples(cut / "samples.jsonl") == read_samples(whole / "samples.jsonl")
+
+
+def test_the_texts_of_as_many_groups_as_asked_for_are_kept_and_0_keeps_none(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    for groups in (1, 0):
+        observe = {"tensorboard": False, "sample_groups": groups, "sample_characters": 100}
+        train(small_run(tmp_path / str(groups), tiny_model("llama"), prompts, observe=observe), resume=False)
+    assert not (tmp_path / "0" / "samples.jsonl").exists()
+    samples = [record for record in read_samples(tmp_path / "1" / "samples.jsonl") if record.kind == "training"]
+    assert [(record.step, record.sample) for record in samples] == [(s, k) for s in (1, 2, 3, 4) for k in range(4)]
+    assert all(record.group // 2 == record.step - 1 for record in samples)
+    assert all(record.weight_versions == (record.step - 1, record.step - 1) for record in samples)
+    assert all(record.answer == re.sub(r"\D", "", record.prompt) for record in samples)
+    assert all(0 < record.tokens <= 12 for record in samples)
+    assert steps_of(tmp_path / "1")[0].metrics["reward"] == steps_of(tmp_path / "0")[0].metrics["reward"]
 
 
 @pytest.mark.parametrize("mini_batch_size", [8, 4])
@@ -104,6 +122,8 @@ def test_streaming_in_order_equals_synchronous_bit_for_bit(
         )
         train(config, resume=False)
     assert_same_run(tmp_path / "synchronous", tmp_path / "streaming")
+    synchronous, streaming = (read_samples(tmp_path / name / "samples.jsonl") for name in modes)
+    assert streaming == synchronous
 
 
 def test_streaming_in_arrival_order_gives_the_same_update_up_to_rounding(

@@ -24,6 +24,9 @@ from tailrace.report.run_data import (
     step_of,
     write_file,
 )
+from tailrace.report.sample_page import page_text, sample_pages
+from tailrace.report.sample_text import figures as sample_figures
+from tailrace.report.sample_text import reward_words, visible
 from tailrace.report.text import counted, duration, metric, number, percent, setting
 from tailrace.report.timeline import timeline
 from tailrace.report.worker_figures import worker_sections
@@ -62,6 +65,12 @@ def render(run: RunData) -> str:
     progress.extend(worker_sections(run))
     if (adaptive_tp := adaptive_tp_figure(run)) is not None:
         progress.append(Section("Engine", [adaptive_tp]))
+    environment.filters |= {
+        "visible": visible,
+        "page_text": page_text,
+        "reward_words": reward_words,
+        "sample_figures": sample_figures,
+    }
     figures = [figure for section in (*progress, *details) for figure in section.figures]
     return environment.get_template("report.html.j2").render(
         run=run,
@@ -73,6 +82,7 @@ def render(run: RunData) -> str:
         figures=_json({figure.id: {"data": figure.data, "layout": figure.layout} for figure in figures}),
         timeline=_json(timeline(run)),
         evaluations=_evaluations(run),
+        samples=sample_pages(run.texts),
         config=sorted(_flatten(run.config)),
         plotly_js=Markup(get_plotlyjs()),
     )

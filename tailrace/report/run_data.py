@@ -12,6 +12,7 @@ import msgspec
 
 from tailrace.errors import UserError
 from tailrace.events import Event, read_events
+from tailrace.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 EVENTS_FILE = "events.jsonl"
 
@@ -27,6 +28,8 @@ class RunData:
     """All of them, in the order in which they were written."""
     last_event_at: datetime
     """When the newest event was written."""
+    texts: Sequence[SampleRecord] = ()
+    """The samples that were kept for people."""
 
     @property
     def steps(self) -> list[Event]:
@@ -88,7 +91,7 @@ def load_run(run_dir: Path) -> RunData:
     """Read the run in `run_dir`.
 
     Raises:
-        UserError: `run_dir` is not the directory of a run, or the run recorded nothing.
+        UserError: `run_dir` is not the directory of a run, the run recorded nothing, or a file of it is broken.
     """
     path = run_dir / EVENTS_FILE
     if not path.is_file():
@@ -97,7 +100,9 @@ def load_run(run_dir: Path) -> RunData:
     if not events:
         raise UserError(f"{path} is empty: the run recorded nothing; start it again")
     written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).astimezone()
-    return RunData(name=run_dir.resolve().name, events=drop_superseded(events), last_event_at=written)
+    samples = run_dir / SAMPLES_FILE
+    texts = read_samples(samples) if samples.is_file() else []
+    return RunData(name=run_dir.resolve().name, events=drop_superseded(events), last_event_at=written, texts=texts)
 
 
 def write_file(run_dir: Path, name: str, content: bytes) -> Path:
