@@ -2,14 +2,18 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from tailrace.config.run import RunConfig
+from tailrace.rewards.base import CORRECT
 from tailrace.samples import SampleRecord, choose_groups, shown_text
 from tailrace.transfer.queue.base import Row
+
+_NAME = 100
+"""Characters of the name of a part."""
 
 
 class SampleRecorder:
@@ -43,7 +47,7 @@ class SampleRecorder:
             response=shown_text(cells["response"], self._limit),
             answer=answer_text(cells["answer"], self._limit),
             reward=known(cells["reward"]),
-            parts=dict(cells.get("reward_parts") or {}),
+            **_parts(cells["reward_parts"]),
             failure=shown_text(cells["reward_error"], self._limit),
             advantage=float(np.mean(cells["advantages"], dtype=np.float64)),
             prompt_tokens=len(cells["prompt_ids"]),
@@ -51,6 +55,12 @@ class SampleRecorder:
             finish_reason=cells["finish_reason"],
             weight_versions=(int(versions.min()), int(versions.max())),
         )
+
+
+def _parts(parts: Mapping[str, float]) -> dict[str, Any]:
+    """Whether the response is right apart from the other figures of its grader."""
+    others = {shown_text(name, _NAME): value for name, value in parts.items() if name != CORRECT}
+    return {"parts": others, "correct": bool(parts[CORRECT]) if CORRECT in parts else None}
 
 
 def answer_text(answer: Any, limit: int) -> str | None:

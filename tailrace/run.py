@@ -40,6 +40,7 @@ from tailrace.errors import (
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.learner import Learner
+from tailrace.learning_watch import LearningWatch
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
 from tailrace.preparation import prepare_torch
@@ -308,7 +309,8 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
 
     `total_steps`: to be trained, where that is known.
     """
-    log = EventLog(sinks=(TaskTimes(), *sinks), offset=start.state.elapsed_s if start else 0.0)
+    watch = LearningWatch(config, sinks)
+    log = EventLog(sinks=(TaskTimes(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": shown(config.resolved),
         "tailrace": tailrace.__version__,

@@ -38,6 +38,8 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Of the prompt; as JSON where it is no text."""
     reward: float | None
     """None where the grading failed and the recipe has no reward for that."""
+    correct: bool | None = None
+    """Whether the response is right; None where the grader does not say."""
     parts: dict[str, float] = {}
     """Further figures of the grader, by name."""
     failure: str = ""

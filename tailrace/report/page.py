@@ -21,13 +21,14 @@ from tailrace.report.run_data import (
     load_run,
     median_seconds,
     metric_series,
+    shown_step,
     step_of,
     write_file,
 )
 from tailrace.report.sample_page import page_text, sample_pages
 from tailrace.report.sample_text import figures as sample_figures
 from tailrace.report.sample_text import reward_words, visible
-from tailrace.report.text import counted, duration, metric, number, percent, setting
+from tailrace.report.text import counted, duration, metric, number, setting
 from tailrace.report.timeline import timeline
 from tailrace.report.worker_figures import worker_sections
 from tailrace.report.workers import restarts, worker_of
@@ -76,6 +77,7 @@ def render(run: RunData) -> str:
         run=run,
         facts=_facts(run),
         state=_state(run),
+        warnings=[(f"Step {shown_step(event)}", str(event.info["text"])) for event in run.of("warning")],
         cards=list(_cards(run)),
         progress=progress,
         details=details,
@@ -122,7 +124,8 @@ def _state(run: RunData) -> str:
 def _cards(run: RunData) -> Iterator[Card]:
     steps = run.steps
     yield from _change_card(run, "reward", "Training reward")
-    yield from _held_out_card(run)
+    for name in ("reward", "accuracy"):
+        yield from _held_out_card(run, name)
     if steps:
         yield from _speed_cards(run)
     yield from _change_card(run, "response_tokens_mean", "Response length")
@@ -150,14 +153,19 @@ def _change_card(run: RunData, name: str, title: str) -> Iterator[Card]:
     yield Card(title, f"{number(first)} → {number(last)}", ratio + part)
 
 
-def _held_out_card(run: RunData) -> Iterator[Card]:
-    steps, values = metric_series(run.evaluations, "accuracy")
+def _held_out_card(run: RunData, name: str) -> Iterator[Card]:
+    """How `name` changed on the held-out prompts; nothing where no evaluation has it."""
+    steps, values = metric_series(run.evaluations, name)
+    shown = metric(name)
+    title = f"Held-out {shown.title.lower()}"
     if len(values) == 1:
-        yield Card("Held-out accuracy", percent(values[0]), f"after {counted(steps[0], 'step')}")
+        yield Card(title, shown.write(values[0]), f"after {counted(steps[0], 'step')}")
     elif values:
-        points = 100 * (values[-1] - values[0])
-        detail = f"{points:+.1f} points, before and after {counted(steps[-1] - steps[0], 'step')}"
-        yield Card("Held-out accuracy", f"{100 * values[0]:.1f} → {percent(values[-1])}", detail)
+        change = values[-1] - values[0]
+        by = f"{100 * change:+.1f} points" if shown.percent else f"{change:+.3g}"
+        detail = f"{by}, before and after {counted(steps[-1] - steps[0], 'step')}"
+        before = f"{100 * values[0]:.1f}" if shown.percent else number(values[0])
+        yield Card(title, f"{before} → {shown.write(values[-1])}", detail)
 
 
 def _speed_cards(run: RunData) -> Iterator[Card]:

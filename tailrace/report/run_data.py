@@ -16,7 +16,7 @@ from tailrace.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 EVENTS_FILE = "events.jsonl"
 
-_NO_WORK = frozenset({"run", "activity", "queue", "worker_died"})
+_NO_WORK = frozenset({"run", "activity", "queue", "worker_died", "warning"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,8 @@ def reward_words(sample: SampleRecord) -> str:
 def figures(sample: SampleRecord) -> list[str]:
     """What else is known of it, a few words each."""
     oldest, newest = sample.weight_versions
-    words = [f"{name} {number(value)}" for name, value in sample.parts.items()]
+    words = [] if sample.correct is None else ["right" if sample.correct else "wrong"]
+    words.extend(f"{name} {number(value)}" for name, value in sample.parts.items())
     if sample.advantage is not None:
         words.append(f"advantage {sample.advantage:+.3g}" if sample.advantage else "advantage 0")
     words.append(counted(sample.tokens, "token"))
