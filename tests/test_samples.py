@@ -73,6 +73,7 @@ def test_texts_are_in_a_file_of_their_own_and_not_among_the_events(tmp_path: Pat
     events.close()
     assert [event.task for event in read_events(tmp_path / "events.jsonl")] == ["run"]
     assert kept(tmp_path / "samples.jsonl") == [("training", 1, "a"), ("training", 1, "b")]
+    assert (tmp_path / "samples.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_a_run_without_samples_leaves_no_file(tmp_path: Path) -> None:
