@@ -244,7 +244,8 @@ def make_evaluator(
     if not sets:
         return None
     ways = ways_of(config.evaluation, config.sampling)
-    return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor)
+    keep = SampleRecorder(config).of_evaluation
+    return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor, keep=keep)
 
 
 def make_learner(

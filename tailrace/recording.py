@@ -1,13 +1,15 @@
-"""From the rows of a training step to the samples that people look at, see `tailrace.samples`."""
+"""From a training step or an evaluation to the samples that people look at, see `tailrace.samples`."""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any, cast
 
 import numpy as np
 
 from tailrace.config.run import RunConfig
+from tailrace.evaluation import Answer
 from tailrace.rewards.base import CORRECT
 from tailrace.samples import SampleRecord, choose_groups, shown_text
 from tailrace.transfer.queue.base import Row
@@ -34,6 +36,48 @@ class SampleRecorder:
             if row.group_id in chosen:
                 groups.setdefault(row.group_id, []).append(row)
         return [self._of_row(row, step, place) for group in groups.values() for place, row in enumerate(group)]
+
+    def of_evaluation(self, answers: Sequence[Answer], step: int) -> list[SampleRecord]:
+        """Of an evaluation after `step` steps, from each set: the same prompts each time, to compare their answers."""
+        if not self._groups:
+            return []
+        numbers: dict[str, set[int]] = {}
+        for answer in answers:
+            numbers.setdefault(answer.set, set()).add(answer.number)
+        chosen = {
+            number
+            for of_set in numbers.values()
+            for number in choose_groups(of_set, self._groups, seed=self._seed, step=-1)
+        }
+        kept = sorted(
+            (one for one in answers if one.number in chosen), key=lambda one: (one.number, one.way, one.index)
+        )
+        return [
+            self._of_answer(answer, step, place)
+            for _, group in groupby(kept, key=lambda answer: answer.number)
+            for place, answer in enumerate(group)
+        ]
+
+    def _of_answer(self, answer: Answer, step: int, place: int) -> SampleRecord:
+        prompt, sample, grade = answer.prompt, answer.sample, answer.grade
+        return SampleRecord(
+            kind="evaluation",
+            step=step,
+            set=answer.set,
+            way=answer.way,
+            group=answer.number,
+            sample=place,
+            prompt=shown_text(prompt.text, self._limit),
+            response=shown_text(answer.response, self._limit),
+            answer=answer_text(prompt.answer, self._limit),
+            reward=grade.reward,
+            **_parts(grade.parts),
+            failure=shown_text(grade.error or "", self._limit),
+            prompt_tokens=len(prompt.prompt_ids),
+            tokens=len(sample.response_ids),
+            finish_reason=sample.finish_reason.value,
+            weight_versions=(int(sample.weight_versions.min()), int(sample.weight_versions.max())),
+        )
 
     def _of_row(self, row: Row, step: int, place: int) -> SampleRecord:
         cells = cast("dict[str, Any]", row.cells)

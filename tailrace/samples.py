@@ -27,6 +27,10 @@ class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["training", "evaluation"]
     step: int
     """The training step, counted from 1 as the display does; of an evaluation, the steps before it."""
+    set: str = ""
+    """Of an evaluation: the name of the prompt's set."""
+    way: str = ""
+    """Of an evaluation: greedy or sampled."""
     group: int
     """Place of its prompt among all prompts of the run, or of the evaluation; from 0."""
     sample: int

@@ -186,6 +186,8 @@ def test_three_non_finite_updates_stop_the_run_with_the_evidence(
     with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
         train(config, resume=False)
     assert (run / "evidence.json").stat().st_size > 0
+    page = (run / "report.html").read_text()
+    assert re.search(rf"Failed: \d of 4 steps\. [^<]*{re.escape(str(run / 'evidence.json'))}", page)
 
 
 def test_ctrl_c_does_not_hide_the_error_of_a_step_that_is_half_done(
@@ -231,9 +233,11 @@ def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_mo
             if f"step 2/{steps}" in line:
                 process.send_signal(signal.SIGINT)
                 break
-        process.stdout.read()
+        said = process.stdout.read()
         assert process.wait(timeout=60) == 130
     assert not (run / "model").exists()
+    assert f"\nReport: {run / 'report.html'}\n" in said
+    assert f"Interrupted: {len(steps_of(run))} of {steps} steps." in (run / "report.html").read_text()
     end = len(steps_of(run)) + 2
     again = [*start, "--resume", f"trainer.steps={end}"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=120, check=False)
@@ -254,8 +258,9 @@ def test_ctrl_c_during_the_export_says_how_to_go_on_with_it(
     with monkeypatch.context() as patched:
         patched.setattr(SingleTrainer, "export", lambda *_: interrupt.ask())
         assert train(config, resume=False, interrupt=interrupt) == 130
-    *_, last = capsys.readouterr().out.splitlines()
+    *_, last, report = capsys.readouterr().out.splitlines()
     assert last == f"Interrupted. Go on with: tailrace train {run / 'config.yaml'} --resume"
+    assert report == f"Report: {run / 'report.html'}"
     assert not (run / "model").exists()
     assert train(config, resume=True) == 0
     assert (run / "model" / "config.json").exists()

@@ -111,14 +111,22 @@ def _facts(run: RunData) -> dict[str, str]:
 
 
 def _state(run: RunData) -> str:
-    """Why the page does not show a whole run; empty where it does."""
-    made = len(run.steps)
-    resumed = f" Resumed {run.resumes} times." if run.resumes > 1 else " Resumed once." if run.resumes else ""
-    if not made:
-        return f"No training step has finished yet.{resumed}"
-    if not run.is_finished:
-        return f"Unfinished: {step_of(run.steps[-1]) + 1:,} of {run.total_steps:,} steps.{resumed}"
-    return resumed.strip()
+    """Why the page does not show a whole run, and how it ended; empty where it shows all."""
+    made = step_of(run.steps[-1]) + 1 if run.steps else 0
+    so_far = f"{made:,} of {run.total_steps:,} steps" if made else "No training step has finished"
+    match run.end.get("how"):
+        case "closed":
+            state = f"A training loop of its own, which closed its engines after {counted(made, 'step')}."
+        case "interrupted":
+            state = f"Interrupted: {so_far}."
+        case "failed":
+            state = f"Failed: {so_far}. {run.end.get('error')}"
+        case _ if run.is_finished:
+            state = ""
+        case _:
+            state = f"Unfinished: {so_far}." if made else f"{so_far} yet."
+    resumed = f"Resumed {run.resumes} times." if run.resumes > 1 else "Resumed once." if run.resumes else ""
+    return " ".join(words for words in (state, resumed) if words)
 
 
 def _cards(run: RunData) -> Iterator[Card]:

@@ -16,7 +16,7 @@ from tailrace.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 EVENTS_FILE = "events.jsonl"
 
-_NO_WORK = frozenset({"run", "activity", "queue", "worker_died", "warning"})
+_NO_WORK = frozenset({"run", "activity", "queue", "worker_died", "warning", "end"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,12 @@ class RunData:
         """Whether the last step was trained."""
         steps = self.steps
         return bool(steps) and step_of(steps[-1]) + 1 >= self.total_steps
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """How it has ended; empty where it goes on, or was killed."""
+        last = next((event for event in reversed(self.events) if event.task in ("run", "end")), None)
+        return last.info if last is not None and last.task == "end" else {}
 
     @property
     def seconds(self) -> float:

@@ -25,6 +25,8 @@ class Group:
     """The samples of one prompt in one step or evaluation."""
 
     number: int
+    set: str
+    """Of an evaluation: the name of the prompt's set."""
     prompt: str
     answer: str | None
     samples: Sequence[SampleRecord]
@@ -34,7 +36,8 @@ class Group:
     def words(self) -> str:
         """How its samples did."""
         rewards = [sample.reward for sample in self.samples if sample.reward is not None]
-        words = [counted(len(self.samples), "sample")]
+        words = [visible(self.set)] if self.set else []
+        words.append(counted(len(self.samples), "sample"))
         if rewards:
             mean = f"mean reward {number(statistics.fmean(rewards))}"
             spread = f" ({number(min(rewards))} to {number(max(rewards))})" if len(set(rewards)) > 1 else ""
@@ -89,7 +92,7 @@ def grouped(records: Iterable[SampleRecord], *, worst_first: bool = False) -> li
 def _group(samples: list[SampleRecord], *, worst_first: bool) -> Group:
     first = samples[0]
     ranked = sorted(samples, key=_rank, reverse=not worst_first)
-    return Group(number=first.group, prompt=first.prompt, answer=first.answer, samples=ranked)
+    return Group(number=first.group, set=first.set, prompt=first.prompt, answer=first.answer, samples=ranked)
 
 
 def _rank(sample: SampleRecord) -> float:
@@ -113,7 +116,9 @@ def reward_words(sample: SampleRecord) -> str:
 def figures(sample: SampleRecord) -> list[str]:
     """What else is known of it, a few words each."""
     oldest, newest = sample.weight_versions
-    words = [] if sample.correct is None else ["right" if sample.correct else "wrong"]
+    words = [sample.way] if sample.way else []
+    if sample.correct is not None:
+        words.append("right" if sample.correct else "wrong")
     words.extend(f"{name} {number(value)}" for name, value in sample.parts.items())
     if sample.advantage is not None:
         words.append(f"advantage {sample.advantage:+.3g}" if sample.advantage else "advantage 0")
