@@ -301,7 +301,7 @@ def report(
 
 @app.command()
 def samples(
-    run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN")],
+    run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
     step: Annotated[
         int | None, typer.Option("--step", help="Of this training step, from 1; by default of the newest.", min=0)
     ] = None,

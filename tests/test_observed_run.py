@@ -4,6 +4,8 @@ Workers are in this event loop, so that runs are quick; they say the same.
 """
 
 import functools
+import re
+import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -14,7 +16,11 @@ import pytest
 
 from tailrace.cluster.local import LocalCluster
 from tailrace.events import Event, read_events
+from tailrace.metrics import failure_metrics, reward_metrics
+from tailrace.planning.signs import KINDS
+from tailrace.report.prometheus import PrometheusSink
 from tailrace.report.run_data import RunData, is_work
+from tailrace.report.text import metric
 from tailrace.report.timeline import timeline
 from tailrace.report.trace import trace_events
 from tailrace.report.worker_figures import worker_sections
@@ -153,3 +159,77 @@ def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[
     )
     assert ours == theirs
     assert [one[0] for one in ours].count("training") == 4 * 2 * 4
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+
+
+def page_of_metrics() -> dict[str, dict[str, str]]:
+    """For each kind of event, the names in its tables with what they are shown as."""
+    found: dict[str, dict[str, str]] = {}
+    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", body, re.MULTILINE)
+        names = {name: shown.strip() for cell, shown in rows for name in re.findall(r"`([^`]+)`", cell)}
+        for task in re.findall(r"`(\w+)`", heading) or [heading]:
+            found[task] = names
+    return found
+
+
+def pattern(name: str) -> str:
+    """`time/rollout` as the page has it: `time/<task>`."""
+    before, slash, _ = name.partition("/")
+    if not slash:
+        return name
+    kinds = {"time": "task", "staleness": "versions", "reward": "part", "reward_failures": "kind"}
+    return f"{before}/<{kinds.get(before, 'task')}>"
+
+
+def emitted(events: list[Event]) -> dict[str, set[str]]:
+    by_task: dict[str, set[str]] = {}
+    for event in events:
+        by_task.setdefault(event.task, set()).update(map(pattern, event.metrics))
+    return {task: names for task, names in by_task.items() if names}
+
+
+def test_the_page_of_metrics_has_all_that_runs_tell_and_nothing_else(observed: Observed) -> None:
+    told = emitted([*observed("colocated"), *observed("delayed")])
+    of_grader = {*reward_metrics([1.0], [{"format": 1.0, "correct": 1.0}]), *failure_metrics(["timeout: 1 s"])}
+    for task in ("step", "evaluation"):
+        told[task] |= set(map(pattern, of_grader))
+    page = page_of_metrics()
+    elsewhere = {"warning", "adaptive_tp", "Prometheus", "evaluation"}  # in tests of their own, or below
+    weights = told.pop("weights_publish") | told.pop("weights_transfer")
+    assert page.pop("weights_publish").keys() == page.pop("weights_transfer").keys() == weights
+    assert {task: set(names) for task, names in page.items() if task not in elsewhere} == {
+        task: names for task, names in told.items() if task not in elsewhere
+    }
+    assert page["evaluation"].keys() == told["evaluation"]
+
+
+def test_the_page_calls_metrics_as_display_and_report_do() -> None:
+    page = page_of_metrics()
+    for name, shown in [*page["step"].items(), *page["evaluation"].items()]:
+        assert shown == ("" if "<" in name else metric(name).title), name
+
+
+def test_the_page_has_the_signs_that_a_run_may_give() -> None:
+    assert page_of_metrics()["warning"].keys() == KINDS
+
+
+def test_the_page_has_what_prometheus_is_told(observed: Observed) -> None:
+    sink = PrometheusSink(0)
+    try:
+        for event in observed("delayed"):
+            sink(event)
+        sink(Event(task="worker_died", actor="rollout-0", start=0, end=0))
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=60) as answer:
+            lines = answer.read().decode().splitlines()
+    finally:
+        sink.close()
+    families = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    told = {name.removeprefix("tailrace_") for name in families if not name.endswith("_created")}
+    assert page_of_metrics()["Prometheus"].keys() - LABELS == told
+
+
+LABELS = {"name", "worker", "state", "task"}

@@ -27,6 +27,11 @@ ENTROPY_FACTOR = 10.0
 """By which the entropy has fallen, while three quarters of the groups are flat."""
 FLAT_WITH_LOW_ENTROPY = 0.75
 
+KINDS = frozenset(
+    {"flat_groups", "truncated", "reward_failures", "length_explosion", "length_collapse", "entropy_collapse"}
+)
+"""Of signs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFigures:

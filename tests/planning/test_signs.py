@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.planning.signs import MIN_GROUPS, WINDOW, Sign, Signs, StepFigures
+from tailrace.planning.signs import KINDS, MIN_GROUPS, WINDOW, Sign, Signs, StepFigures
 
 QUICKSTART: list[dict[str, float]] = [
     {"reward": 0.1875, "flat_groups": 1, "truncated": 0.3438, "tokens": 31.47},
@@ -70,6 +70,15 @@ def test_what_stands_from_the_start_is_told_once_with_its_figure_and_remedies(
 def test_what_changes_for_the_worse_since_the_start_is_told(kind: str, changes: dict[str, float]) -> None:
     kinds = [sign for step in told(*[figures()] * 10, *[figures(**changes)] * 10) for sign in step]
     assert kinds == [kind]
+
+
+def test_each_kind_of_sign_is_known_by_name() -> None:
+    bad = [
+        figures(flat_groups=4.0, truncated=1.0, failures=32.0, tokens=1.0, entropy=0.0, reward=0.0),
+        figures(tokens=1000.0),
+    ]
+    kinds = {kind for worse in bad for step in told(*[figures()] * 10, *[worse] * 10) for kind in step}
+    assert kinds == KINDS
 
 
 def test_the_first_steps_of_the_quickstart_are_no_sign() -> None:
