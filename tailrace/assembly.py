@@ -244,7 +244,7 @@ def make_evaluator(
     if not sets:
         return None
     ways = ways_of(config.evaluation, config.sampling)
-    keep = SampleRecorder(config).of_evaluation
+    keep = SampleRecorder.of(config).of_evaluation
     return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor, keep=keep)
 
 
@@ -283,7 +283,7 @@ def make_learner(
         log,
         export_dtype=export_dtype(trainer.model_dir, config.generated_in),
         run_log=run_log,
-        recorder=SampleRecorder(config),
+        recorder=SampleRecorder.of(config),
         check=SignalCheck.of(config),
     )
 

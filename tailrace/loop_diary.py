@@ -24,7 +24,7 @@ class LoopDiary:
 
     def __init__(self, config: RunConfig, *, tell: Callable[[Event], None], clock: Callable[[], float]) -> None:
         """`tell`: takes the events. `clock`: seconds of the run."""
-        self._recorder = SampleRecorder(config)
+        self._recorder = SampleRecorder.of(config)
         self._tell = tell
         self._clock = clock
         self._began = clock()

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
@@ -21,10 +21,17 @@ _NAME = 100
 class SampleRecorder:
     """Makes the records of a few groups; all of them cost less than one forward pass of one."""
 
-    def __init__(self, config: RunConfig) -> None:
-        self._groups = config.observe.sample_groups
-        self._limit = config.observe.sample_characters
-        self._seed = config.seed
+    def __init__(self, *, groups: int, characters: int, seed: int) -> None:
+        """`groups`: of each step, and prompts of each set of an evaluation. `characters`: of a text, about."""
+        self._groups = groups
+        self._limit = characters
+        self._seed = seed
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Self:
+        """That of a run."""
+        observe = config.observe
+        return cls(groups=observe.sample_groups, characters=observe.sample_characters, seed=config.seed)
 
     def of_step(self, rows: Sequence[Row], step: int) -> list[SampleRecord]:
         """Of a training step, counted from 0, that has trained on `rows`."""

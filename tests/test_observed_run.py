@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tailrace.cluster.local import LocalCluster
+from tailrace.evaluation import pass_at
 from tailrace.events import Event, read_events
 from tailrace.metrics import failure_metrics, reward_metrics
 from tailrace.planning.signs import KINDS
@@ -28,6 +29,7 @@ from tailrace.run import train
 from tailrace.samples import read_samples
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
+from tests.test_evaluation import graded
 
 PIPELINES: dict[str, dict[str, Any]] = {
     "colocated": {},
@@ -178,6 +180,8 @@ def page_of_metrics() -> dict[str, dict[str, str]]:
 
 def pattern(name: str) -> str:
     """`time/rollout` as the page has it: `time/<task>`."""
+    if name.startswith("pass@"):
+        return "pass@<k>"
     before, slash, _ = name.partition("/")
     if not slash:
         return name
@@ -197,6 +201,7 @@ def test_the_page_of_metrics_has_all_that_runs_tell_and_nothing_else(observed: O
     of_grader = {*reward_metrics([1.0], [{"format": 1.0, "correct": 1.0}]), *failure_metrics(["timeout: 1 s"])}
     for task in ("step", "evaluation"):
         told[task] |= set(map(pattern, of_grader))
+    told["evaluation"] |= set(map(pattern, pass_at(graded(0, True, False))))
     page = page_of_metrics()
     elsewhere = {"warning", "adaptive_tp", "Prometheus", "evaluation"}  # in tests of their own, or below
     weights = told.pop("weights_publish") | told.pop("weights_transfer")
