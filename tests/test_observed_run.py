@@ -5,7 +5,6 @@ Workers are in this event loop, so that runs are quick; they say the same.
 
 import functools
 import re
-import urllib.request
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -19,7 +18,6 @@ from tailrace.evaluation import pass_at
 from tailrace.events import Event, read_events
 from tailrace.metrics import failure_metrics, reward_metrics
 from tailrace.planning.signs import KINDS
-from tailrace.report.prometheus import PrometheusSink
 from tailrace.report.run_data import RunData, is_work
 from tailrace.report.text import metric
 from tailrace.report.timeline import timeline
@@ -220,21 +218,3 @@ def test_the_page_calls_metrics_as_display_and_report_do() -> None:
 
 def test_the_page_has_the_signs_that_a_run_may_give() -> None:
     assert page_of_metrics()["warning"].keys() == KINDS
-
-
-def test_the_page_has_what_prometheus_is_told(observed: Observed) -> None:
-    sink = PrometheusSink(0)
-    try:
-        for event in observed("delayed"):
-            sink(event)
-        sink(Event(task="worker_died", actor="rollout-0", start=0, end=0))
-        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=60) as answer:
-            lines = answer.read().decode().splitlines()
-    finally:
-        sink.close()
-    families = {line.split()[2] for line in lines if line.startswith("# TYPE")}
-    told = {name.removeprefix("tailrace_") for name in families if not name.endswith("_created")}
-    assert page_of_metrics()["Prometheus"].keys() - LABELS == told
-
-
-LABELS = {"name", "worker", "state", "task"}
