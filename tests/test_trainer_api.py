@@ -414,7 +414,7 @@ def test_a_version_that_was_sent_is_notified_again_after_a_wait_too_long_and_a_q
     events = read_events(Path(config.output_dir) / "events.jsonl")
     assert [event.version for event in events if event.task == "weights_publish"] == [1]
     [begun] = [event.info for event in events if event.task == "run"]
-    assert begun.keys() == {"config", "tailrace", "resumed_from", "total_steps", "machine"}
+    assert begun.keys() == {"config", "tailrace", "resumed_from", "trained_steps", "total_steps", "machine"}
 
 
 def test_engines_that_cannot_be_used_are_ended(
