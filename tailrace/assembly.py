@@ -34,6 +34,7 @@ from tailrace.pipeline import Pipeline, Service
 from tailrace.preparation import check_cache, check_engine, check_sampling, check_tokens, max_prompt_tokens, open_engine
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.queue_observer import QueueObserver
+from tailrace.recording import SampleRecorder
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.feeder import PromptFeeder
@@ -242,7 +243,8 @@ def make_evaluator(
     if not sets:
         return None
     ways = ways_of(config.evaluation, config.sampling)
-    return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor)
+    keep = SampleRecorder.of(config).of_evaluation
+    return Evaluator(engine, pool, sets, ways, inputs.decode, log, seed=config.seed, actor=actor, keep=keep)
 
 
 def make_learner(
@@ -280,6 +282,7 @@ def make_learner(
         log,
         export_dtype=export_dtype(trainer.model_dir, config.generated_in),
         run_log=run_log,
+        recorder=SampleRecorder.of(config),
         check=SignalCheck.of(config),
     )
 

@@ -312,6 +312,26 @@ def report(
         typer.echo(path)
 
 
+@app.command()
+def samples(
+    run: Annotated[Path, typer.Argument(help="Directory of a run, finished or not.", metavar="RUN", parser=_path)],
+    step: Annotated[
+        int | None, typer.Option("--step", help="Of this training step, from 1; by default of the newest.", min=0)
+    ] = None,
+    evaluation: Annotated[
+        bool, typer.Option("--evaluation", help="Of an evaluation; --step says after how many steps.")
+    ] = False,
+    worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first.")] = False,
+    limit: Annotated[int, typer.Option("--limit", help="Samples shown of each prompt; 0 shows all.", min=0)] = 2,
+    full: Annotated[bool, typer.Option("--full", help="Shorten no text.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all that was kept of it, a JSON line a sample.")] = False,
+) -> None:
+    """Show what the model wrote: prompts and responses with their rewards, best and worst of each prompt."""
+    from tailrace.report.sample_list import print_samples
+
+    print_samples(run, step=step, evaluation=evaluation, worst=worst, limit=limit, full=full, json=json)
+
+
 def main() -> None:
     """Entry point: what goes wrong on purpose is one line on stderr; exit code 2 for bad input, 1 for the rest."""
     log = logging.getLogger("tailrace")  # says on stderr what takes a while

@@ -21,6 +21,7 @@ from tailrace.prompts.order import evaluation_seed
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 from tailrace.rollout.worker import Decode
+from tailrace.samples import SampleRecord, samples_event
 from tailrace.types import Prompt, Request, Sample
 
 GREEDY = "greedy"
@@ -90,10 +91,12 @@ class Evaluator:
         *,
         seed: int,
         actor: str,
+        keep: Callable[[Sequence[Answer], int], Sequence[SampleRecord]] | None = None,
     ) -> None:
         """`sets`: prompts by the name of their set. `seed`: of sampled answers, the same ones each time.
 
-        `actor`: in whose row of the timeline it stands.
+        `actor`: in whose row of the timeline it stands. `keep`: chooses the answers that people look at, by default
+        none; it is given all of them, and the steps before.
         """
         self._engine = engine
         self._pool = pool
@@ -113,6 +116,7 @@ class Evaluator:
         self._log = log
         self._seed = seed
         self._actor = actor
+        self._keep = keep
 
     @property
     def count(self) -> int:
@@ -131,6 +135,8 @@ class Evaluator:
             span.tokens = sum(len(answer.sample.response_ids) for answer in answers)
             span.metrics = figures(answers, self._sets, [way.name for way in self._ways])
             span.info = self._failures.info([answer.grade for answer in answers])
+        if kept := self._keep(answers, step) if self._keep else ():
+            self._log.emit(samples_event(kept, actor=self._actor, time=span.end, step=step))
         errors = [answer.grade.error for answer in answers]
         if not self._has_graded:
             NothingGraded.check(errors, "the first evaluation")

@@ -44,6 +44,9 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 Sink = Callable[[Event], None]
 
+SAMPLES_TASK = "samples"
+"""Of events that carry texts for people, see `tailrace.samples`."""
+
 
 class EventLog:
     """The clock of a run, and what takes its events: a file, the display, or what brings them to another process.
@@ -96,7 +99,7 @@ class EventLog:
 
 
 class EventFile:
-    """A sink that appends to a file, a line at a time; only the owner may read it."""
+    """A sink that appends to a file, a line at a time, but for the samples for people; only the owner may read it."""
 
     def __init__(self, path: Path) -> None:
         """Drops a last line that was cut short.
@@ -106,7 +109,7 @@ class EventFile:
         """
         self._path = path
         try:
-            _drop_cut_line(path)
+            drop_cut_line(path)
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror}") from None
@@ -117,6 +120,8 @@ class EventFile:
         Raises:
             UserError: it cannot be written.
         """
+        if event.task == SAMPLES_TASK:
+            return
         try:
             self._file.write(msgspec.json.encode(event) + b"\n")
             self._file.flush()
@@ -130,7 +135,7 @@ class EventFile:
         self._file.close()
 
 
-def _drop_cut_line(path: Path) -> None:
+def drop_cut_line(path: Path) -> None:
     """Remove a last line that a crash or a full disk cut short, so that the next one begins a line."""
     if not path.exists():
         return

@@ -18,6 +18,8 @@ from tailrace.checkpointing import Checkpointer, RunState
 from tailrace.errors import CheckpointError, TrainingError, one_line
 from tailrace.events import Event, EventLog
 from tailrace.metrics import response_tokens, step_metrics
+from tailrace.recording import SampleRecorder
+from tailrace.samples import samples_event
 from tailrace.signal_check import SignalCheck
 from tailrace.trainer.actor import Actor, StepResult
 from tailrace.trainer.base import Trainer
@@ -92,11 +94,13 @@ class LocalLearner(Learner):
         *,
         export_dtype: torch.dtype | None = None,
         run_log: EventLog | None = None,
+        recorder: SampleRecorder | None = None,
         check: SignalCheck | None = None,
     ) -> None:
         """`executor`: of the trainer's device. `export_dtype`: see `Trainer.export`.
 
-        `run_log`: takes the events of whole steps, where `log` is for work. `check`: of each step; none without.
+        `run_log`: takes the events of whole steps, where `log` is for work. `recorder`: makes the samples that people
+        look at; none are kept without. `check`: of each step; none without.
         """
         self._check = check or SignalCheck()
         self._warned = False
@@ -111,6 +115,7 @@ class LocalLearner(Learner):
         self._checkpointer = checkpointer
         self._log = log
         self._export_dtype = export_dtype
+        self._recorder = recorder
         self._run_log = run_log or log
 
     @property
@@ -132,9 +137,7 @@ class LocalLearner(Learner):
                 await self._actor.update(step, on_commit=hand_on)
                 await self._publisher.settle(self._trained_steps)
             finally:
-                event = None if trained is None else self._step_event(step, start, trained)
-                if event is not None:  # whatever has ended it then
-                    self._run_log.emit(event)
+                event = None if trained is None else self._tell(step, start, trained)  # whatever has ended it then
             assert event is not None, "a step that ends well has been committed"
             self._judge(step, event)
 
@@ -180,6 +183,13 @@ class LocalLearner(Learner):
 
     async def _compute(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _tell(self, step: int, start: float, result: StepResult) -> Event:
+        event = self._step_event(step, start, result)
+        if samples := self._recorder.of_step(result.rows, step) if self._recorder else []:
+            self._run_log.emit(samples_event(samples, actor="driver", time=event.end, step=step))
+        self._run_log.emit(event)
+        return event
 
     def _step_event(self, step: int, start: float, result: StepResult) -> Event:
         end = self._log.now()

@@ -52,6 +52,7 @@ def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, flo
         "truncated_fraction": statistics.fmean(
             row.cells["finish_reason"] == FinishReason.LENGTH for row in result.rows
         ),
+        **_entropy_metrics(result.rows),
         **_staleness_metrics(result.rows, step),
         "samples_per_s": len(lengths) / seconds,
         "tokens_per_s": sum(lengths) / seconds,
@@ -97,6 +98,12 @@ def _flat_groups(rows: Sequence[Row]) -> int:
         reward = cast(float, row.cells["reward"])
         rewards.setdefault(row.group_id, set()).update(() if math.isnan(reward) else (reward,))
     return sum(len(values) <= 1 for values in rewards.values())
+
+
+def _entropy_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """`sampling_entropy`: nats a token, estimated by the mean surprise of the tokens that were sampled."""
+    surprise = np.concatenate([cast("np.ndarray[Any, Any]", row.cells["rollout_log_probs"]) for row in rows])
+    return {"sampling_entropy": -float(np.mean(surprise, dtype=np.float64))}
 
 
 def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:

@@ -39,21 +39,26 @@ from tailrace.errors import (
     QueueError,
     QueueTimeout,
     TailraceError,
+    UserError,
     WeightsError,
     did_you_mean,
     first_error,
 )
-from tailrace.events import EventFile
+from tailrace.events import Event, EventFile, EventLog
 from tailrace.interrupt import Interrupt
+from tailrace.loop_diary import LoopDiary
 from tailrace.pipeline import Service
 from tailrace.planning.admission import oldest_version
 from tailrace.preparation import prepare_torch
 from tailrace.queue_observer import QueueObserver
+from tailrace.report.page import write_report
+from tailrace.report.trace import write_trace
 from tailrace.rewards.answers import check_answers
 from tailrace.rollout.feeder import group_rows, put_lost_groups
-from tailrace.run import begin_log
+from tailrace.run import begin_log, end_event
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import OpenQueue, check_queue, client_options, open_queue, run_table
+from tailrace.samples import SampleFile
 from tailrace.separated import Workers, pools_of
 from tailrace.trainer.actor import train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample
@@ -103,6 +108,7 @@ class Engines:
         """Steps of which rows were claimed to be trained on."""
         self._failed: list[str] = []
         """Errors of the newest rows, since the last one whose grading succeeded."""
+        self._closed = False
         self._unfinished: WeightVersion | None = None
         """The version that was sent, and that the queue has not been told of."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
@@ -114,6 +120,7 @@ class Engines:
             self._runtime.close()
             raise
         self._experience = Experience(self._queue)
+        self._diary = LoopDiary(config, tell=self._runtime.tell, clock=self._runtime.now)
 
     def __enter__(self) -> Self:
         """Itself."""
@@ -220,6 +227,7 @@ class Engines:
         with self._calling():
             batch = self._experience.get_experience_data(task, count=limit, layouts=layouts, timeout=timeout)
         if task == "actor":
+            self._diary.took(batch, self._queue.columns)
             newest = max((row.order for row in batch.claim.rows), default=-1)
             self._steps = max(self._steps, newest // self._config.trainer.train_batch_size + 1)
             self._check_graded(batch)
@@ -252,6 +260,8 @@ class Engines:
         """
         with self._calling():
             self._experience.put_experience_data(batch, outputs or {})
+        if batch.claim.task == "actor":
+            self._diary.trained(batch)
 
     def weight_sync_notify(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Send new weights to the engines, then let in the prompts that wait for them.
@@ -281,16 +291,26 @@ class Engines:
             self._runtime.settle(version)
             self._queue.advance(version)
             self._unfinished = None
+        self._diary.step(version)
 
     def close(self) -> None:
-        """End all processes; what has not finished is lost. Twice is harmless.
+        """End all processes, then write the report; what has not finished is lost. Twice is harmless.
 
         Raises:
             TailraceError: the workers have failed, and no call has told of it.
+            UserError: the report cannot be written.
         """
+        if not self._closed:
+            self._diary.close()
         self._queue.__exit__(None, None, None)
         self._runtime.close()
-        self._runtime.raise_untold()
+        try:
+            self._runtime.raise_untold()
+        finally:
+            if not self._closed:
+                self._closed = True
+                write_report(Path(self._config.output_dir))
+                write_trace(Path(self._config.output_dir))
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -378,6 +398,7 @@ class _Runtime:
         # a daemon: a program that forgets to close it can end, and its processes end with it
         self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
         self._loop: asyncio.AbstractEventLoop
+        self._log: EventLog
         self._line: _PromptLine
         self._sender: WeightSender
 
@@ -393,6 +414,15 @@ class _Runtime:
     def put(self, prompts: Sequence[Prompt]) -> None:
         """Add them to the line."""
         self._loop.call_soon_threadsafe(self._line.add, tuple(prompts))
+
+    def tell(self, event: Event) -> None:
+        """Hand on what the caller did; nobody takes it after a failure, which is told otherwise."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._emit, event)
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        return self._log.now()
 
     def publish(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Send them."""
@@ -424,6 +454,12 @@ class _Runtime:
         self._thread.join(_CLOSE_LIMIT_S)
         if self._thread.is_alive():
             raise ClusterError(f"the engines have not ended within {_CLOSE_LIMIT_S:g} s")
+
+    def _emit(self, event: Event) -> None:
+        try:
+            self._log.emit(event)
+        except UserError as error:  # it cannot be written: the next call tells
+            self._failure = self._failure or error
 
     def _wait(self, work: Coroutine[Any, Any, None]) -> None:
         """For `work`, which has a limit, in the loop."""
@@ -464,7 +500,7 @@ class _Runtime:
         )
         with directory.begun(config, resumed=False):
             file = stack.enter_context(closing(EventFile(directory.events)))
-            log = begin_log(config, None, (file,), total_steps=None)
+            log = self._log = begin_log(config, None, (file, SampleFile(directory.samples)), total_steps=None)
             self._sender = stack.enter_context(
                 make_sender(config, address=cluster.address, datacentre=cluster.datacentre, log=log)
             )
@@ -494,6 +530,7 @@ class _Runtime:
                 tasks.create_task(put_lost_groups(queue, self._line.group_again))
         except BaseExceptionGroup as errors:
             self._failure = first_error(errors)
+            self._log.emit(end_event(self._log, self._failure, finished=False))
             with suppress(QueueError):  # it may have failed itself
                 await queue.close()  # the caller may wait for rows, and is told why there are none
             raise self._failure from errors

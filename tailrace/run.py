@@ -11,7 +11,8 @@ import asyncio
 import os
 import platform
 import sys
-from contextlib import AsyncExitStack, ExitStack, closing, suppress
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -34,12 +35,15 @@ from tailrace.errors import (
     NonFiniteError,
     QueueError,
     TailraceError,
+    UserError,
     WorkerDied,
     first_error,
+    one_line,
 )
 from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.learner import Learner
+from tailrace.learning_watch import LearningWatch
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
 from tailrace.preparation import prepare_torch
@@ -49,6 +53,7 @@ from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
+from tailrace.samples import SampleFile
 from tailrace.separated import Separated
 from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
 
@@ -162,6 +167,8 @@ class _Run:
         self._in_vain = 0
         """Attempts in a row that began at `_from` and died."""
         self._sinks: tuple[Sink, ...] = ()
+        self._log: EventLog | None = None
+        """Of the newest attempt."""
         self._begun = False
         """Whether all workers have started once: one that dies while it starts is then no sign that it never can."""
         self._finished = False
@@ -170,7 +177,7 @@ class _Run:
     async def to_end(self) -> int:
         """Make attempts until one ends, and the report; the exit code."""
         try:
-            with self._interrupt.watching(), ExitStack() as stack:
+            with self._interrupt.watching(), ExitStack() as stack, self._telling_its_end():
                 while isinstance(end := await self._attempt(stack), ClusterError):
                     self._go_on_after(end)
                 return end
@@ -186,21 +193,45 @@ class _Run:
                 self._tell_of_failure()
             raise
         finally:
-            if self._finished:  # whatever came of closing it
+            if self._finished:
                 self._store.tidy()
                 remove_leftovers(self._directory.path)
-                report = write_report(self._directory.path)
-                write_trace(self._directory.path)
-                print(f"Report: {report}\nModel:  {self._directory.model}")
+            if self._log is not None and self._directory.events.exists():  # however it has ended
+                self._report()
+
+    @contextmanager
+    def _telling_its_end(self) -> Iterator[None]:
+        """An event `end` says how the block has ended, for the report."""
+        try:
+            yield
+        except BaseException as error:
+            if self._log is not None:
+                with suppress(UserError):  # what cannot be written any more is what has ended it, maybe
+                    self._log.emit(end_event(self._log, error, finished=self._finished))
+            raise
+        if self._log is not None:
+            self._log.emit(end_event(self._log, None, finished=self._finished))
+
+    def _report(self) -> None:
+        """Write report and trace, and say where they are; a run that has failed tells why, not that this fails, too."""
+        try:
+            report = write_report(self._directory.path)
+            write_trace(self._directory.path)
+        except UserError as error:
+            if self._finished:
+                raise
+            print(error, file=sys.stderr)
+            return
+        print(f"Report: {report}")
+        if self._finished:
+            print(f"Model:  {self._directory.model}")
 
     @property
     def _how_to_go_on(self) -> str:
         return f"Go on with: tailrace train {self._directory.config} --resume"
 
     def _tell_of_failure(self) -> None:
-        """What there is of a run that has failed, before its error is told."""
-        with suppress(OSError):  # the disk may be full, which is the error that is told
-            print(f"Report: {write_report(self._directory.path)}")
+        """How to go on after a failure, before its error is told."""
         if self._store.latest() and not isinstance(self._config.queue, RemoteQueueConfig):  # whose error says more
             print(self._how_to_go_on, file=sys.stderr)
 
@@ -262,8 +293,8 @@ class _Run:
             await restore_queue(start.checkpoint, queue.queue)
         with directory.begun(config, resumed=start is not None and directory.config.exists()):
             self._sinks = self._sinks or _open_sinks(config, directory, shared)
-            log = begin_log(config, start, self._sinks, total_steps=config.trainer.steps)
-            pipeline = await placement.connect(queue, self._store, log, stack)
+            self._log = begin_log(config, start, self._sinks, total_steps=config.trainer.steps)
+            pipeline = await placement.connect(queue, self._store, self._log, stack)
         if start is not None:
             await pipeline.resume_at(start.checkpoint, start.state)
         self._store.go_on_from(start.checkpoint if start else None)
@@ -299,7 +330,7 @@ def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) ->
     others = open_sinks(config.observe, directory.path, shown(config.resolved))
     for sink in others:
         stack.callback(sink.close)
-    return (stack.enter_context(closing(EventFile(directory.events))), display, *others)
+    return (stack.enter_context(closing(EventFile(directory.events))), SampleFile(directory.samples), display, *others)
 
 
 def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], *, total_steps: int | None) -> EventLog:
@@ -307,16 +338,26 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
 
     `total_steps`: to be trained, where that is known.
     """
-    log = EventLog(sinks=(TaskTimes(), *sinks), offset=start.state.elapsed_s if start else 0.0)
+    watch = LearningWatch(config, sinks)
+    log = EventLog(sinks=(TaskTimes(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
     info = {
         "config": shown(config.resolved),
         "tailrace": tailrace.__version__,
         "resumed_from": str(start.checkpoint) if start else None,
+        "trained_steps": start.state.trained_steps if start else 0,
         "total_steps": total_steps,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }
     log.emit(Event(task="run", actor="driver", start=log.now(), end=log.now(), info=info))
     return log
+
+
+def end_event(log: EventLog, error: BaseException | None, *, finished: bool) -> Event:
+    """How a run has ended: `how` is finished, interrupted or failed, and `error` says why it failed."""
+    info = {"how": "finished" if finished else "interrupted"}
+    if not (finished or error is None or isinstance(error, asyncio.CancelledError | KeyboardInterrupt)):
+        info = {"how": "failed", "error": one_line(error)}
+    return Event(task="end", actor="driver", start=log.now(), end=log.now(), info=info)
 
 
 async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:

@@ -3,6 +3,7 @@
 config.yaml     the recipe with every default     checkpoints/   what --resume goes on from
 events.jsonl    every span of work                model/         the trained model, for transformers
 tensorboard/    scalars                           report.html, trace.json
+samples.jsonl   texts for people: a few groups of each step
 queue/          address and logs of the transfer queue, where it has processes of its own
 """
 
@@ -22,6 +23,7 @@ from tailrace.config.run import RunConfig
 from tailrace.config.written import written
 from tailrace.errors import CheckpointError, ConfigError, UserError
 from tailrace.events import read_events
+from tailrace.samples import SAMPLES_FILE, read_samples
 
 
 class RunDirectory:
@@ -31,6 +33,7 @@ class RunDirectory:
         self.path = path
         self.config = path / "config.yaml"
         self.events = path / "events.jsonl"
+        self.samples = path / SAMPLES_FILE
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"
@@ -98,13 +101,15 @@ class RunDirectory:
             )
 
     def check_events(self) -> None:
-        """See that a resumed run can go on with its events, and be reported; it may do without earlier ones.
+        """See that a resumed run can go on with its events and samples; it may do without earlier ones.
 
         Raises:
             UserError: a line of them is broken, or they cannot be read.
         """
         if self.events.exists():
             read_events(self.events)
+        if self.samples.exists():
+            read_samples(self.samples)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -166,6 +171,7 @@ class RunDirectory:
         with ExitStack() as failed:
             if new:
                 failed.callback(self.events.unlink, missing_ok=True)
+                failed.callback(self.samples.unlink, missing_ok=True)
                 failed.callback(self.config.unlink, missing_ok=True)
             yield
             failed.pop_all()

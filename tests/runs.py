@@ -52,6 +52,9 @@ def steps_of(output_dir: Path) -> list[Event]:
 
 
 def learned(event: Event) -> dict[str, float]:
-    """The figures of a step that do not depend on the clock."""
+    """The figures of a step that depend neither on the clock nor on which samples shared a step of the engine.
+
+    The latter changes the log-probabilities that the engine tells by rounding, and nothing that is learned.
+    """
     timed = [name for name in event.metrics if name.startswith("time/") or name.endswith("_per_s")]
-    return {name: value for name, value in event.metrics.items() if name not in timed}
+    return {name: value for name, value in event.metrics.items() if name not in (*timed, "sampling_entropy")}

@@ -14,8 +14,10 @@ from tailrace.config.evaluation import EvaluationConfig
 from tailrace.errors import NothingGraded
 from tailrace.evaluation import Answer, Evaluator, figures, pass_at_k, ways_of
 from tailrace.events import Event, EventLog
+from tailrace.recording import SampleRecorder
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
+from tailrace.samples import samples_in
 from tailrace.types import FinishReason, Prompt, Request, Sample
 
 
@@ -52,10 +54,12 @@ class Ones:
         return Grade(reward=right / 2, parts={CORRECT: right})
 
 
-def evaluator(log: EventLog, engine: Echo, sets: dict[str, list[Prompt]], seed: int = 0, **config: Any) -> Evaluator:
+def evaluator(
+    log: EventLog, engine: Echo, sets: dict[str, list[Prompt]], seed: int = 0, keep: Any = None, **config: Any
+) -> Evaluator:
     ways = ways_of(EvaluationConfig(**config), SamplingConfig(temperature=0.7, top_k=5))
     pool = cast(GraderPool, Ones())
-    return Evaluator(engine, pool, sets, ways, lambda ids: str(ids[0]), log, seed=seed, actor="engine")
+    return Evaluator(engine, pool, sets, ways, lambda ids: str(ids[0]), log, seed=seed, actor="engine", keep=keep)
 
 
 def test_greedy_answers_each_prompt_once(log: EventLog, events: list[Event]) -> None:
@@ -80,6 +84,23 @@ def test_sampled_answers_stand_beside_greedy_ones(log: EventLog) -> None:
     assert metrics["sampled/accuracy"] == fmean(a.response == "1" for a in sampled)
     assert metrics["hard/sampled/accuracy"] == fmean(a.response == "1" for a in sampled if a.set == "hard")
     assert {name for name in metrics if name.startswith("sampled/pass@")} == {f"sampled/pass@{k}" for k in (2, 4, 6)}
+
+
+def test_the_texts_of_some_prompts_of_each_set_are_told_in_the_order_of_the_prompts(
+    log: EventLog, events: list[Event]
+) -> None:
+    recorder = SampleRecorder(groups=1, characters=100, seed=3)
+    sets = {"held_out": [prompt(0), prompt(1)], "hard": [prompt(2)]}
+    evaluation = evaluator(log, Echo(), sets, samples=2, keep=recorder.of_evaluation)
+    for step in (0, 5):
+        asyncio.run(evaluation.run(step))
+    first, second = (samples_in(event) for event in events if event.task == "samples")
+    assert [(one.set, one.way, one.sample) for one in first] == [
+        (name, way, place) for name in sets for place, way in enumerate(("greedy", "sampled", "sampled"))
+    ]
+    greedy = [one for one in first if one.way == "greedy"]
+    assert [(one.group, one.response, one.reward, one.correct) for one in greedy][1] == (2, "1", 0.5, True)
+    assert [(one.group, one.step) for one in second] == [(one.group, 5) for one in first], "the same prompts each time"
 
 
 def test_requests_of_a_group_have_one_prompt_and_one_way(log: EventLog) -> None:

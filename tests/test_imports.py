@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1] / "tailrace"
 ALLOWED = {
     "types": {"config"},
     "events": {"errors"},
+    "samples": {"errors", "events"},
     "activity": {"events"},
     "metrics_server": {"errors"},
     "errors": set(),
@@ -55,6 +56,7 @@ ALLOWED = {
 L0 = {
     "types",
     "events",
+    "samples",
     "activity",
     "metrics_server",
     "errors",
@@ -68,6 +70,7 @@ L0 = {
 NO_TORCH = {
     "types",
     "events",
+    "samples",
     "activity",
     "metrics_server",
     "errors",

@@ -23,6 +23,7 @@ def make_row(
     error: str = "",
     cut: bool = False,
     versions: tuple[int, ...] = (0,),
+    log_probs: tuple[float, ...] = (0.0,),
     parts: dict[str, float] | None = None,
 ) -> Row:
     return Row(
@@ -34,6 +35,7 @@ def make_row(
             "reward_error": error,
             "reward_parts": parts or {},
             "response_ids": np.zeros(tokens, np.int64),
+            "rollout_log_probs": np.array(log_probs, np.float32),
             "weight_versions": np.array(versions),
             "finish_reason": FinishReason.LENGTH if cut else FinishReason.STOP,
         },
@@ -55,6 +57,11 @@ def test_rewards_are_described_by_mean_and_deviation() -> None:
     assert metrics["reward"] == 1.0
     assert metrics["reward_std"] == pytest.approx(math.sqrt(3.5 / 4))
     assert "accuracy" not in metrics, "nobody said what is right"
+
+
+def test_the_entropy_of_sampling_is_the_mean_surprise_of_all_tokens() -> None:
+    metrics = metrics_of(make_row(0.0, log_probs=(-1.0, -2.0)), make_row(0.0, log_probs=(-6.0,)))
+    assert metrics["sampling_entropy"] == pytest.approx(3.0)
 
 
 def test_accuracy_is_of_the_responses_whose_grader_says_whether_they_are_right() -> None:

@@ -3,6 +3,8 @@
 Workers are in this event loop, so that runs are quick; they say the same.
 """
 
+import functools
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -12,14 +14,20 @@ from typing import Any
 import pytest
 
 from tailrace.cluster.local import LocalCluster
+from tailrace.evaluation import pass_at
 from tailrace.events import Event, read_events
+from tailrace.metrics import failure_metrics, reward_metrics
+from tailrace.planning.signs import KINDS
 from tailrace.report.run_data import RunData, is_work
+from tailrace.report.text import metric
 from tailrace.report.timeline import timeline
 from tailrace.report.trace import trace_events
 from tailrace.report.worker_figures import worker_sections
 from tailrace.run import train
+from tailrace.samples import read_samples
 from tests.conftest import TinyModel
 from tests.runs import small_run, write_prompts
+from tests.test_evaluation import graded
 
 PIPELINES: dict[str, dict[str, Any]] = {
     "colocated": {},
@@ -32,19 +40,23 @@ Observed = Callable[[str], list[Event]]
 
 
 @pytest.fixture(scope="module")
-def observed(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Observed:
-    """The events of a run of each name in PIPELINES, which is made once."""
-    made: dict[str, list[Event]] = {}
+def directory_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Callable[[str], Path]:
+    """The directory of a run of each name in PIPELINES, which is made once."""
 
-    def events(name: str) -> list[Event]:
-        if name not in made:
-            made[name] = _run(name, tmp_path_factory.mktemp(name), tiny_model("llama"))
-        return made[name]
+    @functools.cache
+    def made(name: str) -> Path:
+        return _run(name, tmp_path_factory.mktemp(name), tiny_model("llama"))
 
-    return events
+    return made
 
 
-def _run(name: str, directory: Path, model: Path) -> list[Event]:
+@pytest.fixture(scope="module")
+def observed(directory_of: Callable[[str], Path]) -> Observed:
+    """Their events."""
+    return functools.cache(lambda name: read_events(directory_of(name) / "events.jsonl"))
+
+
+def _run(name: str, directory: Path, model: Path) -> Path:
     config = small_run(
         directory / "run",
         model,
@@ -56,7 +68,7 @@ def _run(name: str, directory: Path, model: Path) -> list[Event]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tailrace.separated.make_cluster", lambda config, _: LocalCluster(config))
         assert train(config, resume=False) == 0
-    return read_events(directory / "run" / "events.jsonl")
+    return directory / "run"
 
 
 def activities(events: list[Event]) -> dict[str, list[Event]]:
@@ -137,3 +149,72 @@ def test_every_run_shows_its_queue_from_the_beginning_to_the_end(observed: Obser
     assert last.metrics["rows"] == 0
     titles = [section.title for section in worker_sections(RunData(name="", events=events, last_event_at=NOW))]
     assert "Queue" in titles
+
+
+@pytest.mark.parametrize("name", SEPARATED)
+def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[str], Path], name: str) -> None:
+    ours, theirs = (
+        [(one.kind, one.step, one.group, one.sample, one.prompt, one.answer) for one in read_samples(path)]
+        for path in (directory_of(mode) / "samples.jsonl" for mode in (name, "colocated"))
+    )
+    assert ours == theirs
+    assert [one[0] for one in ours].count("training") == 4 * 2 * 4
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+
+
+def page_of_metrics() -> dict[str, dict[str, str]]:
+    """For each kind of event, the names in its tables with what they are shown as."""
+    found: dict[str, dict[str, str]] = {}
+    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", body, re.MULTILINE)
+        names = {name: shown.strip() for cell, shown in rows for name in re.findall(r"`([^`]+)`", cell)}
+        for task in re.findall(r"`(\w+)`", heading) or [heading]:
+            found[task] = names
+    return found
+
+
+def pattern(name: str) -> str:
+    """`time/rollout` as the page has it: `time/<task>`."""
+    if name.startswith("pass@"):
+        return "pass@<k>"
+    before, slash, _ = name.partition("/")
+    if not slash:
+        return name
+    kinds = {"time": "task", "staleness": "versions", "reward": "part", "reward_failures": "kind"}
+    return f"{before}/<{kinds.get(before, 'task')}>"
+
+
+def emitted(events: list[Event]) -> dict[str, set[str]]:
+    by_task: dict[str, set[str]] = {}
+    for event in events:
+        by_task.setdefault(event.task, set()).update(map(pattern, event.metrics))
+    return {task: names for task, names in by_task.items() if names}
+
+
+def test_the_page_of_metrics_has_all_that_runs_tell_and_nothing_else(observed: Observed) -> None:
+    told = emitted([*observed("colocated"), *observed("delayed")])
+    of_grader = {*reward_metrics([1.0], [{"format": 1.0, "correct": 1.0}]), *failure_metrics(["timeout: 1 s"])}
+    for task in ("step", "evaluation"):
+        told[task] |= set(map(pattern, of_grader))
+    told["evaluation"] |= set(map(pattern, pass_at(graded(0, True, False))))
+    page = page_of_metrics()
+    elsewhere = {"warning", "adaptive_tp", "Prometheus", "evaluation"}  # in tests of their own, or below
+    weights = told.pop("weights_publish") | told.pop("weights_transfer")
+    assert page.pop("weights_publish").keys() == page.pop("weights_transfer").keys() == weights
+    assert {task: set(names) for task, names in page.items() if task not in elsewhere} == {
+        task: names for task, names in told.items() if task not in elsewhere
+    }
+    assert page["evaluation"].keys() == told["evaluation"]
+
+
+def test_the_page_calls_metrics_as_display_and_report_do() -> None:
+    page = page_of_metrics()
+    for name, shown in [*page["step"].items(), *page["evaluation"].items()]:
+        assert shown == ("" if "<" in name else metric(name).title), name
+
+
+def test_the_page_has_the_signs_that_a_run_may_give() -> None:
+    assert page_of_metrics()["warning"].keys() == KINDS

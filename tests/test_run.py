@@ -24,6 +24,7 @@ from tailrace.interrupt import Interrupt
 from tailrace.rewards.pool import GraderPool
 from tailrace.run import train
 from tailrace.run_directory import RunDirectory
+from tailrace.samples import read_samples
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import UpdateResult
 from tests.conftest import TinyModel
@@ -91,6 +92,23 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     resumed = steps_of(cut)
     assert [event.step for event in resumed] == [0, 1, 2, 3, 2, 3]
     assert_same_run(whole, cut)
+    assert read_samples(cut / "samples.jsonl") == read_samples(whole / "samples.jsonl")
+
+
+def test_the_texts_of_as_many_groups_as_asked_for_are_kept_and_0_keeps_none(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    for groups in (1, 0):
+        observe = {"tensorboard": False, "sample_groups": groups, "sample_characters": 100}
+        train(small_run(tmp_path / str(groups), tiny_model("llama"), prompts, observe=observe), resume=False)
+    assert not (tmp_path / "0" / "samples.jsonl").exists()
+    samples = [record for record in read_samples(tmp_path / "1" / "samples.jsonl") if record.kind == "training"]
+    assert [(record.step, record.sample) for record in samples] == [(s, k) for s in (1, 2, 3, 4) for k in range(4)]
+    assert all(record.group // 2 == record.step - 1 for record in samples)
+    assert all(record.weight_versions == (record.step - 1, record.step - 1) for record in samples)
+    assert all(record.answer == re.sub(r"\D", "", record.prompt) for record in samples)
+    assert all(0 < record.tokens <= 12 for record in samples)
+    assert steps_of(tmp_path / "1")[0].metrics["reward"] == steps_of(tmp_path / "0")[0].metrics["reward"]
 
 
 @pytest.mark.parametrize("mini_batch_size", [8, 4])
@@ -104,6 +122,8 @@ def test_streaming_in_order_equals_synchronous_bit_for_bit(
         )
         train(config, resume=False)
     assert_same_run(tmp_path / "synchronous", tmp_path / "streaming")
+    synchronous, streaming = (read_samples(tmp_path / name / "samples.jsonl") for name in modes)
+    assert streaming == synchronous
 
 
 def test_streaming_in_arrival_order_gives_the_same_update_up_to_rounding(
@@ -166,6 +186,8 @@ def test_three_non_finite_updates_stop_the_run_with_the_evidence(
     with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
         train(config, resume=False)
     assert (run / "evidence.json").stat().st_size > 0
+    page = (run / "report.html").read_text()
+    assert re.search(rf"Failed: \d of 4 steps\. [^<]*{re.escape(str(run / 'evidence.json'))}", page)
 
 
 def test_ctrl_c_does_not_hide_the_error_of_a_step_that_is_half_done(
@@ -211,9 +233,11 @@ def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_mo
             if f"step 2/{steps}" in line:
                 process.send_signal(signal.SIGINT)
                 break
-        process.stdout.read()
+        said = process.stdout.read()
         assert process.wait(timeout=60) == 130
     assert not (run / "model").exists()
+    assert f"\nReport: {run / 'report.html'}\n" in said
+    assert f"Interrupted: {len(steps_of(run))} of {steps} steps." in (run / "report.html").read_text()
     end = len(steps_of(run)) + 2
     again = [*start, "--resume", f"trainer.steps={end}"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=120, check=False)
@@ -234,8 +258,9 @@ def test_ctrl_c_during_the_export_says_how_to_go_on_with_it(
     with monkeypatch.context() as patched:
         patched.setattr(SingleTrainer, "export", lambda *_: interrupt.ask())
         assert train(config, resume=False, interrupt=interrupt) == 130
-    *_, last = capsys.readouterr().out.splitlines()
+    *_, last, report = capsys.readouterr().out.splitlines()
     assert last == f"Interrupted. Go on with: tailrace train {run / 'config.yaml'} --resume"
+    assert report == f"Report: {run / 'report.html'}"
     assert not (run / "model").exists()
     assert train(config, resume=True) == 0
     assert (run / "model" / "config.json").exists()

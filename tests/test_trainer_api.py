@@ -40,6 +40,7 @@ from tailrace.events import Event, EventLog, read_events
 from tailrace.own_loop import Engines
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.run import train
+from tailrace.samples import read_samples
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.tensors import PackedTensor, TensorBatch
 from tailrace.transfer.weights.sender import WeightSender
@@ -206,6 +207,21 @@ def test_a_loop_of_ones_own_with_our_trainer_makes_the_run_bit_for_bit(
     trained = {name: tensor for name, tensor in trainer.weights() if name in weights(run.model)}
     assert_same(trained, weights(run.model))
     assert [name for name, _ in read_workers(config)] == ["reward-0", "rollout-0"]
+    assert_told_alike(Path(config.output_dir), run.directory)
+
+
+def assert_told_alike(own: Path, run: Path) -> None:
+    """The loop's steps and samples are those of the run; only its updates are its own."""
+    steps = [learned(event) for event in steps_of(own)]
+    assert [step["reward"] for step in steps] == [event.metrics["reward"] for event in steps_of(run)]
+    assert all(step.items() <= learned(event).items() for step, event in zip(steps, steps_of(run), strict=True))
+    ours, theirs = (
+        [one for one in read_samples(path / "samples.jsonl") if one.kind == "training"] for path in (own, run)
+    )
+    assert ours == theirs
+    page = (own / "report.html").read_text()
+    assert "A training loop of its own, which closed its engines after 4 steps." in page
+    assert "No training step" not in page
 
 
 def read_workers(config: RunConfig) -> list[tuple[str, str]]:
@@ -301,13 +317,17 @@ def test_weights_that_the_model_does_not_have_end_the_engines_at_the_next_call(
             engines.get_experience_data(timeout=LIMIT_S)
 
 
-def test_a_failure_that_no_call_has_told_of_is_told_at_the_end(small: Callable[..., RunConfig], local: Workers) -> None:
+def test_a_failure_that_no_call_has_told_of_is_told_at_the_end(
+    tmp_path: Path, small: Callable[..., RunConfig], local: Workers
+) -> None:
     engines = Trainer(small("own", cluster={"max_deaths": 0}, **STALE)).init_engines()
     local.kill("reward-0")
     engines._runtime._thread.join(LIMIT_S)
     with pytest.raises(ClusterError, match=r"cluster\.max_deaths is 0"):
         engines.close()
     engines.close()
+    [page] = tmp_path.glob("own/report.html")
+    assert "Failed: No training step has finished. " in page.read_text()
 
 
 def test_the_caller_grades_where_no_reward_worker_does(small: Callable[..., RunConfig], local: Workers) -> None:
@@ -394,7 +414,7 @@ def test_a_version_that_was_sent_is_notified_again_after_a_wait_too_long_and_a_q
     events = read_events(Path(config.output_dir) / "events.jsonl")
     assert [event.version for event in events if event.task == "weights_publish"] == [1]
     [begun] = [event.info for event in events if event.task == "run"]
-    assert begun.keys() == {"config", "tailrace", "resumed_from", "total_steps", "machine"}
+    assert begun.keys() == {"config", "tailrace", "resumed_from", "trained_steps", "total_steps", "machine"}
 
 
 def test_engines_that_cannot_be_used_are_ended(

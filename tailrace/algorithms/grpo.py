@@ -66,4 +66,6 @@ class Grpo(Algorithm):
     @property
     def _actor(self) -> TaskSpec:
         reference = ("ref_log_probs",) if self.needs_reference else ()
-        return TaskSpec(name="actor", reads=("prompt_ids", *ROLLOUT.writes, *REWARD.writes, "advantages", *reference))
+        for_people = ("prompt", "answer")  # beside the response, in samples.jsonl
+        made = (*ROLLOUT.writes, *REWARD.writes, "advantages", *reference)
+        return TaskSpec(name="actor", reads=("prompt_ids", *for_people, *made))

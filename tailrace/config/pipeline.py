@@ -33,3 +33,7 @@ class ObserveConfig(Config):
     """Log to this Weights & Biases project; needs `pip install wandb`."""
     metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = None
     """Serve metrics to Prometheus at http://127.0.0.1:PORT/metrics while the run lasts; by default none are."""
+    sample_groups: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Groups of every step, and prompts of every evaluation, whose texts are kept in samples.jsonl; 0 keeps none."""
+    sample_characters: Annotated[int, Field(ge=100, le=10_000_000)] = 20_000
+    """Of a prompt, a response and an answer that are kept; of longer ones the beginning and the end."""

@@ -4,11 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailrace.events import Event
-from tailrace.report.figures import BLUE, GREY, ORANGE, RED, Figure
+from tailrace.report.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure
 from tailrace.report.run_data import RunData
+from tailrace.report.workers import worker_order
 
 _SHOWN = 4000
 """Decisions, the newest: beyond that a browser gets slow."""
+_ENGINE_COLOURS = (ORANGE, GREEN, PURPLE, BLUE)
+"""Of the TP of each engine."""
 
 
 def adaptive_tp_figure(run: RunData) -> Figure | None:
@@ -19,30 +22,22 @@ def adaptive_tp_figure(run: RunData) -> Figure | None:
     kept = [event for event in events if not _changes(event) and "decision" in event.info]
     switched = [event for event in events if _changes(event) and "failure" not in event.info]
     failed = [event for event in events if "failure" in event.info]
-    data = [
-        {
-            "type": "scatter",
-            "name": "unfinished responses",
-            "x": [event.start for event in events],
-            "y": [event.metrics["unfinished"] for event in events],
-            "mode": "lines",
-            "line": {"color": GREY, "width": 1.5, "shape": "hv"},
-            "hoverinfo": "skip",
-        },
+    engines = sorted({event.worker for event in events}, key=worker_order)
+    lines = [
+        line
+        for place, engine in enumerate(engines)
+        for line in _lines(
+            [event for event in events if event.worker == engine],
+            f"{engine}: " if len(engines) > 1 else "",
+            _ENGINE_COLOURS[place % len(_ENGINE_COLOURS)],
+        )
+    ]
+    marks = [
         _marks("kept", kept, BLUE, "circle"),
         _marks("switched", switched, ORANGE, "diamond"),
         _marks("given up", failed, RED, "x"),
-        {
-            "type": "scatter",
-            "name": "TP",
-            "x": [time for event in events for time in (event.start, event.end)],
-            "y": [event.metrics[name] for event in events for name in ("source_tp", _after(event))],
-            "mode": "lines",
-            "line": {"color": ORANGE, "width": 2.4, "shape": "hv"},
-            "yaxis": "y2",
-            "hovertemplate": "TP %{y}<extra></extra>",
-        },
     ]
+    data = [*lines, *marks]
     degrees = sorted({int(event.metrics[name]) for event in events for name in ("source_tp", "target_tp")})
     return Figure(
         id="adaptive-tp",
@@ -65,6 +60,31 @@ def adaptive_tp_figure(run: RunData) -> Figure | None:
     )
 
 
+def _lines(events: Sequence[Event], of: str, colour: str) -> list[dict[str, Any]]:
+    """What one engine had to do, and its TP."""
+    return [
+        {
+            "type": "scatter",
+            "name": f"{of}unfinished responses",
+            "x": [event.start for event in events],
+            "y": [event.metrics["unfinished"] for event in events],
+            "mode": "lines",
+            "line": {"color": GREY, "width": 1.5, "shape": "hv"},
+            "hoverinfo": "skip",
+        },
+        {
+            "type": "scatter",
+            "name": f"{of}TP",
+            "x": [time for event in events for time in (event.start, event.end)],
+            "y": [event.metrics[name] for event in events for name in ("source_tp", _after(event))],
+            "mode": "lines",
+            "line": {"color": colour, "width": 2.4, "shape": "hv"},
+            "yaxis": "y2",
+            "hovertemplate": f"{of}TP %{{y}}<extra></extra>",
+        },
+    ]
+
+
 def _changes(event: Event) -> bool:
     return event.metrics["source_tp"] != event.metrics["target_tp"]
 
@@ -81,7 +101,7 @@ def _marks(name: str, events: Sequence[Event], colour: str, symbol: str) -> dict
         "y": [event.metrics["unfinished"] for event in events],
         "mode": "markers",
         "marker": {"color": colour, "size": 7, "symbol": symbol},
-        "text": [_words(event) for event in events],
+        "text": [f"{event.worker}: {_words(event)}" if event.worker else _words(event) for event in events],
         "hovertemplate": "%{y} unfinished<br>%{text}<extra></extra>",
     }
 

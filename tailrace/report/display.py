@@ -24,7 +24,7 @@ from rich.text import Text
 from tailrace.events import Event
 from tailrace.report.progress import Progress
 from tailrace.report.run_data import first_and_last
-from tailrace.report.text import duration, metric, percent
+from tailrace.report.text import duration, metric
 from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_of, worker_order
 
 _TABLE = (
@@ -78,6 +78,8 @@ class Display:
             self._progress.add(event, at=time.monotonic())
             for error in self._new_failures(event):
                 self._console.print(f"grading failed · {error}", markup=False, highlight=False, soft_wrap=True)
+            if event.task == "warning":
+                self._console.print(warning_text(event), markup=False, highlight=False, soft_wrap=True)
             if _is_death(event) and self._console.is_interactive:
                 self._console.print(death_text(event), markup=False, highlight=False, soft_wrap=True)
             if not self._console.is_interactive:
@@ -120,6 +122,11 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
         yield f"{event.task} · {event.info['path']}"
 
 
+def warning_text(event: Event) -> str:
+    """What a run warned of, in a line."""
+    return f"warning · {event.info.get('text')}"
+
+
 def _is_death(event: Event) -> bool:
     """One to tell of: that of the trainer is told by the run itself, with where it goes on."""
     return event.task == "worker_died" and kind_of(worker_of(event)) != "trainer"
@@ -128,8 +135,7 @@ def _is_death(event: Event) -> bool:
 def draw(progress: Progress, *, now: float) -> RenderableType:
     """The display at the monotonic time `now`."""
     parts: list[RenderableType] = [_bar(progress, now)]
-    if progress.held_out:
-        parts.append(_held_out(progress.held_out))
+    parts.extend(_held_out(name, values) for name, values in progress.held_out.items())
     if progress.done:
         parts.extend([Text(), _metrics(progress), Text(), _time_split(progress.task_seconds)])
     parts.extend(_warnings(progress))
@@ -152,12 +158,14 @@ def _bar(progress: Progress, now: float) -> RenderableType:
     return table
 
 
-def _held_out(accuracies: list[float]) -> Text:
-    text = Text(f"held-out accuracy  {percent(accuracies[0])}")
-    if len(accuracies) > 1:
-        change = 100 * (accuracies[-1] - accuracies[0])
-        text.append(f" → {percent(accuracies[-1])}", style="bold")
-        text.append(f"  ({change:+.1f} points)", style="green" if change > 0 else "")
+def _held_out(name: str, values: Sequence[float]) -> Text:
+    shown = metric(name)
+    text = Text(f"held-out {shown.title.lower():<9} {shown.write(values[0])}")
+    if len(values) > 1:
+        change = values[-1] - values[0]
+        by = f"{100 * change:+.1f} points" if shown.percent else f"{change:+.3g}"
+        text.append(f" → {shown.write(values[-1])}", style="bold")
+        text.append(f"  ({by})", style="green" if change > 0 else "")
     return text
 
 

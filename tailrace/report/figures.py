@@ -87,7 +87,7 @@ def progress_sections(run: RunData) -> list[Section]:
     steps = run.steps
     return _sections(
         {
-            "Learning": [series_figure(steps, "reward"), accuracy_figure(run)],
+            "Learning": [reward_figure(run), accuracy_figure(run)],
             "Responses": [lengths_figure(run), early_late_figure(run)],
             "Speed": [*_series_figures(steps, ("samples_per_s", "tokens_per_s")), task_time_figure(steps)],
             "Staleness": [staleness_figure(steps), staleness_of_steps_figure(steps)],
@@ -123,29 +123,41 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
     return Figure(id=f"metric-{name.replace('/', '-')}", title=shown.title, caption=caption, data=data, layout=layout)
 
 
+def reward_figure(run: RunData) -> Figure | None:
+    """Reward of the training samples of each step, and of the held-out prompts."""
+    caption = "Mean over the graded samples of each step, and over the answers to held-out prompts."
+    return _learning_figure(run, "reward", id="metric-reward", caption=caption)
+
+
 def accuracy_figure(run: RunData) -> Figure | None:
-    """Accuracy on the training samples of each step, and greedy accuracy on the held-out prompts."""
-    steps, values = metric_series(run.steps, "accuracy")
-    evaluated, held_out = metric_series(run.evaluations, "accuracy")
+    """Accuracy on the training samples of each step and on the held-out prompts; only where the grader says it."""
+    caption = "Right answers among the samples of each step, and to held-out prompts."
+    return _learning_figure(run, "accuracy", id="accuracy", caption=caption)
+
+
+def _learning_figure(run: RunData, name: str, *, id: str, caption: str) -> Figure | None:
+    steps, values = metric_series(run.steps, name)
+    evaluated, held_out = metric_series(run.evaluations, name)
     if not steps and not evaluated:
         return None
-    data = _series(steps, values, "training", percent=True)
+    shown = metric(name)
+    data = _series(steps, values, "training", percent=shown.percent)
+    write = ".1%" if shown.percent else ".4~g"
     if evaluated:
         data.append(
             {
                 "type": "scatter",
-                "name": "held-out, greedy",
+                "name": "held-out",
                 "x": evaluated,
                 "y": held_out,
                 "mode": "lines+markers",
                 "line": {"color": ORANGE, "width": 1.5, "dash": "dot"},
                 "marker": {"color": ORANGE, "size": 10 if len(evaluated) <= 20 else 5, "symbol": "diamond"},
-                "hovertemplate": "after %{x} steps: %{y:.1%}<extra>held-out</extra>",
+                "hovertemplate": "after %{x} steps: %{y:" + write + "}<extra>held-out</extra>",
             }
         )
-    caption = "Right answers among the samples of each step, and to held-out prompts."
-    layout = _layout(_STEP, "Accuracy", percent=True)
-    return Figure(id="accuracy", title="Accuracy", caption=caption, data=data, layout=layout)
+    layout = _layout(_STEP, shown.full_title, percent=shown.percent)
+    return Figure(id=id, title=shown.title, caption=caption, data=data, layout=layout)
 
 
 def lengths_figure(run: RunData) -> Figure | None:

@@ -21,10 +21,14 @@ from tailrace.report.run_data import (
     load_run,
     median_seconds,
     metric_series,
+    shown_step,
     step_of,
     write_file,
 )
-from tailrace.report.text import counted, duration, metric, number, percent, setting
+from tailrace.report.sample_page import page_text, sample_pages
+from tailrace.report.sample_text import figures as sample_figures
+from tailrace.report.sample_text import reward_words, visible
+from tailrace.report.text import counted, duration, metric, number, setting
 from tailrace.report.timeline import timeline
 from tailrace.report.worker_figures import worker_sections
 from tailrace.report.workers import restarts, worker_of
@@ -62,17 +66,25 @@ def render(run: RunData) -> str:
     progress.extend(worker_sections(run))
     if (adaptive_tp := adaptive_tp_figure(run)) is not None:
         progress.append(Section("Engine", [adaptive_tp]))
+    environment.filters |= {
+        "visible": visible,
+        "page_text": page_text,
+        "reward_words": reward_words,
+        "sample_figures": sample_figures,
+    }
     figures = [figure for section in (*progress, *details) for figure in section.figures]
     return environment.get_template("report.html.j2").render(
         run=run,
         facts=_facts(run),
         state=_state(run),
+        warnings=[(f"Step {shown_step(event)}", str(event.info["text"])) for event in run.of("warning")],
         cards=list(_cards(run)),
         progress=progress,
         details=details,
         figures=_json({figure.id: {"data": figure.data, "layout": figure.layout} for figure in figures}),
         timeline=_json(timeline(run)),
         evaluations=_evaluations(run),
+        samples=sample_pages(run.texts),
         config=sorted(_flatten(run.config)),
         plotly_js=Markup(get_plotlyjs()),
     )
@@ -99,20 +111,29 @@ def _facts(run: RunData) -> dict[str, str]:
 
 
 def _state(run: RunData) -> str:
-    """Why the page does not show a whole run; empty where it does."""
-    made = len(run.steps)
-    resumed = f" Resumed {run.resumes} times." if run.resumes > 1 else " Resumed once." if run.resumes else ""
-    if not made:
-        return f"No training step has finished yet.{resumed}"
-    if not run.is_finished:
-        return f"Unfinished: {step_of(run.steps[-1]) + 1:,} of {run.total_steps:,} steps.{resumed}"
-    return resumed.strip()
+    """Why the page does not show a whole run, and how it ended; empty where it shows all."""
+    made = step_of(run.steps[-1]) + 1 if run.steps else 0
+    so_far = f"{made:,} of {run.total_steps:,} steps" if made else "No training step has finished"
+    match run.end.get("how"):
+        case "closed":
+            state = f"A training loop of its own, which closed its engines after {counted(made, 'step')}."
+        case "interrupted":
+            state = f"Interrupted: {so_far}."
+        case "failed":
+            state = f"Failed: {so_far}. {run.end.get('error')}"
+        case _ if run.is_finished:
+            state = ""
+        case _:
+            state = f"Unfinished: {so_far}." if made else f"{so_far} yet."
+    resumed = f"Resumed {run.resumes} times." if run.resumes > 1 else "Resumed once." if run.resumes else ""
+    return " ".join(words for words in (state, resumed) if words)
 
 
 def _cards(run: RunData) -> Iterator[Card]:
     steps = run.steps
     yield from _change_card(run, "reward", "Training reward")
-    yield from _held_out_card(run)
+    for name in ("reward", "accuracy"):
+        yield from _held_out_card(run, name)
     if steps:
         yield from _speed_cards(run)
     yield from _change_card(run, "response_tokens_mean", "Response length")
@@ -140,14 +161,19 @@ def _change_card(run: RunData, name: str, title: str) -> Iterator[Card]:
     yield Card(title, f"{number(first)} → {number(last)}", ratio + part)
 
 
-def _held_out_card(run: RunData) -> Iterator[Card]:
-    steps, values = metric_series(run.evaluations, "accuracy")
+def _held_out_card(run: RunData, name: str) -> Iterator[Card]:
+    """How `name` changed on the held-out prompts; nothing where no evaluation has it."""
+    steps, values = metric_series(run.evaluations, name)
+    shown = metric(name)
+    title = f"Held-out {shown.title.lower()}"
     if len(values) == 1:
-        yield Card("Held-out accuracy", percent(values[0]), f"after {counted(steps[0], 'step')}")
+        yield Card(title, shown.write(values[0]), f"after {counted(steps[0], 'step')}")
     elif values:
-        points = 100 * (values[-1] - values[0])
-        detail = f"{points:+.1f} points, before and after {counted(steps[-1] - steps[0], 'step')}"
-        yield Card("Held-out accuracy", f"{100 * values[0]:.1f} → {percent(values[-1])}", detail)
+        change = values[-1] - values[0]
+        by = f"{100 * change:+.1f} points" if shown.percent else f"{change:+.3g}"
+        detail = f"{by}, before and after {counted(steps[-1] - steps[0], 'step')}"
+        before = f"{100 * values[0]:.1f}" if shown.percent else number(values[0])
+        yield Card(title, f"{before} → {shown.write(values[-1])}", detail)
 
 
 def _speed_cards(run: RunData) -> Iterator[Card]:

@@ -40,8 +40,8 @@ class Progress:
         """The finite values of each step metric, in the order of the steps seen here."""
         self.task_seconds: dict[str, float] = {}
         """Seconds that each task took, over all steps seen here."""
-        self.held_out: list[float] = []
-        """Accuracies of the evaluations seen here."""
+        self.held_out: dict[str, list[float]] = {}
+        """Rewards and accuracies of the evaluations seen here, those that there are."""
         self.phase = "starting"
         self.activities: dict[str, deque[Mapping[str, float]]] = defaultdict(lambda: deque(maxlen=_LATELY))
         """For each worker that says where its time goes, the seconds by state that it said last."""
@@ -73,8 +73,8 @@ class Progress:
         elif event.task == "worker_died":
             self.deaths += 1
             self.dead.add(worker_of(event))
-        elif event.task == "evaluation" and math.isfinite(event.metrics.get("accuracy", math.nan)):
-            self.held_out.append(event.metrics["accuracy"])
+        elif event.task == "evaluation":
+            self._add_evaluation(event)
         self._follow(event)
 
     def elapsed(self, now: float) -> float:
@@ -114,6 +114,11 @@ class Progress:
                 self.task_seconds[task] = self.task_seconds.get(task, 0.0) + value
             else:
                 self.metrics.setdefault(name, []).append(value)
+
+    def _add_evaluation(self, event: Event) -> None:
+        for name in ("reward", "accuracy"):
+            if math.isfinite(event.metrics.get(name, math.nan)):
+                self.held_out.setdefault(name, []).append(event.metrics[name])
 
     def _follow(self, event: Event) -> None:
         """Guess what is going on from what has just ended."""

@@ -12,10 +12,11 @@ import msgspec
 
 from tailrace.errors import UserError
 from tailrace.events import Event, read_events
+from tailrace.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 EVENTS_FILE = "events.jsonl"
 
-_NO_WORK = frozenset({"run", "activity", "queue", "worker_died"})
+_NO_WORK = frozenset({"run", "activity", "queue", "worker_died", "warning", "end"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,8 @@ class RunData:
     """All of them, in the order in which they were written."""
     last_event_at: datetime
     """When the newest event was written."""
+    texts: Sequence[SampleRecord] = ()
+    """The samples that were kept for people."""
 
     @property
     def steps(self) -> list[Event]:
@@ -75,6 +78,12 @@ class RunData:
         return bool(steps) and step_of(steps[-1]) + 1 >= self.total_steps
 
     @property
+    def end(self) -> dict[str, Any]:
+        """How it has ended; empty where it goes on, or was killed."""
+        last = next((event for event in reversed(self.events) if event.task in ("run", "end")), None)
+        return last.info if last is not None and last.task == "end" else {}
+
+    @property
     def seconds(self) -> float:
         """From the start of the run to the end of its newest event."""
         return max(event.end for event in self.events)
@@ -88,7 +97,7 @@ def load_run(run_dir: Path) -> RunData:
     """Read the run in `run_dir`.
 
     Raises:
-        UserError: `run_dir` is not the directory of a run, or the run recorded nothing.
+        UserError: `run_dir` is not the directory of a run, the run recorded nothing, or a file of it is broken.
     """
     path = run_dir / EVENTS_FILE
     if not path.is_file():
@@ -97,7 +106,9 @@ def load_run(run_dir: Path) -> RunData:
     if not events:
         raise UserError(f"{path} is empty: the run recorded nothing; start it again")
     written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).astimezone()
-    return RunData(name=run_dir.resolve().name, events=drop_superseded(events), last_event_at=written)
+    samples = run_dir / SAMPLES_FILE
+    texts = read_samples(samples) if samples.is_file() else []
+    return RunData(name=run_dir.resolve().name, events=drop_superseded(events), last_event_at=written, texts=texts)
 
 
 def write_file(run_dir: Path, name: str, content: bytes) -> Path:

@@ -2,8 +2,9 @@
 
 import importlib
 import math
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -11,15 +12,22 @@ from typing import Any, Protocol
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event as TensorBoardEvent  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_pb2 import TensorProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # type: ignore[import-untyped]
+from tensorboard.compat.proto.types_pb2 import DT_STRING  # type: ignore[import-untyped]
+from tensorboard.plugins.text.metadata import create_summary_metadata  # type: ignore[import-untyped]
 from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type: ignore[import-untyped]
 
 from tailrace.config.pipeline import ObserveConfig
 from tailrace.errors import UserError, one_line
-from tailrace.events import Event
+from tailrace.events import SAMPLES_TASK, Event
 from tailrace.metrics_server import check_port
 from tailrace.report.prometheus import SETTING, PrometheusSink
+from tailrace.report.sample_text import figures, grouped, reward_words, visible
+from tailrace.samples import SampleRecord, samples_in
 
 LENGTHS_TAG = "train/response_tokens"
+_TEXT = create_summary_metadata(display_name="", description="")
 
 
 class ClosableSink(Protocol):
@@ -62,7 +70,7 @@ def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any])
 
 
 class TensorBoardSink:
-    """Scalars of every step and evaluation by the steps done, and a histogram of each step's response lengths.
+    """Scalars of every step and evaluation by the steps done, a histogram of each step's response lengths, and texts.
 
     A resumed run adds a file. Where it repeats steps, TensorBoard shows the newest values.
     """
@@ -72,8 +80,10 @@ class TensorBoardSink:
         self._lengths = StepLengths()
 
     def __call__(self, event: Event) -> None:
-        """Write a `step` or `evaluation` event; remember the length of a `sample`."""
+        """Write a `step`, `evaluation` or `samples` event; remember the length of a `sample`."""
         self._lengths.add(event)
+        if event.task == SAMPLES_TASK:
+            self._write_samples(samples_in(event))
         scalars = tagged_scalars(event)
         if (position := steps_done(event)) is None or not scalars:
             return
@@ -82,6 +92,13 @@ class TensorBoardSink:
         if lengths:
             values.append(Summary.Value(tag=LENGTHS_TAG, histo=_histogram(lengths)))
         self._writer.add_event(TensorBoardEvent(wall_time=time.time(), step=position, summary=Summary(value=values)))
+        self._writer.flush()
+
+    def _write_samples(self, records: Sequence[SampleRecord]) -> None:
+        tag = "train/samples" if records[0].kind == "training" else "eval/samples"
+        value = Summary.Value(tag=tag, metadata=_TEXT, tensor=_text_tensor(markdown(records)))
+        event = TensorBoardEvent(wall_time=time.time(), step=records[0].step, summary=Summary(value=[value]))
+        self._writer.add_event(event)
         self._writer.flush()
 
     def close(self) -> None:
@@ -159,6 +176,38 @@ def tagged_scalars(event: Event) -> dict[str, float]:
     if event.task == "evaluation":
         return {f"eval/{name}": value for name, value in finite.items()}
     return {}
+
+
+def markdown(records: Iterable[SampleRecord]) -> str:
+    """The best and the worst sample of each prompt as Markdown: texts are code, in which nothing has a meaning."""
+    parts = []
+    for group in grouped(records):
+        parts.append(f"**prompt {group.number}** · {group.words}\n\n{_code(group.prompt)}")
+        if group.answer is not None:
+            parts.append(f"answer\n\n{_code(group.answer)}")
+        for sample in dict.fromkeys((0, len(group.samples) - 1)):
+            record = group.samples[sample]
+            words = " · ".join([f"**{reward_words(record)}**", *map(_plain, figures(record))])
+            failure = f"\n\nthe grader failed\n\n{_code(record.failure)}\n\nresponse" if record.failure else ""
+            parts.append(f"{words}{failure}\n\n{_code(record.response)}")
+    return "\n\n".join(parts)
+
+
+def _code(text: str) -> str:
+    return "\n".join("    " + line for line in visible(text).split("\n"))
+
+
+def _plain(words: str) -> str:
+    """Names of reward parts are the user's."""
+    return re.sub(r"([\\`*_{}\[\]()#+.!<>&|~-])", r"\\\1", words)
+
+
+def _text_tensor(text: str) -> TensorProto:
+    return TensorProto(
+        dtype=DT_STRING,
+        string_val=[text.encode()],
+        tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+    )
 
 
 def _histogram(values: Sequence[int]) -> HistogramProto:

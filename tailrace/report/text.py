@@ -34,6 +34,7 @@ _METRICS = {
     "response_tokens_mean": Metric("Mean response", "tokens"),
     "response_tokens_max": Metric("Longest response", "tokens"),
     "truncated_fraction": Metric("Truncated responses", percent=True),
+    "sampling_entropy": Metric("Entropy of sampling", "nats"),
     "samples_per_s": Metric("Samples per second"),
     "tokens_per_s": Metric("Tokens per second"),
     "loss": Metric("Loss"),

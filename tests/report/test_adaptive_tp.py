@@ -48,3 +48,16 @@ def test_each_decision_is_a_mark_and_tp_changes_only_where_a_switch_was_made() -
     ]
     assert traces["given up"]["text"] == ["TP stays 1"]
     assert traces["TP"]["y"] == [1, 1, 1, 1, 1, 2, 2, 1]
+
+
+def test_each_engine_has_lines_of_its_own() -> None:
+    events = [verdict(at, 8 - at, 1 + at % 2, 2 - at % 2, decision={"reason": "x"}) for at in range(4)]
+    for at, event in enumerate(events):
+        event.worker = f"rollout-{at // 2}"
+    figure = adaptive_tp_figure(run(events[::2] + events[1::2]))
+    assert figure is not None
+    traces = {trace["name"]: trace for trace in figure.data}
+    assert traces["rollout-0: unfinished responses"]["y"] == [8, 7]
+    assert traces["rollout-1: unfinished responses"]["y"] == [6, 5]
+    assert traces["rollout-0: TP"]["y"] == [1, 2, 2, 1]
+    assert all(text.startswith("rollout-") for text in traces["switched"]["text"])

@@ -87,6 +87,26 @@ def test_a_resumed_run_goes_on_with_its_step_numbers() -> None:
     ]
 
 
+def evaluation(step: int, **metrics: float) -> Event:
+    return Event(task="evaluation", actor="engine", start=step, end=step, step=step, metrics=metrics)
+
+
+def test_the_terminal_shows_the_held_out_reward_where_nothing_says_what_is_right() -> None:
+    shown = drawn(progress_of([run_event(), evaluation(0, reward=0.31), evaluation(2, reward=0.42)]))
+    assert "held-out reward    0.31 → 0.42  (+0.11)" in shown
+    assert "accuracy" not in shown
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_warning_is_a_line_of_its_own(terminal: bool) -> None:
+    warning = Event(task="warning", actor="driver", start=1, end=1, step=4, info={"kind": "x", "text": "nothing [b]"})
+    output = io.StringIO()
+    with Display(Console(file=output, force_terminal=terminal, color_system=None, width=40)) as display:
+        display(run_event())
+        display(warning)
+    assert output.getvalue().count("warning · nothing [b]") == 1
+
+
 def test_the_terminal_shows_figures_trend_and_held_out_accuracy() -> None:
     events = list(SyntheticRun().attempt(0, 25))
     shown = drawn(progress_of(events))

@@ -70,6 +70,26 @@ def test_held_out_accuracy_is_drawn_over_the_training_accuracy(figures: dict[str
     assert held_out["x"] == [0, 20, 40, 60]
 
 
+def test_held_out_reward_is_drawn_and_in_a_tile_where_nothing_says_what_is_right(tmp_path: Path) -> None:
+    events = [event for event in resumed_run() if event.task in ("run", "step", "evaluation")]
+    for event in events:
+        event.metrics = {name: value for name, value in event.metrics.items() if name != "accuracy"}
+    page = report(tmp_path, events)
+    *_, held_out = embedded(page, "figures-data")["metric-reward"]["data"]
+    rewards = {event.step: event.metrics["reward"] for event in events if event.task == "evaluation"}
+    assert dict(zip(held_out["x"], held_out["y"], strict=True)) == rewards
+    assert f"Held-out reward {rewards[0]:.3g} → {rewards[60]:.3g}" in words(page)
+    assert "ccuracy" not in words(page)
+
+
+def test_warnings_stand_at_the_head_with_their_steps(tmp_path: Path) -> None:
+    text = "100% of the groups <b>teach</b> nothing"
+    warning = Event(task="warning", actor="driver", start=1, end=1, step=4, info={"kind": "flat_groups", "text": text})
+    page = report(tmp_path, [*resumed_run()[:1], warning])
+    assert f"Step 5 {text}" in words(page)
+    assert "<b>teach" not in page
+
+
 def test_response_lengths_are_percentiles_of_each_steps_samples(figures: dict[str, Any]) -> None:
     lengths = [event.tokens for event in resumed_run() if event.task == "sample" and event.step == 59]
     low, high, median, longest = (trace["y"][59] for trace in figures["lengths"]["data"])

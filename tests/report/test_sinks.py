@@ -14,7 +14,9 @@ from tailrace.config.pipeline import ObserveConfig
 from tailrace.errors import UserError
 from tailrace.events import Event
 from tailrace.report.sinks import LENGTHS_TAG, TensorBoardSink, WandbSink, open_sinks
+from tailrace.samples import samples_event
 from tests.report.synthetic import CONFIG, SyntheticRun
+from tests.sample_records import make_sample
 
 
 def written(directory: Path, events: Iterable[Event]) -> EventAccumulator:
@@ -55,6 +57,17 @@ def test_a_step_that_is_made_again_has_the_lengths_of_that_attempt_alone(tmp_pat
     cut_short = [event for event in events if event.task in ("run", "sample")]
     [first, second] = written(tmp_path, [*cut_short, *events]).Histograms(LENGTHS_TAG)
     assert (first.histogram_value.num, second.histogram_value.num) == (8, 8)
+
+
+def test_tensorboard_has_the_texts_of_each_step(tmp_path: Path) -> None:
+    records = [make_sample(2, response="forty-two", reward=1.0), make_sample(2, sample=1, response="none")]
+    read = written(tmp_path, [samples_event(records, actor="driver", time=1.0, step=1)])
+    [text] = read.Tensors("train/samples")
+    assert text.step == 2
+    [shown] = text.tensor_proto.string_val
+    assert b"**reward 1**" in shown
+    assert b"\n    forty-two" in shown
+    assert read.SummaryMetadata("train/samples").plugin_data.plugin_name == "text"
 
 
 def test_unexpected_events_and_figures_are_passed_over(tmp_path: Path) -> None:

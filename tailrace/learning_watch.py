@@ -1,0 +1,40 @@
+"""A sink that warns when a run learns nothing: it emits an event `warning` to the sinks before it."""
+
+from collections.abc import Sequence
+
+from tailrace.config.run import RunConfig
+from tailrace.events import Event, Sink
+from tailrace.planning.signs import Signs, StepFigures
+
+
+class LearningWatch:
+    """Looks at each `step` event; what it says of a sign is said once, until the sign is over."""
+
+    def __init__(self, config: RunConfig, sinks: Sequence[Sink]) -> None:
+        """`sinks`: who is told."""
+        self._group_size = config.algorithm.group_size
+        self._sinks = sinks
+        self._signs = Signs()
+
+    def __call__(self, event: Event) -> None:
+        """Take one event; another attempt at the run begins anew."""
+        if event.task == "run":
+            self._signs = Signs()
+        elif event.task == "step" and event.samples:
+            groups = max(1, event.samples // self._group_size)
+            figures = StepFigures.of(event.metrics, groups=groups, samples=event.samples)
+            for sign in self._signs.add(figures):
+                self._tell(sign.kind, sign.text, sign.value, event)
+
+    def _tell(self, kind: str, text: str, value: float, step: Event) -> None:
+        warning = Event(
+            task="warning",
+            actor="driver",
+            start=step.end,
+            end=step.end,
+            step=step.step,
+            metrics={kind: value},
+            info={"kind": kind, "text": text},
+        )
+        for sink in self._sinks:
+            sink(warning)
