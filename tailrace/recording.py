@@ -19,7 +19,7 @@ _NAME = 100
 
 
 class SampleRecorder:
-    """Makes the records of a few groups; all of them cost less than one forward pass of one."""
+    """Makes the records of a few groups."""
 
     def __init__(self, *, groups: int, characters: int, seed: int) -> None:
         """`groups`: of each step, and prompts of each set of an evaluation. `characters`: of a text, about."""

@@ -193,3 +193,8 @@ def test_the_commands_of_the_page_on_data_are_options_that_there_are() -> None:
     }
     assert used == {"--step", "--output", "--prompts", "--samples", "--recipe", "--json"}
     assert used <= {option for parameter in get_command(app).commands["eval"].params for option in parameter.opts}  # type: ignore[attr-defined]
+
+
+def test_the_index_has_every_page() -> None:
+    linked = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs" / "README.md").read_text()))
+    assert linked == {path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}

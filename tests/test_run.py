@@ -256,7 +256,7 @@ def test_ctrl_c_during_the_export_says_how_to_go_on_with_it(
     run, interrupt = tmp_path / "run", Interrupt()
     config = small_run(run, tiny_model("llama"), prompts, trainer__steps=1)
     with monkeypatch.context() as patched:
-        patched.setattr(SingleTrainer, "export", lambda *_: interrupt.ask())
+        patched.setattr(SingleTrainer, "export", lambda *_, **__: interrupt.ask())
         assert train(config, resume=False, interrupt=interrupt) == 130
     *_, last, report = capsys.readouterr().out.splitlines()
     assert last == f"Interrupted. Go on with: tailrace train {run / 'config.yaml'} --resume"
