@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.conformance.tiny import write_tiny_model
-from tailrace.errors import CheckpointError, UserError
+from tailrace.errors import CheckpointError, TailraceWarning, UserError
 from tailrace.evaluation import Answer, Evaluator
 from tailrace.events import read_events
 from tailrace.export import export
@@ -230,7 +230,20 @@ def test_a_branch_that_cannot_begin_leaves_nothing(
     assert not (tmp_path / "branch").exists()
 
 
+def test_answers_that_no_response_can_equal_are_told_of(run: Path, tmp_path: Path, tailrace_here: Command) -> None:
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a", "answer": "So\\n#### 4"}\n' * 2)
+    given = [
+        "--prompts",
+        str(tmp_path / "p.jsonl"),
+        "rewards.grader={type: regex, pattern: '[0-9]+'}",
+        "rewards.correct_at=null",
+        *GREEDY,
+    ]
+    with pytest.warns(TailraceWarning, match="2 of 2 answers that were looked at can never be what"):
+        assert tailrace_here("eval", str(run), *given).returncode == 0
+
+
 def test_an_evaluation_that_cannot_grade_anything_fails(run: Path, tailrace_here: Command) -> None:
-    told = tailrace_here("eval", str(run), "rewards.grader.type=reasoning_gym", *GREEDY)
+    told = tailrace_here("eval", str(run), "rewards.grader.path=tests.graders.undefined", *GREEDY)
     assert (told.returncode, told.stdout) == (1, "")
-    assert "RewardError" in told.stderr
+    assert "NameError: name .answr. is not defined" in told.stderr.replace("'", ".")
