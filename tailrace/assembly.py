@@ -92,12 +92,6 @@ def load_inputs(config: RunConfig) -> Inputs:
     return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts, decode=decode)
 
 
-async def check_all_answers(config: RunConfig, inputs: Inputs, pool: GraderPool | None = None) -> None:
-    """See `check_answers`, for each source of prompts."""
-    for prompts in (inputs.prompts.train, *inputs.prompts.validation.values()):
-        await check_answers(config.rewards, prompts, pool)
-
-
 def _warn_of_worker_settings(config: RunConfig) -> None:
     """No error, since one recipe may be tried in both placements."""
     given = {"cluster": config.cluster != ClusterConfig(), "weights": config.weights != WeightsConfig()}
@@ -189,7 +183,7 @@ class Colocated(Placement):
         """Start grading processes, engine and trainer."""
         _log.info("loading the model for engine and trainer")
         self._parts = await open_parts(self._config, self._inputs, stack)
-        await check_all_answers(self._config, self._inputs, self._parts.pool)
+        await check_answers(self._config.rewards, self._inputs.prompts.sets, self._parts.pool)
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Connect the parts and the queue."""

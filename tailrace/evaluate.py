@@ -173,8 +173,7 @@ async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None,
     async with AsyncExitStack() as stack:
         interrupt = stack.enter_context(Interrupt().watching())
         pool = await stack.enter_async_context(GraderPool(config.rewards))
-        for prompts in inputs.sets.values():
-            await check_answers(config.rewards, prompts, pool)
+        await check_answers(config.rewards, inputs.sets.values(), pool)
         executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
         engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
         stack.push_async_callback(engine.close)

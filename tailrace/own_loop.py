@@ -25,7 +25,7 @@ from typing import Any, Self
 import torch
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import Inputs, check_all_answers, load_inputs, make_run_trainer
+from tailrace.assembly import Inputs, load_inputs, make_run_trainer
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget
 from tailrace.config.cluster import PoolConfig
@@ -53,6 +53,7 @@ from tailrace.preparation import prepare_torch
 from tailrace.queue_observer import QueueObserver
 from tailrace.report.page import write_report
 from tailrace.report.trace import write_trace
+from tailrace.rewards.answers import check_answers
 from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run import begin_log, end_event
 from tailrace.run_directory import RunDirectory
@@ -492,7 +493,7 @@ class _Runtime:
         stack.enter_context(directory.locked())
         directory.check_new()  # again: another process may have been faster
         if "reward" in self._kinds:
-            await check_all_answers(config, self._inputs)
+            await check_answers(config.rewards, self._inputs.prompts.sets)
         cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
         queue = await open_queue(
             config.queue, run_table(config, make_algorithm(config.algorithm)), directory.queue, stack

@@ -23,7 +23,7 @@ from typing import Any, Self
 import msgspec
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import Inputs, Placement, check_all_answers, evaluated, make_evaluator, make_pipeline
+from tailrace.assembly import Inputs, Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.checkpointing import RunState
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
@@ -35,6 +35,7 @@ from tailrace.events import EventLog
 from tailrace.learner import Learner
 from tailrace.pipeline import Pipeline, Service
 from tailrace.queue_observer import QueueObserver
+from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run_queue import OpenQueue
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -141,7 +142,7 @@ class Separated(Placement):
 
     async def open(self, stack: AsyncExitStack) -> None:
         """See that the grader and the answers fit, and that the cluster has what the workers need."""
-        await check_all_answers(self._config, self._inputs)
+        await check_answers(self._config.rewards, self._inputs.prompts.sets)
         address = self._config.cluster.address
         _log.info(f"joining the Ray cluster {address}" if address else "starting a Ray on this machine")
         await stack.enter_async_context(self._cluster)

@@ -24,7 +24,8 @@ schemas in [tailrace/config](../tailrace/config) by `make docs`.
 
 Prompts, validation sets and evaluations are explained in [data.md](data.md).
 
-Your own prompts with your own reward, a function `score(response, answer, prompt, metadata)` in `my_rewards.py`:
+Your own prompts with your own reward, a function `score(response, answer)` in `my_rewards.py`
+([rewards.md](rewards.md)):
 
 ```yaml
 output_dir: runs/mine

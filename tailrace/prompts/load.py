@@ -53,6 +53,11 @@ class PromptSet:
         return max(len(prompt.prompt_ids) for prompts in sets for prompt in prompts)
 
     @property
+    def sets(self) -> tuple[Sequence[Prompt], ...]:
+        """Those to train on, then those of each evaluation."""
+        return (self.train, *self.evaluated.values())
+
+    @property
     def fingerprint(self) -> str:
         """Equal for equal prompts of the source in equal order, with equal answers."""
         digest = blake2b(digest_size=16)

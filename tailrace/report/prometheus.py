@@ -36,6 +36,8 @@ class PrometheusSink:
                 self._step.begin(event)
             case "step":
                 self._step.add(event)
+            case "evaluation":
+                self._step.evaluate(event)
             case "queue":
                 self._queue.set(event)
             case _:
@@ -55,6 +57,9 @@ class _StepMetrics:
         self._resumes = Counter("tailrace_resumes", "Times that it went on from a checkpoint.", registry=registry)
         self._seconds = Gauge("tailrace_step_seconds", "Time that the last step took.", registry=registry)
         self._last = Gauge("tailrace_step_metric", "Figures of the last step.", ["name"], registry=registry)
+        self._evaluation = Gauge(
+            "tailrace_evaluation_metric", "Figures of the last evaluation.", ["name"], registry=registry
+        )
         self._samples = Counter("tailrace_samples", "Samples trained on.", registry=registry)
         self._tokens = Counter("tailrace_tokens", "Response tokens trained on.", registry=registry)
         self._staleness = Histogram(
@@ -64,6 +69,11 @@ class _StepMetrics:
     def begin(self, event: Event) -> None:
         self._total.set(event.info.get("total_steps") or 0)
         self._resumes.inc(bool(event.info.get("resumed_from")))
+
+    def evaluate(self, event: Event) -> None:
+        self._evaluation.clear()
+        for name, value in event.metrics.items():
+            self._evaluation.labels(name).set(value)
 
     def add(self, event: Event) -> None:
         self._steps.set((event.step or 0) + 1)

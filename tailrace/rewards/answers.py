@@ -5,9 +5,17 @@ A pattern for `-?\\d+` can never find a worked solution, so that every reward wo
 
 import asyncio
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import AsyncExitStack
 
-from tailrace.config.rewards import ExactReward, FunctionReward, MathReward, RegexReward, RewardsConfig
+from tailrace.config.rewards import (
+    ExactReward,
+    FunctionReward,
+    MathReward,
+    ReasoningGymReward,
+    RegexReward,
+    RewardsConfig,
+)
 from tailrace.errors import TailraceWarning, UserError, quoted
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
@@ -16,7 +24,7 @@ from tailrace.types import Prompt
 _LOOKED_AT = 100
 """Answers, spread over the prompts."""
 _LIMIT_S = 10.0
-"""For all of them; what is not known by then is taken to be well."""
+"""For those of a set; what is not known by then is taken to be well."""
 _WHY_NOT = {
     "exact": "have several lines, and a response has to be the answer letter for letter",
     "regex": "can never be what rewards.grader.pattern finds",
@@ -25,24 +33,37 @@ _WHY_NOT = {
 }
 
 
-async def check_answers(config: RewardsConfig, prompts: Sequence[Prompt], pool: GraderPool | None = None) -> None:
-    """Warn where no response can be right to some of `prompts`; `pool`: to ask, by default one of its own.
+async def check_answers(
+    config: RewardsConfig, sets: Iterable[Sequence[Prompt]], pool: GraderPool | None = None
+) -> None:
+    """Warn of sets of prompts where no response can be right to some; `pool`: to ask, by default one of its own.
 
     Raises:
-        UserError: no prompt has an answer, and the grader compares with it; or the grader cannot be made.
+        UserError: no prompt of a set has what the grader compares with; or the grader cannot be made.
     """
-    if isinstance(config.grader, FunctionReward) or not prompts:
+    sets = [prompts for prompts in sets if prompts]
+    if isinstance(config.grader, FunctionReward) or not sets:
         return  # what a function does with an answer is its own affair
-    _check_there_are_some(config, prompts)
+    for prompts in sets:
+        _check_there_are_some(config, prompts)
+    async with AsyncExitStack() as stack:
+        if pool is None:
+            pool = await stack.enter_async_context(GraderPool(config.model_copy(update={"workers": 1})))
+        for prompts in sets:
+            await _check(config, prompts, pool)
+
+
+async def _check(config: RewardsConfig, prompts: Sequence[Prompt], pool: GraderPool) -> None:
     looked_at = prompts[:: max(1, len(prompts) // _LOOKED_AT)][:_LOOKED_AT]
-    if pool is None:
-        async with GraderPool(config.model_copy(update={"workers": 1})) as own:
-            grades = await _ask(own, looked_at)
-    else:
-        grades = await _ask(pool, looked_at)
+    grades = await _ask(pool, looked_at)
     doubted = [prompt for prompt, grade in zip(looked_at, grades, strict=True) if _is_doubtful(grade)]
+    if len(doubted) == len(looked_at) and isinstance(config.grader, ReasoningGymReward):
+        raise UserError(
+            f"rewards.grader.type reasoning_gym scores problems of its own tasks, and that of "
+            f"{looked_at[0].prompt_id} is none; take another grader, or prompts.source.type=reasoning_gym"
+        )
     if doubted:
-        warnings.warn(_doubt(config, doubted, len(looked_at)), TailraceWarning, stacklevel=2)
+        warnings.warn(_doubt(config, doubted, len(looked_at)), TailraceWarning, stacklevel=3)
 
 
 def _check_there_are_some(config: RewardsConfig, prompts: Sequence[Prompt]) -> None:

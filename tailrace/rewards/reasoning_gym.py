@@ -1,17 +1,21 @@
 """Rewards with the scorer of the reasoning-gym task that made the prompt; scores may be partial, and 1 is right."""
 
 import re
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-import reasoning_gym  # type: ignore[import-untyped]
-from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
 
 from tailrace.config.rewards import ReasoningGymReward
 from tailrace.errors import RewardError
 from tailrace.patterns import find
 from tailrace.rewards.base import CORRECT, Grader, GradingRequest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", SyntaxWarning)  # of a package that it brings, when that is compiled at first use
+    import reasoning_gym  # type: ignore[import-untyped]
+    from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
 
 
 class ReasoningGymGrader(Grader):

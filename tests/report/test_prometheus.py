@@ -42,7 +42,8 @@ def scraped(events: Iterable[Event]) -> Samples:
 
 @pytest.fixture(scope="module")
 def separated() -> Samples:
-    return scraped(separated_run())
+    evaluation = Event(task="evaluation", actor="driver", start=0, end=1, step=0, metrics={"reward": 0.5})
+    return scraped([*separated_run(), evaluation])
 
 
 def test_the_page_has_every_metric_and_nothing_else(separated: Samples) -> None:
@@ -75,6 +76,13 @@ def test_a_figure_that_the_last_step_lacks_is_not_shown() -> None:
     samples = scraped(steps)
     assert samples["tailrace_step_metric", "reward"] == 0.25
     assert ("tailrace_step_metric", "loss") not in samples
+
+
+def test_the_figures_of_the_last_evaluation_are_gauges() -> None:
+    figures: tuple[dict[str, float], ...] = {"accuracy": 0.5, "reward/format": 0.1}, {"reward/format": 0.75}
+    samples = scraped(Event(task="evaluation", actor="engine", start=0, end=1, step=0, metrics=of) for of in figures)
+    assert samples["tailrace_evaluation_metric", "reward/format"] == 0.75
+    assert ("tailrace_evaluation_metric", "accuracy") not in samples
 
 
 def test_staleness_is_a_histogram_of_samples() -> None:

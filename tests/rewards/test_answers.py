@@ -37,7 +37,7 @@ def config(**grader: Any) -> RewardsConfig:
 async def said(rewards: RewardsConfig, asked: list[Prompt]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        await check_answers(rewards, asked)
+        await check_answers(rewards, [asked])
     return [str(warning.message) for warning in caught if issubclass(warning.category, TailraceWarning)]
 
 
@@ -51,7 +51,6 @@ async def said(rewards: RewardsConfig, asked: list[Prompt]) -> list[str]:
         ),
         ({"type": "exact"}, [SOLUTION, "x"], "1 of 2 answers that were looked at have several lines"),
         ({"type": "math"}, ["", "12", None], "2 of 3 answers that were looked at are no mathematical expression"),
-        ({"type": "reasoning_gym"}, ["12"], "1 of 1 answers that were looked at are of no task of reasoning-gym"),
     ],
 )
 async def test_answers_that_no_response_can_equal_are_counted_and_quoted(
@@ -76,7 +75,12 @@ async def test_nothing_is_said_of_a_pattern_that_takes_for_ever() -> None:
 @pytest.mark.parametrize("grader", [{"type": "exact"}, {"type": "regex", "pattern": "a"}, {"type": "math"}])
 async def test_a_grader_that_compares_needs_answers(grader: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"none of the 2 prompts has one; set prompts.source.answer_column"):
-        await check_answers(config(**grader), prompts(None, None))
+        await check_answers(config(**grader), [prompts("1"), prompts(None, None)])
+
+
+async def test_the_scorers_of_reasoning_gym_need_its_problems() -> None:
+    with pytest.raises(UserError, match="scores problems of its own tasks, and that of data:0 is none"):
+        await check_answers(config(type="reasoning_gym"), [prompts("12")])
 
 
 async def test_functions_are_not_asked() -> None:

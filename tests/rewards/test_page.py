@@ -1,0 +1,66 @@
+"""The examples of docs/rewards.md, graded in real processes."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tailrace.config.load import parse_config
+from tailrace.config.rewards import FunctionReward, RewardsConfig
+from tailrace.rewards.base import Grade, GradingRequest
+from tailrace.rewards.function import NAMES
+from tailrace.rewards.pool import GraderPool
+from tests.rewards.requests import make_request
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "rewards.md").read_text()
+RECIPES = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`my_rewards.py` of the page, in the working directory."""
+    (tmp_path / "my_rewards.py").write_text("\n\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+
+
+async def grades(grader: dict[str, Any], *requests: GradingRequest) -> list[Grade]:
+    async with GraderPool(RewardsConfig(grader=FunctionReward.model_validate(grader), workers=1)) as pool:
+        return [await pool.grade(request) for request in requests]
+
+
+@pytest.mark.usefixtures("module")
+async def test_the_function_of_the_page_says_what_is_right() -> None:
+    requests = make_request("it is 7", answer="7"), make_request("", answer="7")
+    assert await grades(RECIPES[1]["rewards"]["grader"], *requests) == [
+        Grade(reward=1.0, parts={"correct": 1.0}),
+        Grade(reward=0.0, parts={"correct": 0.0}),
+    ]
+
+
+@pytest.mark.usefixtures("module")
+async def test_the_shaped_reward_of_the_page_has_parts() -> None:
+    request = make_request("It is 7", answer="7", tokens=[1] * 64)
+    cut_off = make_request("It is 7", answer="7", tokens=[1] * 256, finish_reason="length")
+    assert await grades(RECIPES[2]["rewards"]["grader"], request, cut_off) == [
+        Grade(reward=1.075, parts={"correct": 1.0, "brief": 0.75}),
+        Grade(reward=0.0, parts={"correct": 1.0, "brief": 0.0}),
+    ]
+
+
+@pytest.mark.usefixtures("module")
+async def test_the_judge_of_the_page_is_awaited() -> None:
+    (grade,) = await grades({"path": "my_rewards.judged"}, make_request("3", question="Is 3 odd?", prompt="<user>"))
+    assert grade == Grade(reward=1.0, parts={"correct": 1.0})
+
+
+def test_the_recipe_of_the_page_is_one() -> None:
+    assert parse_config(RECIPES[0], source="page").prompts.source.type == "hub"
+
+
+def test_the_page_has_every_parameter() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE)
+    assert set(NAMES) <= set(rows)
