@@ -95,10 +95,17 @@ class Engines:
     deaths) is raised by the call that waits, by the next one, or at last by `close`.
     """
 
-    def __init__(self, config: RunConfig, *, workers: Collection[str] | None = None) -> None:
-        """See `Trainer.init_engines`, which makes it."""
+    def __init__(
+        self, config: RunConfig, *, workers: Collection[str] | None = None, prompts: bytes | None = None
+    ) -> None:
+        """See `Trainer.init_engines`, which makes it. `prompts`: see `train`."""
         kinds = _kinds(config, workers)
-        RunDirectory(Path(config.output_dir)).check_new()
+        directory = RunDirectory(Path(config.output_dir))
+        directory.check_new()
+        with directory.holding(prompts):
+            self._start(config, kinds)
+
+    def _start(self, config: RunConfig, kinds: dict[str, PoolConfig]) -> None:
         check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
         self._config = config
         self._inputs = load_inputs(config)

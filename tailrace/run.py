@@ -79,12 +79,18 @@ class Resume:
 
 
 def train(
-    config: RunConfig, *, resume: bool, checkpoint: Path | None = None, interrupt: Interrupt | None = None
+    config: RunConfig,
+    *,
+    resume: bool,
+    checkpoint: Path | None = None,
+    interrupt: Interrupt | None = None,
+    prompts: bytes | None = None,
 ) -> int:
     """Train, export, report; the exit code: 0, or 130 when interrupted.
 
     `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. Where no run is there, a
-    new one begins with `checkpoint`, of another run. `interrupt`: what stops it, beside signals.
+    new one begins with `checkpoint`, of another run. `interrupt`: what stops it, beside signals. `prompts`: what
+    `prompts.source` is to hold, where a program gives it.
 
     Raises:
         UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
@@ -104,6 +110,7 @@ def train(
             if resume:
                 start = _find_start(directory, store, checkpoint)
                 directory.check_events()
+            stack.enter_context(directory.holding(prompts))
             check_sinks(config.observe)
             if config.pipeline.placement == "colocated":
                 prepare_torch(config.device, config.threads)

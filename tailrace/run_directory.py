@@ -5,6 +5,7 @@ events.jsonl    every span of work                model/         the trained mod
 tensorboard/    scalars                           report.html, trace.json
 samples.jsonl   texts for people: a few groups of each step
 queue/          address and logs of the transfer queue, where it has processes of its own
+given/          prompts of the program that has started the run, see `prompts.given`
 """
 
 import fcntl
@@ -23,6 +24,7 @@ from tailrace.config.run import RunConfig
 from tailrace.config.written import written
 from tailrace.errors import CheckpointError, ConfigError, UserError
 from tailrace.events import read_events
+from tailrace.prompts.given import FILE
 from tailrace.samples import SAMPLES_FILE, read_samples
 
 
@@ -40,6 +42,7 @@ class RunDirectory:
         self.queue = path / "queue"
         self.report = path / "report.html"
         self.evidence = path / "evidence.json"
+        self._prompts = path / FILE
         self._lock = path / ".lock"
 
     def check_new(self) -> None:
@@ -154,6 +157,32 @@ class RunDirectory:
             Path(name).replace(self.config)
         except OSError:
             Path(name).unlink()
+            raise
+
+    @contextmanager
+    def holding(self, prompts: bytes | None) -> Iterator[None]:
+        """Put prompts that a program gives where the configuration names them; a start that fails removes them.
+
+        Raises:
+            UserError: they cannot be written, or are others than those that the run began with.
+        """
+        if prompts is None:
+            yield
+            return
+        file = self._prompts
+        around = [path for path in file.parents if not path.exists()]
+        try:
+            if self.events.exists() and file.exists() and file.read_bytes() != prompts:
+                raise UserError(f"prompts are not those that the run in {self.path} began with; give the same")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(prompts)
+        except OSError as error:
+            raise _refused(self.path, error) from None
+        try:
+            yield
+        except BaseException:
+            if not self.events.exists():
+                _remove([file], around)
             raise
 
     @contextmanager

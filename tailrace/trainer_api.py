@@ -8,18 +8,21 @@ The user-level interface of AsyncFlow (section 5.1). Nothing heavy is imported b
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tailrace.config.load import load_config
+from tailrace.config.load import load_config, read_recipe
+from tailrace.config.overrides import merged
 from tailrace.config.run import RunConfig
 from tailrace.config.written import written
 from tailrace.errors import ConfigError
 from tailrace.events import read_events
 from tailrace.interrupt import Interrupt
+from tailrace.prompts.given import prompts_section, written_rows
+from tailrace.rewards.given import reward_section
 
 if TYPE_CHECKING:
     from tailrace.own_loop import Engines
@@ -49,18 +52,37 @@ class Trainer:
     Not to be confused with the backend that computes gradients, `tailrace.trainer.base.Trainer`.
     """
 
-    def __init__(self, recipe: str | Path | Mapping[str, Any] | RunConfig, overrides: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        recipe: str | Path | Mapping[str, Any] | RunConfig,
+        overrides: Sequence[str] = (),
+        *,
+        reward: Callable[..., Any] | None = None,
+        prompts: Iterable[Mapping[str, Any]] | None = None,
+    ) -> None:
         """`recipe`: a YAML file, what one holds, or a whole configuration. `overrides`: as on the command line.
 
+        `reward`: the function that grades, in place of `rewards.grader`; any callable, called as one of `type:
+        function` is. Graders are other processes: what it uses goes there as it is now. `prompts`: the rows of
+        `prompts.source`, such as `[{"prompt": "1 + 1 =", "answer": "2"}]`. Both become part of the run, which can be
+        resumed without this program.
+
         Raises:
-            ConfigError: the recipe cannot be read, or a key or a value is not valid.
+            ConfigError: the recipe cannot be read, a key or a value is not valid, or `reward` cannot go to graders.
+            PromptError: `prompts` are no rows.
         """
         if not isinstance(recipe, str | Path | Mapping | RunConfig):
             raise ConfigError(f"recipe is {recipe!r:.80}; expected the path of a YAML file, a mapping, or a RunConfig")
-        if isinstance(recipe, RunConfig):
-            self.config = load_config(written(recipe), overrides) if overrides else recipe
+        self._prompts = None if prompts is None else written_rows(prompts)
+        given: dict[str, Any] = {}
+        if reward is not None:
+            given["rewards"] = {"grader": reward_section(reward)}
+        if prompts is not None:
+            given["prompts"] = {"source": prompts_section()}
+        if isinstance(recipe, RunConfig) and not (given or overrides):
+            self.config = recipe
         else:
-            self.config = load_config(Path(recipe) if isinstance(recipe, str) else recipe, overrides)
+            self.config = load_config(_with(recipe, given), overrides)
 
     def fit(self, *, resume: bool = False) -> FitResult:
         """Train, export and report, as `tailrace train` does; once more with another output_dir, or with `resume`.
@@ -80,7 +102,9 @@ class Trainer:
         from tailrace.run_directory import RunDirectory
 
         interrupt = Interrupt()
-        if _outside_of_loops(lambda: train(self.config, resume=resume, interrupt=interrupt), interrupt):
+        if _outside_of_loops(
+            lambda: train(self.config, resume=resume, interrupt=interrupt, prompts=self._prompts), interrupt
+        ):
             raise KeyboardInterrupt
         directory = RunDirectory(Path(self.config.output_dir))
         last = {event.task: event.metrics for event in read_events(directory.events)}
@@ -106,7 +130,18 @@ class Trainer:
         """
         from tailrace.own_loop import Engines
 
-        return Engines(self.config, workers=workers)
+        return Engines(self.config, workers=workers, prompts=self._prompts)
+
+
+def _with(
+    recipe: str | Path | Mapping[str, Any] | RunConfig, given: Mapping[str, Any]
+) -> Path | dict[str, Any] | Mapping[str, Any]:
+    """What to load: `recipe`, with the sections of what the program gives."""
+    if isinstance(recipe, RunConfig):
+        return merged(written(recipe), given)
+    if isinstance(recipe, Mapping):
+        return merged(recipe, given) if given else recipe
+    return merged(read_recipe(Path(recipe)), given) if given else Path(recipe)
 
 
 def _outside_of_loops(work: Callable[[], T], interrupt: Interrupt) -> T:

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace import Trainer
 from tailrace.cluster.local import LocalCluster, LocalHandle
+from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.conformance.requests import make_request
 from tailrace.errors import (
@@ -115,6 +116,37 @@ def test_fit_trains_as_the_command_does_from_a_path_a_mapping_or_a_configuration
         assert_same(weights(result.model), weights(tmp_path / "command" / "model"))
         assert result.metrics == steps_of(result.directory)[-1].metrics
         assert "accuracy" in result.evaluation
+
+
+def test_a_function_and_rows_of_a_program_are_part_of_the_run(tmp_path: Path, small: Callable[..., RunConfig]) -> None:
+    wanted = "e"
+    rows = [{"prompt": f"n{number}", "answer": None} for number in range(12)]
+    changes = ["trainer.steps=2", "checkpoint.every=1"]
+    recipe = Trainer(small("run"), changes, reward=lambda response: float(wanted in response), prompts=rows)
+    assert recipe.config.rewards.grader.type == "given"
+    result = recipe.fit()
+    steps = steps_of(result.directory)
+    assert len(steps) == 2
+    assert all(step.metrics["reward_failures"] == 0 for step in steps if "reward_failures" in step.metrics)
+    shown = (result.directory / "events.jsonl").read_text()
+    assert recipe.config.rewards.grader.pickled not in shown
+    again = load_config(result.directory / "config.yaml", ["trainer.steps=3"])
+    assert again.rewards.grader == recipe.config.rewards.grader
+    assert train(again, resume=True) == 0  # as the command does, without the program
+    assert len(steps_of(result.directory)) == 3
+    changes[0] = "trainer.steps=4"
+    with pytest.raises(UserError, match=r"prompts are not those that the run in .* began with; give the same"):
+        Trainer(again, changes, prompts=[*rows, {"prompt": "more", "answer": None}]).fit(resume=True)
+    assert Trainer(again, changes, prompts=rows).fit(resume=True).metrics == steps_of(result.directory)[-1].metrics
+
+
+def test_rows_of_a_start_that_is_refused_are_not_left(tmp_path: Path, small: Callable[..., RunConfig]) -> None:
+    with pytest.raises(UserError, match=r"held_out"):
+        Trainer(small("run"), reward=lambda response: 1.0, prompts=[{"prompt": "x", "answer": "y"}]).fit()
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError):
+        Trainer(small("run", **SEPARATED), prompts=[{"prompt": "x", "answer": "y"}]).init_engines()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_recipe_that_is_wrong_is_refused_in_one_line(small: Callable[..., RunConfig]) -> None:
@@ -515,7 +547,7 @@ def test_the_loss_of_the_page_clips_nothing_before_an_update(tiny_model: TinyMod
 def test_the_run_of_the_page_is_fitted(
     tmp_path: Path, small: Callable[..., RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (code,) = [code for code in EXAMPLES if ".fit()" in code]
+    (code,) = [code for code in EXAMPLES if "result.metrics" in code]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(small("unused").model_dump(mode="json")))
     code = code.replace("recipes/quickstart.yaml", str(tmp_path / "recipe.yaml")).replace("steps=20", "steps=2")
     exec(code.replace("runs/mine", str(tmp_path / "mine")), {})

@@ -36,7 +36,12 @@ Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
 """A limit; 1e6 are eleven days, and less than what operating systems can wait for."""
 
 
-def _json_has_its_numbers(values: dict[str, Any]) -> dict[str, Any]:
+def has_numbers_of_json(values: dict[str, Any]) -> dict[str, Any]:
+    """`values`, whose numbers JSON and MessagePack can hold.
+
+    Raises:
+        ValueError: one of them is not finite, or takes more than 64 bits.
+    """
     for key, number in _numbers(values, ""):
         if isinstance(number, float) and not math.isfinite(number):
             raise ValueError(f"has {number} at {key}, and a number has to be finite")
@@ -53,7 +58,7 @@ def _numbers(value: Any, key: str) -> Iterator[tuple[str, int | float]]:
             yield from _numbers(value[name], f"{key}.{name}")
 
 
-Keywords = Annotated[dict[str, Any], AfterValidator(_json_has_its_numbers)]
+Keywords = Annotated[dict[str, Any], AfterValidator(has_numbers_of_json)]
 """For something that is not Tailrace's, whatever they are called."""
 
 

@@ -45,7 +45,7 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
     if isinstance(overrides, str):  # a sequence, too, of letters
         raise ConfigError(f"overrides is the text {overrides!r}; expected a list, such as [{overrides!r}]")
     source = _named(recipe)
-    values = _read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
+    values = read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
     is_of_training = bool((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(values))
     for override in sorted(overrides, key=_chooses_no_type):
         change = override_values(override)
@@ -88,7 +88,7 @@ def keys_of(recipe: Path) -> set[str]:
     Raises:
         ConfigError: the file is missing or no YAML mapping.
     """
-    return set(_read_recipe(recipe))
+    return set(read_recipe(recipe))
 
 
 def parse_config(values: Mapping[str, Any], *, source: str) -> RunConfig:
@@ -121,7 +121,12 @@ def _named(recipe: Path | Mapping[str, Any] | None) -> str:
     return str(recipe) if isinstance(recipe, Path) else "recipe"
 
 
-def _read_recipe(recipe: Path) -> dict[str, Any]:
+def read_recipe(recipe: Path) -> dict[str, Any]:
+    """What a YAML recipe holds, its interpolations as they stand there.
+
+    Raises:
+        ConfigError: see `load_as`.
+    """
     file_path = find_recipe(recipe)
     try:
         with file_path.open("rb") as file:

@@ -7,6 +7,9 @@ from pydantic import Field
 from tailrace.config.base import Config, Keywords, Processes, Seconds
 from tailrace.patterns import Pattern, Which
 
+MAX_PICKLED_CHARS = 2**19
+"""Of a function in a recipe."""
+
 
 class ExactReward(Config):
     """1 where the response, stripped of white space, equals the answer."""
@@ -61,8 +64,26 @@ class FunctionReward(Config):
     """Gradings at a time in each of the `workers`, where the function is asynchronous."""
 
 
+class GivenReward(Config):
+    """A function of the program that started the run, `Trainer(recipe, reward=f)`, which writes this section. It is
+    called as one of `type: function` is. Whoever starts a recipe with it runs its code."""
+
+    type: Literal["given"] = "given"
+    name: Annotated[str, Field(max_length=100)]
+    """What it is called, for people."""
+    python: Annotated[str, Field(max_length=10)]
+    """Version of Python that has written it, and that it needs."""
+    pickled: Annotated[str, Field(max_length=MAX_PICKLED_CHARS)]
+    """The function, as dill and base64 write it; a module is named, all else is there."""
+    arguments: Keywords = {}
+    """Passed on as keywords."""
+    concurrency: Annotated[int, Field(ge=1, le=1024)] = 16
+    """Gradings at a time in each of the `workers`, where the function is asynchronous."""
+
+
 Grader = Annotated[
-    ExactReward | RegexReward | MathReward | ReasoningGymReward | FunctionReward, Field(discriminator="type")
+    ExactReward | RegexReward | MathReward | ReasoningGymReward | FunctionReward | GivenReward,
+    Field(discriminator="type"),
 ]
 
 

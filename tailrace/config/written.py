@@ -18,7 +18,7 @@ _REFERENCE = re.compile(r"\$\{[^{},]*\}")
 _URL_PASSWORD = re.compile(r"(\w://[^\s/@:]*:)(?!\$\{)[^\s/@]+(?=@)")
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SECRET = re.compile(r"apikey|auth|authorization|bearer|cookie|credentials?|pass(?:phrase|wd|word)|pwd|secrets?")
-_SECRET_LAST = re.compile(r"keys?|token")
+_SECRET_LAST = re.compile(r"keys?|pickled|token")
 
 
 def written(config: Config) -> dict[str, Any]:

@@ -1,6 +1,13 @@
 """Makes the grader that a configuration names."""
 
-from tailrace.config.rewards import ExactReward, FunctionReward, MathReward, ReasoningGymReward, RegexReward
+from tailrace.config.rewards import (
+    ExactReward,
+    FunctionReward,
+    GivenReward,
+    MathReward,
+    ReasoningGymReward,
+    RegexReward,
+)
 from tailrace.config.rewards import Grader as GraderConfig
 from tailrace.rewards.base import AsyncGrader, Grader
 
@@ -28,7 +35,7 @@ def make_grader(config: GraderConfig) -> Grader | AsyncGrader:
             from tailrace.rewards.reasoning_gym import ReasoningGymGrader
 
             return ReasoningGymGrader(config)
-        case FunctionReward():
+        case FunctionReward() | GivenReward():
             from tailrace.rewards.function import make_function_grader
 
             return make_function_grader(config)

@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter
 from typing import Any
 
-from tailrace.config.rewards import FunctionReward
+from tailrace.config.rewards import FunctionReward, GivenReward
 from tailrace.errors import UserError, did_you_mean
 from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest
+from tailrace.rewards.given import given_function
 from tailrace.user_code import load_callable
 
 KEY = "rewards.grader.path"
@@ -15,14 +16,14 @@ NAMES = GradingRequest.__struct_fields__
 """What a function can ask for."""
 
 
-def make_function_grader(config: FunctionReward) -> Grader | AsyncGrader:
+def make_function_grader(config: FunctionReward | GivenReward) -> Grader | AsyncGrader:
     """A grader that calls the function with what it asks for by the names of its parameters, and with the recipe's
     arguments; one for several gradings at a time where the function is asynchronous.
 
     Raises:
         UserError: the module, the attribute or the signature is not as needed.
     """
-    function = load_callable(KEY, config.path)
+    function = given_function(config) if isinstance(config, GivenReward) else load_callable(KEY, config.path)
     asked = asked_for(config, function)
 
     def call(request: GradingRequest) -> Any:
@@ -56,13 +57,14 @@ class AsyncFunctionGrader(AsyncGrader):
         return result
 
 
-def asked_for(config: FunctionReward, function: Callable[..., Any]) -> tuple[str, ...]:
+def asked_for(config: FunctionReward | GivenReward, function: Callable[..., Any]) -> tuple[str, ...]:
     """Those of `NAMES` that `function` has a parameter for, all of them where it takes any keyword.
 
     Raises:
         UserError: it cannot be called with them and the recipe's arguments.
     """
-    call = f"{KEY} {config.path!r} is called by name with {', '.join(NAMES)} and rewards.grader.arguments"
+    named = f"reward {config.name!r}" if isinstance(config, GivenReward) else f"{KEY} {config.path!r}"
+    call = f"{named} is called by name with {', '.join(NAMES)} and rewards.grader.arguments"
     try:
         parameters = inspect.signature(function).parameters
     except (ValueError, TypeError):  # a builtin may have none
