@@ -17,6 +17,6 @@ def cache_directory() -> Path:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold the lock that is the file `path`. Waits as long as its holder works; that of a dead process is free."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -10,6 +10,7 @@ import typer
 
 from tailrace import __version__
 from tailrace.errors import TailraceError, TailraceWarning, UserError, one_line, printable
+from tailrace.streams import replace_unencodable
 
 app = typer.Typer(
     add_completion=False,
@@ -334,6 +335,7 @@ def samples(
 
 def main() -> None:
     """Entry point: what goes wrong on purpose is one line on stderr; exit code 2 for bad input, 1 for the rest."""
+    replace_unencodable()
     log = logging.getLogger("tailrace")  # says on stderr what takes a while
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)

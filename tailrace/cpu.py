@@ -9,7 +9,7 @@ from pathlib import Path
 def cpu_flags() -> frozenset[str]:
     """In the words of /proc/cpuinfo; empty where there is none."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return frozenset()
     flags: Iterable[str] = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))

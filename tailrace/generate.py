@@ -132,7 +132,7 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     if config.prompts.source is not None:
         rows = source_rows(config.prompts.source, "prompts.source")
     else:
-        records = ((f"argument {k}", {"prompt": text}) for k, text in enumerate(texts, 1))
+        records = ((f"argument {k}", {"prompt": _typed(text, k)}) for k, text in enumerate(texts, 1))
         rows = table_rows(records, ColumnsConfig(answer_column=None), "prompts.source")
     prompts = present(rows, config.prompts, tokenizer)
     if not prompts:
@@ -154,6 +154,21 @@ def _check_apart(source: AnySource, output: Path) -> None:
     files = [path for path in map(Path, (given, *glob(given, recursive=True))) if path.exists()]
     if output.exists() and any(map(output.samefile, files)):
         raise UserError(f"--output {output} holds the prompts; give another file")
+
+
+def _typed(argument: str, number: int) -> str:
+    """The text of an argument. Python keeps the bytes of what the locale has no characters for; they are UTF-8 then."""
+    try:
+        argument.encode()
+        return argument
+    except UnicodeEncodeError:
+        pass
+    try:
+        return os.fsencode(argument).decode()
+    except UnicodeError:
+        raise PromptError(
+            f"argument {number}, {argument!a}, is not UTF-8; --prompts FILE reads prompts from a file"
+        ) from None
 
 
 def make_requests(config: GenerateConfig, prompts: Sequence[Prompt]) -> list[Request]:

@@ -23,10 +23,13 @@ class JsonLines:
         """`force`: replace the file at `path`.
 
         Raises:
-            UserError: the file exists and is not to be replaced, is a directory, or has none to be in.
+            UserError: the file exists and is not to be replaced, is a directory, or has none to be in; or it is
+                standard output, which is closed.
         """
         self._path = path = None if path == Path("/dev/stdout") else path
         self._length = 0
+        if path is None and sys.stdout is None:
+            raise UserError("standard output is closed; give a file with --output FILE")
         if path is not None:
             self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
             check_new_file("--output", path, force=self._replace)

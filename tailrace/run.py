@@ -55,6 +55,7 @@ from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
 from tailrace.samples import SampleFile
 from tailrace.separated import Separated
+from tailrace.streams import unencodable_replaced
 from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
 
 _MAX_IN_VAIN = 3
@@ -100,7 +101,7 @@ def train(
     directory = RunDirectory(Path(config.output_dir))
     store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep)
     try:
-        with ExitStack() as stack:
+        with unencodable_replaced(), ExitStack() as stack:
             if resume:
                 directory.check_resumed(config, checkpoint)
             stack.enter_context(directory.locked())

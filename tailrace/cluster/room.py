@@ -88,7 +88,7 @@ def _cpus() -> int:
     """The machine's, or those that a container may use."""
     count = os.cpu_count() or 1
     try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
     except OSError:
         return count
     return count if quota == "max" else min(count, max(1, int(quota) // int(period)))

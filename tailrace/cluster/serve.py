@@ -36,6 +36,7 @@ from tailrace.cluster.wire import (
     read_to_worker,
 )
 from tailrace.errors import ConfigError
+from tailrace.streams import replace_unencodable
 
 _PR_SET_PDEATHSIG = 1
 _BATCH_S = 0.2
@@ -44,6 +45,7 @@ _BATCH_S = 0.2
 
 def main() -> None:
     """Serve until told to close, or until the keeper is gone."""
+    replace_unencodable()
     parent, descriptor = int(sys.argv[2]), int(sys.argv[3])
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

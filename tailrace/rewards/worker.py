@@ -20,12 +20,14 @@ from tailrace.rewards.guard import fork_worker
 from tailrace.rewards.results import failed, graded
 from tailrace.rewards.together import serve_together
 from tailrace.rewards.wire import Call, Ready, Reply, Setup, frame, read
+from tailrace.streams import replace_unencodable
 from tailrace.user_code import describe
 
 
 def main() -> None:
     """Serve until the input ends."""
     requests, replies = _take_pipes()
+    replace_unencodable()  # what a grader prints fails no grading
     fork_worker(requests.fileno())
     os.register_at_fork(after_in_child=lambda: _close(requests.fileno(), replies.fileno()))
     setup = read(requests, Setup)

@@ -49,7 +49,7 @@ def export_dtype(model_dir: Path, generated_in: str | None) -> torch.dtype:
 
 
 def _set_dtype(path: Path, dtype: torch.dtype) -> None:
-    config = json.loads(path.read_text())
+    config = json.loads(path.read_text(encoding="utf-8"))
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
-    path.write_text(json.dumps(config, indent=2) + "\n")
+    path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

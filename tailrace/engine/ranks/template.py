@@ -23,6 +23,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tailrace.engine.ranks import worker
+from tailrace.streams import replace_unencodable
 
 REQUEST = b"f"
 DESCRIPTORS = 4
@@ -31,6 +32,7 @@ _WATCH_MS = 1000
 
 def main() -> None:
     """Fork until the driver is gone; in what was forked, serve as a rank."""
+    replace_unencodable()
     driver, descriptor = map(int, sys.argv[1:])
     template = os.getpid()
     gc.freeze()  # or every collection in a rank would copy the pages that it shares
