@@ -9,6 +9,7 @@ closes) aborts what is unfinished; what is finished has been written. A second o
 
 import asyncio
 import math
+import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
