@@ -10,7 +10,7 @@ import resource
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.state import ControlState, LostGroup, RowRecord
 from tailrace.transfer.queue.wire import messages as m
-from tailrace.transfer.queue.wire.frames import encode
-from tests.transfer.client.servers import LIMIT_S, Served, arena, serving
+from tailrace.transfer.queue.wire.frames import PIECE_BYTES, encode
+from tailrace.transfer.queue.wire.porter import Password
+from tests.transfer.client.servers import LIMIT_S, TOKEN, Served, arena, serving
 from tests.transfer.tables import group, outputs, tokens
 from tests.transfer.wire.test_server import Peer
 
@@ -130,19 +131,16 @@ def port(endpoint: str) -> tuple[str, int]:
     return host, int(number)
 
 
-def greeting() -> bytes:
-    """What ZeroMQ says first, up to where messages begin."""
-    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
-    return (
-        b"\xff"
-        + bytes(8)
-        + b"\x7f\x03\x00"
-        + b"NULL".ljust(20, b"\0")
-        + bytes(32)
-        + b"\x04"
-        + bytes([len(ready)])
-        + ready
-    )
+OTHER = b"another token of some length"
+
+
+def greeting(token: bytes = TOKEN) -> bytes:
+    """What ZeroMQ says first, up to where messages begin, if the server knows the token."""
+    name, word = Password.of(token)
+    hello = b"\x05HELLO" + bytes([len(name)]) + name + bytes([len(word)]) + word
+    initiate = b"\x08INITIATE\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    start = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"PLAIN".ljust(20, b"\0") + bytes(32)
+    return start + b"".join(b"\x04" + bytes([len(command)]) + command for command in (hello, initiate))
 
 
 def test_bytes_that_are_not_zeromq_are_dropped(endpoint: str) -> None:
@@ -156,12 +154,70 @@ def test_bytes_that_are_not_zeromq_are_dropped(endpoint: str) -> None:
 def test_a_frame_takes_no_memory_for_a_length_that_it_claims(endpoint: str) -> None:
     before = rss()
     with closing(socket.create_connection(port(endpoint), timeout=LIMIT_S)) as raw:
-        raw.sendall(greeting() + b"\x02" + struct.pack(">Q", 2**30 - 1) + b"some")
+        raw.sendall(greeting() + b"\x02" + struct.pack(">Q", PIECE_BYTES) + b"some")
         with closing(socket.create_connection(port(endpoint), timeout=LIMIT_S)) as other:
             other.sendall(greeting() + b"\x02" + struct.pack(">Q", 2**62))
             while other.recv(4096):
                 pass  # such a frame ends the connection
     assert rss() - before < 2**28
+
+
+@contextmanager
+def endless(endpoint: str, start: bytes) -> Iterator[socket.socket]:
+    """A connection that begins a message of 512 MiB in many frames, which are sent or refused."""
+    frames = (b"\x03" + struct.pack(">Q", 2**20) + bytes(2**20)) * 8
+    with socket.create_connection(port(endpoint), timeout=LIMIT_S) as raw:
+        with suppress(ConnectionError):
+            raw.sendall(start)
+            for _ in range(64):
+                raw.sendall(frames)
+        yield raw
+
+
+NO_TOKEN = {
+    "nothing": b"",
+    "another token": greeting(OTHER),
+    "no mechanism": greeting(OTHER).replace(b"PLAIN", b"NULL\0"),
+    "half a handshake": greeting(OTHER)[:64],
+}
+
+
+@pytest.mark.parametrize("start", NO_TOKEN.values(), ids=NO_TOKEN)
+def test_a_message_that_a_stranger_never_ends_takes_no_memory(endpoint: str, start: bytes) -> None:
+    before = rss()
+    with endless(endpoint, start) as raw, suppress(ConnectionError):
+        while raw.recv(4096):
+            pass  # it is hung up on
+    assert rss() - before < 2**26
+
+
+def test_many_strangers_take_bounded_memory_and_keep_nobody_out(endpoint: str, served: Served) -> None:
+    before = rss()
+    half = greeting(OTHER)[:64] + b"\x06" + struct.pack(">Q", PIECE_BYTES) + bytes(PIECE_BYTES - 1000)
+    with ExitStack() as stack:
+        raws = []
+        for _ in range(150):  # 600 MiB
+            raws.append(stack.enter_context(socket.create_connection(port(endpoint), timeout=LIMIT_S)))
+            with suppress(ConnectionError):
+                raws[-1].sendall(half)
+        for _ in range(300):
+            raws.append(stack.enter_context(socket.create_connection(port(endpoint), timeout=LIMIT_S)))
+        with SyncQueue(served.address, name="good, too", limit_s=LIMIT_S) as queue:
+            passes(queue)
+        assert sum(is_open(raw) for raw in raws) <= 32 + 1
+    assert rss() - before < 2**28
+
+
+def is_open(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        while connection.recv(4096):
+            pass
+    except BlockingIOError:
+        return True
+    except ConnectionError:
+        return False
+    return False
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -148,7 +148,7 @@ def test_what_does_not_fit_together_is_refused_and_changes_nothing(
 def test_cells_that_are_too_long_for_one_frame_come_in_several(
     unit: Running, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "MAX_FRAME_BYTES", 40)
+    monkeypatch.setattr(service, "PIECE_BYTES", 40)
     client.write({A: {"ids": IDS}, B: {"ids": IDS[:2]}, C: {"ids": IDS[:3]}})
     reply = client.call(read([A, B, C], ["ids"]))
     assert [len(frame) for frame in reply.frames] == [40, 40]

@@ -3,18 +3,17 @@
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 import msgspec
 import pytest
 
 from tailrace.transfer.queue.wire import messages as m
-from tailrace.transfer.queue.wire.handshake import Identity
 from tailrace.transfer.weights import messages as w
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
-from tests.transfer.remote.test_port import greeting, mutations, port, rss, still_answers
+from tests.transfer.remote.test_port import endless, greeting, mutations, port, rss, still_answers
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
 from tests.transfer.wire.test_server import Peer
 
@@ -55,25 +54,32 @@ def endpoint(request: pytest.FixtureRequest, pair: tuple[WeightSender, WeightRec
 
 
 def known(endpoint: str, token: bytes) -> Peer:
-    peer = Peer(endpoint)
-    peer.identity = Identity("peer", token)
+    peer = Peer(endpoint, token)
     peer.enter()
     return peer
 
 
-def test_bytes_that_are_no_messages_are_dropped(endpoint: str) -> None:
+def test_bytes_that_are_no_messages_are_dropped(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
     source = random.Random(0)
-    for start in (b"", greeting(), greeting()[:-3]):
-        with socket.create_connection(port(endpoint), timeout=LIMIT_S) as raw:
+    token = pair[0].address.token
+    for start in (b"", greeting(), greeting(token), greeting(token)[:-3]):
+        with socket.create_connection(port(endpoint), timeout=LIMIT_S) as raw, suppress(ConnectionError):
             raw.sendall(start + source.randbytes(300))
-    with closing(Peer(endpoint)) as peer:
+    with closing(Peer(endpoint, token)) as peer:
         for _ in range(200):
             peer.send(*(source.randbytes(source.randrange(80)) for _ in range(source.randrange(1, 5))))
         assert not still_answers(peer, 10_000)
 
 
-def test_strangers_get_nothing(endpoint: str) -> None:
-    with closing(Peer(endpoint)) as peer:
+def test_what_strangers_send_takes_no_memory(endpoint: str) -> None:
+    before = rss()
+    with endless(endpoint, greeting()):
+        pass
+    assert rss() - before < 2**26
+
+
+def test_who_has_not_proved_anything_gets_nothing(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
+    with closing(Peer(endpoint, pair[0].address.token)) as peer:
         for number, question in enumerate(QUESTIONS, start=1):
             assert peer.ask(number, m.Tell(msgspec.msgpack.encode(question))) == m.Stranger()
 

@@ -40,7 +40,7 @@ class Stage:
 
     def __init__(self, token: bytes = TOKEN) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self.listener = Listener(self.context, ["ipc://*"])
+        self.listener = Listener(self.context, ["ipc://*"], token)
         self.socket, [endpoint] = self.listener.socket, self.listener.endpoints
         self.door = Door(token, silence_s=99)
         self.now = 0.0
@@ -391,5 +391,5 @@ def test_closing_ends_what_waits(known: Stage) -> None:
 def test_what_is_no_endpoint_is_refused(stage: Stage, endpoint: str) -> None:
     with pytest.raises(WireError, match="expected ipc://PATH or tcp://HOST:PORT"):
         Connection(stage.context, endpoint, Identity("tester", TOKEN), PATIENCE)
-    with pytest.raises(WireError, match="cannot listen at"):
-        Listener(stage.context, [endpoint])
+    with zmq.Context() as context, pytest.raises(WireError, match="cannot listen at"):
+        Listener(context, [endpoint], TOKEN)

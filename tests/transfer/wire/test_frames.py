@@ -15,14 +15,17 @@ from tailrace.errors import LeaseError, QueueError, TailraceError, WireError
 from tailrace.transfer.queue.base import QueueStats, RowId, TaskStats
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.state import ControlState, LostGroup, RowRecord
+from tailrace.transfer.queue.wire import frames as module
 from tailrace.transfer.queue.wire import messages
 from tailrace.transfer.queue.wire.frames import (
+    CUT,
     MAX_FRAME_BYTES,
     check_frames,
     decode_answer,
     decode_header,
     decode_request,
     encode,
+    joined,
 )
 from tailrace.transfer.queue.wire.messages import (
     Answer,
@@ -217,6 +220,41 @@ def test_a_frame_beyond_the_limit_is_refused_before_it_is_sent() -> None:
     check_frames([b"small"])
     with pytest.raises(WireError, match="send fewer rows"):
         check_frames([np.empty(MAX_FRAME_BYTES // 8 + 1, dtype=np.int64).data])
+
+
+SIZES = st.lists(st.integers(0, 40), max_size=5)
+
+
+@given(SIZES, st.integers(0, 30))
+def test_long_frames_are_cut_and_put_together_again(sizes: list[int], name: int) -> None:
+    frames = [bytes([number]) * size for number, size in enumerate(sizes)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", 16)
+        sent = list(map(bytes, encode(3, 2, Claim("x" * name, None, None, 0.0), frames)))
+        assert max(map(len, sent[1:]), default=0) <= 16
+        if sent[0].startswith(CUT):
+            header, back = joined(sent[0], [memoryview(frame) for frame in sent[1:]])
+        else:
+            header, back = sent[0], [memoryview(frame) for frame in sent[1:]]
+            assert len(sent) == 1 + len(sizes)
+    assert decode_request(decode_header(header)) == Claim("x" * name, None, None, 0.0)
+    assert list(map(bytes, back)) == frames
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 40), max_size=4), SIZES, st.booleans())
+def test_pieces_that_are_not_those_that_were_announced_are_refused(
+    lengths: list[int], sizes: list[int], torn: bool
+) -> None:
+    first = CUT + np.array(lengths, np.int64).tobytes() + b"x" * torn
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", 16)
+        try:
+            header, frames = joined(first, [memoryview(bytes(size)) for size in sizes])
+        except WireError:
+            return
+    assert not torn
+    assert [len(header), *map(len, frames)] == lengths
+    assert sum(lengths) == sum(sizes)
 
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, TailraceError)]

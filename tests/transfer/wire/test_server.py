@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import PeerLost, WireError
-from tailrace.transfer.queue.wire import server as module
+from tailrace.transfer.queue.wire import porter
 from tailrace.transfer.queue.wire.calls import Call
 from tailrace.transfer.queue.wire.connection import Patience
 from tailrace.transfer.queue.wire.frames import Reply, decode_answer, decode_header, encode
@@ -57,11 +57,11 @@ from tests.transfer.wire.rows import packed
 class Peer:
     """A client whose every frame is chosen by the test."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, token: bytes = TOKEN) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.endpoint = endpoint
-        self.socket = dealer(self.context, endpoint)
-        self.identity = Identity("peer", TOKEN)
+        self.identity = Identity("peer", token)
+        self.socket = dealer(self.context, endpoint, self.identity.password)
 
     def send(self, *frames: bytes) -> None:
         send(self.socket, frames)
@@ -88,7 +88,7 @@ class Peer:
     def reconnect(self) -> None:
         """The same client on a new connection."""
         self.socket.close(0)
-        self.socket = dealer(self.context, self.endpoint)
+        self.socket = dealer(self.context, self.endpoint, self.identity.password)
         self.enter()
 
     def close(self) -> None:
@@ -336,7 +336,7 @@ def test_a_link_to_a_server_that_is_not_there_ends_as_lost(tmp_path: Path) -> No
 
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_HANDSHAKE_MS", 10)
+    monkeypatch.setattr(porter, "_HANDSHAKE_S", 0.01)
     with serving(Server("desk", TOKEN)) as quick:
         host, port = quick.endpoints[1].removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT_S) as mute:

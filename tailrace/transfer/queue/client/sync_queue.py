@@ -3,9 +3,10 @@
 Who waits on whom: as for `RemoteQueue`. Between calls this client gives no sign of life, so nobody notices when it
 dies: its rows go back when their leases expire. Hold a claim that takes long with `held`.
 
-Arrays that lie in the memory of a unit are good until the unit has heard nothing from this client for an hour, then
-they may be overwritten or gone: copy what is kept longer, or take `shared_memory=False`. If this client is killed, what
-it was reading or writing counts as memory taken for that hour.
+Arrays that lie in the memory of a unit are good while the connection to it stands. Where that breaks, such as for a
+process that is stopped for longer than 30 s, they may be overwritten or gone an hour after the last word: copy what is
+kept longer, or take `shared_memory=False`. If this client is killed, what it was reading or writing counts as memory
+taken for that hour.
 """
 
 import threading

@@ -8,7 +8,7 @@ were it only stopped, it would go on writing into memory that is another's by th
 nothing: its leases have ended, too. Places go back when the server forgets the client.
 
 A client that has promised nothing is not watched: its pins, too, go back when the server forgets it, an hour after its
-last word to this unit (`Server`).
+last word to this unit, and not while its connection stands (`Server`).
 """
 
 from collections.abc import Iterable, Sequence

@@ -29,7 +29,7 @@ from tailrace.transfer.queue.storage.base import PartId, Storage, cut, part_ids,
 from tailrace.transfer.queue.unit.holds import Holds
 from tailrace.transfer.queue.unit.index import Located, PartIndex
 from tailrace.transfer.queue.unit.link import ControllerLink
-from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES, Reply
+from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES, PIECE_BYTES, Reply
 from tailrace.transfer.queue.wire.messages import (
     Accepted,
     Beat,
@@ -236,7 +236,7 @@ class StorageUnit(Service):
         end = 0
         columns = (cells.part, cells.offsets, cells.sizes)
         for part, offset, size in zip(*(column.ravel().tolist() for column in columns), strict=True):
-            if end + size > MAX_FRAME_BYTES:
+            if end and end + size > PIECE_BYTES:
                 frames.append([])
                 end = 0
             places.append((len(frames) - 1, end))

@@ -47,10 +47,11 @@ from tailrace.transfer.queue.wire.messages import (
     Welcome,
     Write,
 )
-from tailrace.transfer.queue.wire.sockets import dealer, receive, send
+from tailrace.transfer.queue.wire.sockets import dealer, readable, receive, send
 
 Then: TypeAlias = Callable[[Outcome], None]
 """Gets the reply, or the error that took its place. Raises nothing."""
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _TO_UNITS = (Reserve, Write, Read, Done, Settle, Inventory, Describe)
 """Requests that only storage units get."""
 
@@ -108,7 +109,9 @@ class Connection:
         Raises:
             WireError: that is no endpoint.
         """
-        self.socket = dealer(context, endpoint)
+        self.socket = dealer(context, endpoint, identity.password)
+        self._refusals = self.socket.get_monitor_socket(_REFUSED)
+        self._is_connected = True
         self._endpoint = endpoint
         self._identity = identity
         self._patience = patience
@@ -148,6 +151,9 @@ class Connection:
             WireError: it has a frame that is too long, or a field that cannot be sent. Nothing of it is left.
         """
         check_frames(call.frames)
+        if not self._is_connected:
+            self.socket.connect(self._endpoint)
+            self._is_connected = True
         number = self._add(call, then, held=held)
         if self._known:
             self._send(number)
@@ -172,6 +178,7 @@ class Connection:
         self._ticked = now
         while not self.socket.closed and self.receive():
             pass  # what has come in time is not late because nobody looked
+        self._look_whether_refused()
         for number, request in list(self._requests.items()):
             if number not in self._requests:
                 continue  # ended with one before it
@@ -212,16 +219,22 @@ class Connection:
         self._requests.clear()
         for request in ended:
             request.then(QueueClosed("this client was closed"))
-        self.socket.close(None if self._known else 0)
+        self._hang_up(None if self._known else 0)
 
     def lose(self) -> None:
         """The server is gone for good: hang up at once. What waits for an answer gets PeerLost."""
         ended = list(self._requests.values())
         self._requests.clear()
         self._open.clear()
-        self.socket.close(0)
+        self._hang_up(0)
         for request in ended:
             request.then(PeerLost(f"{self._server(request)} is lost: its process is gone"))
+
+    def _hang_up(self, linger: int | None) -> None:
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self._refusals.close(0)
+            self.socket.close(linger)
 
     def _add(self, call: Call, then: Then, *, held: bool = False, entering: bool = False) -> int:
         encoded = encode_request(call.message)
@@ -306,6 +319,23 @@ class Connection:
             return f"the process at {self._endpoint}, which has the weights,"
         role = "storage unit" if isinstance(request.call.message, _TO_UNITS) else "controller"
         return f"the {role} of the queue at {self._endpoint}"
+
+    def _look_whether_refused(self) -> None:
+        """ZeroMQ goes on trying where it was refused. Here, the next request does."""
+        refused = False
+        while not self.socket.closed and readable(self._refusals):
+            self._refusals.recv_multipart()
+            refused = True
+        if refused and self._is_connected:
+            self.socket.disconnect(self._endpoint)
+            self._is_connected = self._known = False
+            self._refuse(
+                WireError(
+                    f"at {self._endpoint} the server does not know the token that this client has, or is of another "
+                    f"version of Tailrace: another one is there now; read the address of the one that is meant, a "
+                    f"queue's from its connection file: QueueAddress.read(path)"
+                )
+            )
 
     # Saying Hello
 

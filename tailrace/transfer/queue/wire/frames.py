@@ -1,6 +1,7 @@
-"""One message as ZeroMQ frames: a header, then raw bytes that are never copied.
+"""One message as ZeroMQ frames: a header, then raw bytes that are not copied, but for long ones.
 
     [ msgpack of (number, oldest, message) ] [ cells ] [ cells ] …
+    [ CUT and the lengths of all of these  ] [ piece ] [ piece ] …      where one is longer than PIECE_BYTES
 
 `number` counts the requests of a connection; an answer bears its request's. `oldest` is the smallest number whose
 answer the sender still waits for: the server forgets what it kept for those before. Whatever the bytes, reading them
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from typing import Annotated, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from tailrace.errors import WireError, one_line
@@ -21,7 +23,12 @@ T = TypeVar("T")
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 MAX_FRAME_BYTES = 2**30
-"""Of one frame: sockets refuse a longer one before they make room for it."""
+"""Of one frame."""
+PIECE_BYTES = 2**22
+"""Of what ZeroMQ sees: sockets refuse a longer piece before they make room for it. A stranger's is one at the most."""
+CUT = b"\xc1"
+"""Begins no msgpack."""
+_LENGTHS = np.dtype("<i8")
 _NUMBER = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -81,7 +88,40 @@ def encode(
     number: int, oldest: int, message: Request | Answer | msgspec.Raw, frames: Sequence[Buffer] = ()
 ) -> list[Buffer]:
     """The frames of a message."""
-    return [_ENCODER.encode(_Outgoing(number, oldest, message)), *frames]
+    return _in_pieces([_ENCODER.encode(_Outgoing(number, oldest, message)), *frames])
+
+
+def _in_pieces(frames: list[Buffer]) -> list[Buffer]:
+    """As they are, or where one is too long cut, after a frame that says how."""
+    if len(frames) == 1 and len(frames[0]) <= PIECE_BYTES:
+        return frames
+    views = [memoryview(frame).cast("B") for frame in frames]
+    if max(map(len, views)) <= PIECE_BYTES:
+        return frames
+    lengths = np.array(list(map(len, views)), _LENGTHS).tobytes()
+    return [CUT + lengths, *(view[at : at + PIECE_BYTES] for view in views for at in range(0, len(view), PIECE_BYTES))]
+
+
+def joined(first: bytes, pieces: Sequence[memoryview]) -> tuple[bytes, list[memoryview]]:
+    """The header and the other frames of a message that was cut.
+
+    Raises:
+        WireError: the pieces are not those that `first` tells of.
+    """
+    packed = first[len(CUT) :]
+    if len(packed) % _LENGTHS.itemsize:
+        raise WireError(f"{len(packed)} bytes are not the lengths of frames")
+    left = list(reversed(pieces))
+    frames = []
+    for length in np.frombuffer(packed, _LENGTHS).tolist():
+        count = -(-length // PIECE_BYTES)
+        own = [left.pop() for _ in range(min(count, len(left)))] if length > 0 else []
+        if sum(map(len, own)) != length:
+            raise WireError(f"a frame of {length} bytes came in {len(own)} pieces that are not as long")
+        frames.append(b"".join(own))
+    if not frames or left:
+        raise WireError(f"{len(left)} pieces came that belong to no frame")
+    return frames[0], [memoryview(frame) for frame in frames[1:]]
 
 
 def check_frames(frames: Sequence[Buffer]) -> None:

@@ -2,8 +2,9 @@
 
     client ──Hello(name, nonce)──▶ server ──Challenge(nonce, proof)──▶ client ──Prove(proof)──▶ server ──Welcome──▶
 
-A proof is an HMAC-SHA-256 under the token over a word for the side, both nonces and the client's name. It holds for one
-connection: ZeroMQ gives every new one a routing id of its own, and a server knows its peers by that.
+Before that, ZeroMQ has let the connection in by its password (`porter`). A proof is an HMAC-SHA-256 under the token
+over a word for the side, both nonces and the client's name. It holds for one connection: ZeroMQ gives every new one a
+routing id of its own, and a server knows its peers by that.
 """
 
 import hmac
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 
 from tailrace.errors import WireError
 from tailrace.transfer.queue.wire.messages import NONCE_BYTES, PROTOCOL, Challenge, Hello, Prove
+from tailrace.transfer.queue.wire.porter import Password
 from tailrace.transfer.queue.wire.sockets import host_id
 
 _MAX_GUESTS = 1024
@@ -32,11 +34,13 @@ class Identity:
     """For people; no other identity has the same `unique`."""
     token: bytes = field(repr=False)
     unique: str = field(init=False)
+    password: Password = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_token(self.token)
         check_name(self.name)
         object.__setattr__(self, "unique", f"{self.name[:100]}-{secrets.token_hex(8)}")
+        object.__setattr__(self, "password", Password.of(self.token))
 
     def hello(self) -> Hello:
         """The first message of a connection."""

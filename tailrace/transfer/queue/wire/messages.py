@@ -25,7 +25,7 @@ from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.state import ControlState
 from tailrace.types import ColumnKind, IntArray, TaskSpec
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Raised with every change of a message; only equal ones talk to each other."""
 NONCE_BYTES = DIGEST_BYTES = 32
 NO_VERSION = -1

@@ -61,8 +61,6 @@ _MAX_WAIT_S = LONGEST_STEP_S / 2
 """Of one poll, so that the clock goes on."""
 _NOBODYS = 0
 """The number of no request: clients count from 1, and pass over an answer to it."""
-_HANDSHAKE_MS = 10_000
-"""For a connection to say what ZeroMQ says first: those that say nothing would use up the descriptors."""
 
 
 class Ticket(NamedTuple):
@@ -147,9 +145,8 @@ class Server:
         self._clients: dict[str, Answers] = {}
         self._links: dict[Any, Connection] = {}
         self._context: zmq.Context[Any] = zmq.Context()
-        self._context.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)  # of each socket made from now on
         try:
-            self._listener = Listener(self._context, endpoints)
+            self._listener = Listener(self._context, endpoints, token)
         except WireError:
             self._context.term()
             raise

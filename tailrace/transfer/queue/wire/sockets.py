@@ -13,7 +13,8 @@ from typing import Any, cast
 import zmq
 
 from tailrace.errors import WireError
-from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES, Buffer
+from tailrace.transfer.queue.wire.frames import CUT, PIECE_BYTES, Buffer, joined
+from tailrace.transfer.queue.wire.porter import Password, Porter
 
 DEFAULT_ENDPOINTS = ("ipc://*", "tcp://127.0.0.1:*")
 """A socket in a new directory that only this user may enter, and a free port of this machine alone."""
@@ -56,13 +57,15 @@ def socket_parent() -> Path:
     return Path(parent) if fits else _SHORT_PARENT
 
 
-def dealer(context: "zmq.Context[Any]", endpoint: str) -> zmq.SyncSocket:
+def dealer(context: "zmq.Context[Any]", endpoint: str, password: Password) -> zmq.SyncSocket:
     """The socket of a client; it connects in the background, again and again.
 
     Raises:
         WireError: that is no endpoint.
     """
     socket = _tuned(context.socket(zmq.DEALER))
+    socket.setsockopt(zmq.PLAIN_USERNAME, password.name)
+    socket.setsockopt(zmq.PLAIN_PASSWORD, password.word)
     try:
         socket.connect(endpoint)
     except zmq.ZMQError as error:
@@ -76,14 +79,17 @@ def dealer(context: "zmq.Context[Any]", endpoint: str) -> zmq.SyncSocket:
 class Listener:
     """The socket of a server."""
 
-    def __init__(self, context: "zmq.Context[Any]", endpoints: Sequence[str]) -> None:
+    def __init__(self, context: "zmq.Context[Any]", endpoints: Sequence[str], token: bytes) -> None:
         """Listen at `endpoints`; `ipc://*` is a socket in a new directory that only this user may enter.
+
+        `token`: whoever does not know it gets no message through. One listener for a context.
 
         Raises:
             WireError: it cannot listen at one of them.
         """
         self.socket = _tuned(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that `send` tells whether the peer is there
+        self._porter = Porter(context, self.socket, token)
         self.endpoints: list[str] = []
         """Where it listens, each `*` filled in."""
         self._directories: list[Path] = []
@@ -100,6 +106,7 @@ class Listener:
 
     def close(self) -> None:
         """Hang up; what was sent last may take a second to leave."""
+        self._porter.close()
         self.socket.close()
         for directory in self._directories:
             shutil.rmtree(directory, ignore_errors=True)  # ZeroMQ removes its socket a moment later or sooner
@@ -112,7 +119,8 @@ class Listener:
 def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memoryview]] | None:
     """The next message, or None where there is none: its first frames as bytes, the others as views without a copy.
 
-    Fewer than `copied` frames come back where the message has no more.
+    Fewer than `copied` frames come back where the message has no more. One that was cut is put together, and has an
+    empty header where that cannot be.
     """
     if not readable(socket):  # sooner said than by the exception of a recv
         return None
@@ -126,6 +134,11 @@ def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memo
             head.append(socket.recv())
         else:
             tail.append(socket.recv(copy=False).buffer)
+    if head[-1].startswith(CUT) and len(head) == copied:
+        try:
+            head[-1], tail = joined(head[-1], tail)
+        except WireError:
+            head[-1] = b""
     return head, tail
 
 
@@ -185,7 +198,7 @@ def _tuned(socket: zmq.SyncSocket) -> zmq.SyncSocket:
     socket.setsockopt(zmq.LINGER, _LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
     socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+    socket.setsockopt(zmq.MAXMSGSIZE, PIECE_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_LIMIT_MS)
     return socket
