@@ -1,14 +1,58 @@
 """Answers the scrapes of Prometheus, from a thread; for runs and for queues that are served."""
 
 import socket
+import sys
+import threading
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 
 from tailrace.errors import UserError
 
 HOST = "127.0.0.1"
 """Metrics are for this machine alone."""
 _END_LIMIT_S = 5.0
+_MAX_SCRAPES = 16
+"""At once; each has a thread and a descriptor of the run."""
+_SILENCE_LIMIT_S = 5.0
+"""Of somebody who has connected."""
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _SILENCE_LIMIT_S
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nobody reads it."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._free = threading.Semaphore(_MAX_SCRAPES)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """In a thread, or not at all where there are too many."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """See `ThreadingMixIn`."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who has gone needs no traceback."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class MetricsServer:
@@ -21,9 +65,11 @@ class MetricsServer:
             UserError: the port cannot be had, such as one that is taken.
         """
         try:
-            self._server, self._thread = start_http_server(port, addr=HOST, registry=registry)
+            self._server = make_server(HOST, port, make_wsgi_app(registry), _Server, _Handler)
         except OSError as error:
             raise _refusal(setting, port, error) from None
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
         self.port: int = self._server.server_port
         """Where it listens."""
 
