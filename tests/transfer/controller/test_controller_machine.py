@@ -62,7 +62,7 @@ class ControllerDriver:
     def make(self) -> Site:
         units = [FakeUnit("a"), FakeUnit("b")]
         folder = Path(self._folders[-1].name)
-        return Site(lambda: self._tasks, folder, units=units, lease_s=LEASE_S, unit_limit_s=1e9)
+        return Site(lambda: self._tasks, folder, units=units, lease_s=LEASE_S, unit_limit_s=1e6)
 
     def write(self, units: Sequence[int], rows: Sequence[RowId], tag: int) -> None:
         for number in units:
