@@ -29,6 +29,7 @@ from tailrace.transfer.queue.wire.messages import (
     Waiting,
     Welcome,
 )
+from tailrace.transfer.queue.wire.porter import hang_up
 from tailrace.transfer.queue.wire.sockets import Listener, receive, send
 from tests.transfer.wire.desk import LIMIT_S, TOKEN
 
@@ -370,6 +371,16 @@ def test_a_cancelling_that_is_lost_on_the_way_is_sent_again(known: Stage) -> Non
     known.pass_time(known.now + PATIENCE.retry_s)
     again = known.arrived()
     assert (again.number, decode_request(again)) == (lost.number, Cancel(number))
+
+
+def test_what_was_under_way_when_the_connection_was_lost_is_sent_again_at_once(known: Stage) -> None:
+    number = known.start(Claim("actor", None, None, 5.0))
+    while (message := known.listener.receive()) is None:
+        pass
+    hang_up(message[0])
+    assert known.connection._events.poll(LIMIT_S * 1000), "ZeroMQ does not say so"
+    known.pass_time(known.now + PATIENCE.tick_s)  # long before it would be sent again for want of an answer
+    assert known.arrived().number == number
 
 
 def test_a_cancelled_request_that_changes_nothing_is_just_forgotten(known: Stage) -> None:

@@ -10,6 +10,7 @@ life for `limit_s`, or no answer within that and the time that the request may w
 """
 
 import math
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ class Connection:
             WireError: that is no endpoint.
         """
         self.socket = dealer(context, endpoint, identity.password)
-        self._refusals = self.socket.get_monitor_socket(_REFUSED)
+        self._events = self.socket.get_monitor_socket(_REFUSED | zmq.EVENT_DISCONNECTED)
         self._is_connected = True
         self._endpoint = endpoint
         self._identity = identity
@@ -178,7 +179,7 @@ class Connection:
         self._ticked = now
         while not self.socket.closed and self.receive():
             pass  # what has come in time is not late because nobody looked
-        self._look_whether_refused()
+        self._look_whether_cut_off(now)
         for number, request in list(self._requests.items()):
             if number not in self._requests:
                 continue  # ended with one before it
@@ -233,7 +234,7 @@ class Connection:
     def _hang_up(self, linger: int | None) -> None:
         if not self.socket.closed:
             self.socket.disable_monitor()
-            self._refusals.close(0)
+            self._events.close(0)
             self.socket.close(linger)
 
     def _add(self, call: Call, then: Then, *, held: bool = False, entering: bool = False) -> int:
@@ -320,13 +321,18 @@ class Connection:
         role = "storage unit" if isinstance(request.call.message, _TO_UNITS) else "controller"
         return f"the {role} of the queue at {self._endpoint}"
 
-    def _look_whether_refused(self) -> None:
-        """ZeroMQ goes on trying where it was refused. Here, the next request does."""
-        refused = False
-        while not self.socket.closed and readable(self._refusals):
-            self._refusals.recv_multipart()
-            refused = True
-        if refused and self._is_connected:
+    def _look_whether_cut_off(self, now: float) -> None:
+        """What was under way when the connection was lost is sent again at once.
+
+        Where it was refused, ZeroMQ goes on trying. Here, only the next request does.
+        """
+        events = 0
+        while not self.socket.closed and readable(self._events):
+            events |= int.from_bytes(self._events.recv_multipart()[0][:2], sys.byteorder)
+        if events & zmq.EVENT_DISCONNECTED:
+            for request in self._requests.values():
+                request.retry_at = now
+        if events & _REFUSED and self._is_connected:
             self.socket.disconnect(self._endpoint)
             self._is_connected = self._known = False
             self._refuse(

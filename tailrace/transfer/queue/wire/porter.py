@@ -1,10 +1,11 @@
 """Lets connections in that know the token, and keeps few others waiting: of these ZeroMQ takes in no message.
 
-    ZeroMQ ──a connection has come, is through, is gone──▶ Porter ──too many strangers──▶ the first is hung up on
-           ──name, password─────────────────────────────▶        ──right or wrong──────▶ through, or hung up on
+    ZeroMQ ──a connection has come, is gone──▶ Porter ──too many strangers──▶ the first is hung up on
+           ──name, password──────────────────▶        ──right or wrong──────▶ let in, or hung up on
+    server ──a connection has spoken─────────▶
 
 A message of several frames may grow for as long as its sender likes, so a stranger must not begin one. What ZeroMQ
-keeps of a connection that is not through is one frame at the most, of PIECE_BYTES, for the time of a handshake.
+keeps of a connection that was not let in is one frame at the most, of PIECE_BYTES, for the time of a handshake.
 
 The password is an HMAC under the token over the name, which is a random one. It is no proof of who speaks, since
 whoever listens on the way can say it again; that proof comes next, see `handshake`.
@@ -19,21 +20,25 @@ import resource
 import secrets
 import socket
 import struct
+import sys
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 import zmq
 
 _MAX_STRANGERS = 32
-"""Connections that are not through; those of good clients are within milliseconds."""
+"""Connections that have not spoken; those of good clients do within milliseconds."""
 _HANDSHAKE_S = 10.0
-"""After which ZeroMQ hangs up on a connection that is not through."""
+"""After which ZeroMQ hangs up on a connection that was not let in."""
+_AT_ONCE = 10_000
+"""Events taken in before somebody is hung up on."""
 _OTHER_DESCRIPTORS = 256
 """That are no connections: files, threads, sockets of this process's own."""
 _END_LIMIT_S = 10.0
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_MONITOR_STOPPED
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
 _EVENT = struct.Struct("=HI")
 """What happened, and mostly the descriptor of the connection."""
 _DOMAIN = b"tailrace"
@@ -77,9 +82,15 @@ class Porter:
         self._strangers: dict[int, float] = {}
         """When each of them came, in that order."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = math.inf if limit == resource.RLIM_INFINITY else limit - _OTHER_DESCRIPTORS
+        self._spoken: deque[int] = deque()
+        """Told by the server's thread."""
+        self._most = sys.maxsize if limit == resource.RLIM_INFINITY else limit - _OTHER_DESCRIPTORS
         self._thread = threading.Thread(target=self._watch, name="porter", daemon=True)
         self._thread.start()
+
+    def hear(self, connection: int) -> None:
+        """This connection, a descriptor, has spoken: it is no stranger. From the server's thread."""
+        self._spoken.append(connection)
 
     def close(self) -> None:
         """Before the server's socket is closed."""
@@ -92,11 +103,17 @@ class Porter:
             poller.register(waiting, zmq.POLLIN)
         goes_on = True
         while goes_on:
-            for ready, _ in poller.poll():
-                if ready is self._asked:
-                    self._answer()
-                else:
-                    goes_on = self._hear()
+            poller.poll()
+            while self._asked.poll(0):
+                self._answer()
+            spoken = len(self._spoken)  # the arrival of these is among what ZeroMQ has told
+            for _ in range(_AT_ONCE):
+                if not (goes_on and self._told.poll(0)):
+                    break
+                goes_on = self._take_in()
+            for _ in range(spoken):
+                self._strangers.pop(self._spoken.popleft(), None)
+            self._send_away()
         self._asked.close(0)
         self._told.close(0)
 
@@ -105,7 +122,7 @@ class Porter:
         right = hmac.compare_digest(word, _word(self._token, name))
         self._asked.send_multipart([version, request, b"200" if right else b"400", b"", name if right else b"", b""])
 
-    def _hear(self) -> bool:
+    def _take_in(self) -> bool:
         """Take in what has happened; False once nothing will any more."""
         event, descriptor = _EVENT.unpack_from(self._told.recv_multipart()[0])
         match event:
@@ -113,27 +130,24 @@ class Porter:
                 self._open.add(descriptor)
                 self._strangers.pop(descriptor, None)
                 self._strangers[descriptor] = time.monotonic()
-                self._send_away()
-            case zmq.EVENT_HANDSHAKE_SUCCEEDED if self._strangers:
-                self._strangers.popitem()  # nobody says which; a good client is through at once, so mostly the last
             case zmq.EVENT_DISCONNECTED:
                 self._open.discard(descriptor)
                 self._strangers.pop(descriptor, None)
         return bool(event != zmq.EVENT_MONITOR_STOPPED)
 
     def _send_away(self) -> None:
-        """Hang up on the stranger that came first, where there are too many; on the newest, where descriptors end."""
+        """Hang up on the strangers that came first, where there are too many; on the newest, where descriptors end."""
         while self._strangers and next(iter(self._strangers.values())) < time.monotonic() - _HANDSHAKE_S:
-            del self._strangers[next(iter(self._strangers))]  # ZeroMQ would have hung up: it is through
-        if len(self._strangers) > _MAX_STRANGERS:
+            del self._strangers[next(iter(self._strangers))]  # ZeroMQ would have hung up: it was let in
+        while len(self._strangers) > _MAX_STRANGERS:
             first = next(iter(self._strangers))
             del self._strangers[first]
-            _hang_up(first)
-        elif len(self._open) > self._most and self._strangers:
-            _hang_up(self._strangers.popitem()[0])
+            hang_up(first)
+        for _ in range(min(len(self._open) - self._most, len(self._strangers))):
+            hang_up(self._strangers.popitem()[0])
 
 
-def _hang_up(descriptor: int) -> None:
+def hang_up(descriptor: int) -> None:
     """ZeroMQ closes the descriptor itself. It may just have done so, and another connection may have it by now: whoever
     is cut off so connects again.
     """

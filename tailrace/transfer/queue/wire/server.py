@@ -51,7 +51,7 @@ from tailrace.transfer.queue.wire.messages import (
     Waiting,
     Welcome,
 )
-from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, Listener, receive, send
+from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, Listener, send
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -296,16 +296,17 @@ class Server:
 
     def _receive(self, service: Service, handlers: Mapping[type[Request], Handler]) -> None:
         for _ in range(_AT_ONCE):
-            message = receive(self._socket, copied=2)
+            message = self._listener.receive()
             if message is None:
                 return
-            (route, *head), frames = message
+            descriptor, (route, *head), frames = message
             try:
                 header = decode_header(head[0] if head else b"")
             except WireError:
                 continue
             client = self._door.client(route, self._clock())
             if client is None:
+                self._listener.hear(descriptor)
                 self._answer_stranger(route, header, service)
             else:
                 self._answer_client(route, client, header, frames, handlers)

@@ -104,6 +104,21 @@ class Listener:
                 ) from None
             self.endpoints.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
+    def receive(self) -> tuple[int, list[bytes], list[memoryview]] | None:
+        """See `receive`: the connection's descriptor, then its name and the header, and the rest."""
+        if not readable(self.socket):
+            return None
+        try:
+            name = self.socket.recv(_NOW, copy=False)
+        except zmq.Again:
+            return None
+        head, tail = _rest(self.socket, [name.bytes], copied=2)
+        return int(name.get(zmq.SRCFD)), head, tail
+
+    def hear(self, connection: int) -> None:
+        """The connection with this descriptor has spoken."""
+        self._porter.hear(connection)
+
     def close(self) -> None:
         """Hang up; what was sent last may take a second to leave."""
         self._porter.close()
@@ -128,6 +143,10 @@ def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memo
         head = [socket.recv(_NOW)]
     except zmq.Again:
         return None
+    return _rest(socket, head, copied=copied)
+
+
+def _rest(socket: zmq.SyncSocket, head: list[bytes], *, copied: int) -> tuple[list[bytes], list[memoryview]]:
     tail: list[memoryview] = []
     while socket.getsockopt(zmq.RCVMORE):  # a message is there as a whole
         if len(head) < copied:
