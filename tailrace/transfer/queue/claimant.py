@@ -16,7 +16,6 @@ could not fetch are given back after a pause, and are wanted again.
 """
 
 import asyncio
-import tempfile
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
@@ -28,8 +27,8 @@ import msgspec
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError
 from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.queue.socket_directory import socket_directory
 from tailrace.transfer.queue.wire.messages import Claimed, Failure, Message, unpack
-from tailrace.transfer.queue.wire.sockets import socket_parent
 from tailrace.types import Value
 
 T = TypeVar("T")
@@ -149,7 +148,7 @@ class Claimant:
         loop = asyncio.get_running_loop()
         self._closing = loop.create_future()
         self._turn = asyncio.Lock()
-        with tempfile.TemporaryDirectory(prefix="tailrace-", dir=socket_parent()) as directory:  # of mode 0700
+        with socket_directory() as directory:
             self.socket = f"{directory}/claims"
             async with self._queue:
                 server = await loop.create_unix_server(lambda: _Worker(self), self.socket)
