@@ -50,6 +50,7 @@ from tailrace.loop_diary import LoopDiary
 from tailrace.pipeline import Service
 from tailrace.planning.admission import oldest_version
 from tailrace.preparation import prepare_torch
+from tailrace.prompts.load import tell_dropped
 from tailrace.queue_observer import QueueObserver
 from tailrace.report.page import write_report
 from tailrace.report.trace import write_trace
@@ -109,6 +110,7 @@ class Engines:
         check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
         self._config = config
         self._inputs = load_inputs(config)
+        tell_dropped(self._inputs.prompts.dropped)
         self._groups = 0
         """Prompts that were put."""
         self._steps = 0

@@ -47,6 +47,7 @@ from tailrace.learning_watch import LearningWatch
 from tailrace.metrics import TaskTimes
 from tailrace.pipeline import Pipeline
 from tailrace.preparation import prepare_torch
+from tailrace.prompts.load import tell_dropped
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.sinks import check_sinks, open_sinks
@@ -117,6 +118,7 @@ def train(
                 prepare_torch(config.device, config.threads)
             check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
             inputs = load_inputs(config)
+            tell_dropped(inputs.prompts.dropped)
             if start is not None:
                 check_prompts(start.state, inputs.prompts.fingerprint)
             run = _Run(config, inputs, directory, store, start, interrupt or Interrupt())

@@ -80,7 +80,6 @@ def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *,
     split = _split(_without(prompts, validation), config.held_out, config.split_seed)
     equal = len(prompts) - len(split.train) - len(split.held_out)
     dropped = reader.dropped | ({"equal to one that is evaluated": equal} if equal else {})
-    _tell(dropped)
     return PromptSet(train=split.train, held_out=split.held_out, validation=validation, dropped=dropped)
 
 
@@ -101,11 +100,12 @@ def load_evaluated(
             own = {WHOLE_SOURCE: prompts}
         else:
             own = {HELD_OUT: _split(_without(prompts, validation), config.held_out, config.split_seed).held_out}
-    _tell(reader.dropped)
+    tell_dropped(reader.dropped)
     return own | validation
 
 
-def _tell(dropped: Mapping[str, int]) -> None:
+def tell_dropped(dropped: Mapping[str, int]) -> None:
+    """Say how many prompts are left out, and why."""
     for why, count in dropped.items():
         _log.info("%d prompts are dropped: %s", count, why)
 
