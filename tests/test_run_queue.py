@@ -8,6 +8,7 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -195,7 +196,7 @@ def failing(directory: Path, queue: dict[str, Any], error: Exception, monkeypatc
         raise error
 
     monkeypatch.setattr("tailrace.run._Run.to_end", fail)
-    monkeypatch.setattr(run_module, "load_inputs", lambda _: None)
+    monkeypatch.setattr(run_module, "load_inputs", MagicMock())
     monkeypatch.setattr(run_module, "check_queue", lambda *_: None)
     with pytest.raises(TailraceError) as caught:
         train(small_run(directory, Path("model"), Path("prompts.jsonl"), queue=queue), resume=False)

@@ -48,9 +48,14 @@ def collect_weights(expected: Mapping[str, Shape], tensors: Weights, *, tied: bo
 
 def _without_head(weights: dict[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     head = weights.pop(HEAD, None)
-    if head is not None and not torch.equal(head.to(weights[EMBEDDING].device).float(), weights[EMBEDDING].float()):
+    if head is not None and not _same_numbers(head.to(weights[EMBEDDING].device).float(), weights[EMBEDDING].float()):
         raise EngineError(f"{HEAD} has other numbers than {EMBEDDING}, and this model ties them; send one of them")
     return weights
+
+
+def _same_numbers(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Bit for bit but for the kind of NaN: a model whose training diverged fails with its first token, not here."""
+    return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
 def _collect(expected: Mapping[str, Shape], tensors: Weights, *, optional: Collection[str]) -> dict[str, torch.Tensor]:

@@ -65,7 +65,7 @@ def load(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
     weights = _read(directory / WEIGHTS, shapes)
     moments = _read(directory / OPTIMIZER, None)
-    _check_moments(directory / OPTIMIZER, moments, parameters)
+    _check_moments(directory / OPTIMIZER, moments, parameters, optimizer)
     generators = _read(directory / RANDOM, None)
     numbers = _read_numbers(directory / COUNTERS)
     _check_random(directory, generators, numbers)
@@ -99,9 +99,12 @@ def _restore_optimizer(
 
 
 def _check_moments(
-    path: Path, tensors: Mapping[str, torch.Tensor], parameters: Mapping[str, torch.nn.Parameter]
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.nn.Parameter],
+    optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Whether they are such as AdamW has: numbers, or tensors of the parameter's shape, the same for each parameter."""
+    """Whether they are numbers, or tensors of the parameter's shape, and those that AdamW has if `optimizer` is one."""
     fields: dict[str, set[str]] = {}
     for name, tensor in tensors.items():
         field, _, parameter = name.partition("/")
@@ -109,7 +112,7 @@ def _check_moments(
         owner = parameters.get(parameter)
         if owner is None or not tensor.is_floating_point() or (tensor.dim() and tensor.shape != owner.shape):
             raise CheckpointError(f"{path} is of another model: it has {quoted(name)} of shape {list(tensor.shape)}")
-    if any(set(_ADAMW) != found for found in fields.values()):
+    if isinstance(optimizer, torch.optim.AdamW) and any(set(_ADAMW) != found for found in fields.values()):
         raise CheckpointError(f"{path} is not of AdamW: each parameter has {', '.join(_ADAMW)} there")
 
 

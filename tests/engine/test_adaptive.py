@@ -22,7 +22,9 @@ from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.errors import RequestError, TailraceWarning
 from tailrace.models.architecture import read_architecture
+from tailrace.planning.latency import CorrectedPredictor
 from tailrace.planning.tp_profile import TPProfile
+from tailrace.planning.tp_switch import SwitchController
 from tailrace.types import Request
 from tests.engine.helpers import TINY_GIB, make_core, run_core
 from tests.engine.switching import is_alive, pids
@@ -77,6 +79,13 @@ def profile(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(model: Path, profile: Path) -> Iterator[EngineCore]:
     with closing(EngineCore(config_of(profile), model, device=CPU)) as core:
         yield core
+
+
+@pytest.fixture(autouse=True)
+def as_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this machine takes for a step corrects no prediction: the profile alone decides."""
+    monkeypatch.setattr(CorrectedPredictor, "observe", lambda *_: None)
+    monkeypatch.setattr(SwitchController, "observe_switch", lambda *_: None)
 
 
 @pytest.fixture
