@@ -1,6 +1,8 @@
-"""What the CPU of this machine can do."""
+"""What the CPU of this machine can do, and what of it this process may use."""
 
 import functools
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -14,6 +16,13 @@ def cpu_flags() -> frozenset[str]:
         return frozenset()
     flags: Iterable[str] = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
     return frozenset(next(iter(flags), "").split())
+
+
+def usable_cores() -> list[int]:
+    """Those that this process may use, ascending; all of the machine where it does not bind processes to cores."""
+    if sys.platform == "linux":
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def multiplies_bfloat16() -> bool:

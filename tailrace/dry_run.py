@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import load_inputs
 from tailrace.cluster.room import check_this_machine
 from tailrace.config.recipe_text import write_yaml
@@ -18,6 +19,7 @@ from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.preparation import prepare_torch
 from tailrace.run_directory import RunDirectory
+from tailrace.run_queue import check_queue, run_table
 from tailrace.separated import run_pools
 
 MAX_SHOWN = 2000
@@ -30,8 +32,8 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
 
     Raises:
-        UserError: the model, the prompts, the machine or the directory do not fit what was asked for, or the run to
-            resume.
+        UserError: the model, the prompts, the queue, the machine or the directory do not fit what was asked for, or the
+            run to resume.
     """
     directory = RunDirectory(Path(config.output_dir))
     if resume:
@@ -41,6 +43,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     directory.check_makeable()
     if config.pipeline.placement == "separated" and config.cluster.address is None:
         check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
+    check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)
     info = describe_model(inputs.model_dir)

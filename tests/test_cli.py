@@ -91,6 +91,8 @@ def test_a_dry_run_shows_a_prompt_as_the_model_reads_it(
         (["prompts.held_out=1000"], "prompts.held_out"),
         (["pipeline.placement=separated", "queue.type=service", "cluster.rollout.cpus=1e6"], "cluster.rollout"),
         (["output_dir=/proc/run"], "output_dir /proc/run"),
+        (["queue.type=service", "queue.listen=203.0.113.7"], "queue.listen=203.0.113.7"),
+        (["queue.type=remote", "queue.connection=nowhere/connection.json"], "nowhere/connection.json"),
     ],
 )
 def test_a_dry_run_finds_what_is_wrong_with_the_input(

@@ -28,6 +28,7 @@ from tailrace.cluster.base import (
     make_worker,
 )
 from tailrace.config.cluster import ClusterConfig
+from tailrace.cpu import usable_cores
 from tailrace.errors import WorkerDied
 from tailrace.events import Event
 
@@ -71,7 +72,7 @@ class LocalHandle(WorkerHandle):
             "node": "local",
             "keeper": self.pid,
             "datacentre": "",
-            "cores": sorted(os.sched_getaffinity(0)),
+            "cores": usable_cores(),
         }
 
     async def _open(self) -> dict[str, Any]:

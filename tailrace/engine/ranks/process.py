@@ -22,6 +22,7 @@ import torch
 
 from tailrace import errors
 from tailrace.config.engine import NativeEngineConfig
+from tailrace.cpu import usable_cores
 from tailrace.engine.collectives.factory import meeting_bytes, resolve_collectives
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.ranks.base import RankDied, Replica
@@ -229,7 +230,7 @@ class ProcessReplica(Replica):
             # Longer than this process waits, which knows better than a rank what became of the others.
             timeout_s=self._longest_s,
             environment=dict(os.environb),
-            cores=sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+            cores=usable_cores(),
         )
 
     @property
@@ -323,12 +324,7 @@ def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:
 
 def threads_per_rank(config: NativeEngineConfig) -> int:
     """Of each worker process."""
-    return config.threads_per_rank or max(1, _cores() // config.ranks)
-
-
-def _cores() -> int:
-    """Of the machine that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return config.threads_per_rank or max(1, len(usable_cores()) // config.ranks)
 
 
 def _error(failure: Failure) -> TailraceError:

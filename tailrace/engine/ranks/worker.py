@@ -13,6 +13,7 @@ import shutil
 import signal
 import socket
 import statistics
+import sys
 import threading
 from contextlib import suppress
 
@@ -66,7 +67,7 @@ def _serve(template: int, descriptor: int) -> None:
     meetings.append(start.rendezvous)
     os.environb.clear()
     os.environb.update(start.environment)
-    if start.cores:
+    if sys.platform == "linux":
         os.sched_setaffinity(0, start.cores)
     try:
         worker = Worker(start)
