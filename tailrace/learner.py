@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from tailrace.checkpointing import Checkpointer, RunState
-from tailrace.errors import CheckpointError, TrainingError, one_line
+from tailrace.errors import CheckpointError, NothingGraded, TrainingError, one_line
 from tailrace.events import Event, EventLog
 from tailrace.metrics import response_tokens, step_metrics
 from tailrace.recording import SampleRecorder
@@ -23,6 +23,7 @@ from tailrace.samples import samples_event
 from tailrace.signal_check import SignalCheck
 from tailrace.trainer.actor import Actor, StepResult
 from tailrace.trainer.base import Trainer
+from tailrace.transfer.queue.base import Row
 from tailrace.types import WeightVersion
 
 T = TypeVar("T")
@@ -136,6 +137,9 @@ class LocalLearner(Learner):
             try:
                 await self._actor.update(step, on_commit=hand_on)
                 await self._publisher.settle(self._trained_steps)
+            except NothingGraded:
+                self._tell_samples(step, self._actor.ungraded)
+                raise
             finally:
                 event = None if trained is None else self._tell(step, start, trained)  # whatever has ended it then
             assert event is not None, "a step that ends well has been committed"
@@ -186,10 +190,13 @@ class LocalLearner(Learner):
 
     def _tell(self, step: int, start: float, result: StepResult) -> Event:
         event = self._step_event(step, start, result)
-        if samples := self._recorder.of_step(result.rows, step) if self._recorder else []:
-            self._run_log.emit(samples_event(samples, actor="driver", time=event.end, step=step))
+        self._tell_samples(step, result.rows)
         self._run_log.emit(event)
         return event
+
+    def _tell_samples(self, step: int, rows: tuple[Row, ...]) -> None:
+        if samples := self._recorder.of_step(rows, step) if self._recorder else []:
+            self._run_log.emit(samples_event(samples, actor="driver", time=self._log.now(), step=step))
 
     def _step_event(self, step: int, start: float, result: StepResult) -> Event:
         end = self._log.now()

@@ -174,6 +174,9 @@ def test_a_grader_that_always_fails_ends_the_run_with_its_file_and_line(
         train(config, resume=False)
     assert "return float(response == answr)" in capsys.readouterr().out
     assert not (tmp_path / "run" / "model").exists()
+    kept = read_samples(tmp_path / "run" / "samples.jsonl")
+    assert kept, "what nobody could grade is what one wants to look at"
+    assert all("NameError" in record.failure for record in kept)
 
 
 def test_three_non_finite_updates_stop_the_run_with_the_evidence(

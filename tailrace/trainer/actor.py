@@ -58,6 +58,11 @@ class _Batch:
         errors = [str(row.cells.get("reward_error", "")) for row in self.rows.values()]
         NothingGraded.check(errors, f"step {step + 1}")
 
+    @property
+    def in_order(self) -> tuple[Row, ...]:
+        """In the order of their prompts."""
+        return tuple(sorted(self.rows.values(), key=lambda row: row.order))
+
 
 OnCommit = Callable[[StepResult], Awaitable[None]]
 
@@ -80,6 +85,8 @@ class Actor:
         """By `order`: rows that are in the weights, and that the queue may hand out again."""
         self.torn_by: BaseException | None = None
         """What has ended a step in the middle of its update: the weights are of no step."""
+        self.ungraded: tuple[Row, ...] = ()
+        """The rows of a step that ended since all their gradings had failed."""
         self._queue = queue
         self._trainer = trainer
         self._algorithm = algorithm
@@ -114,7 +121,9 @@ class Actor:
                 batch.check_graded(step)
                 in_order = [samples[order] for order in sorted(samples)]
                 await uninterrupted(self._optimize(step, batch, in_order, on_commit))
-            except BaseException:
+            except BaseException as error:
+                if isinstance(error, NothingGraded):
+                    self.ungraded = batch.in_order
                 await self._compute(self._trainer.discard)
                 raise
 
@@ -173,8 +182,7 @@ class Actor:
 
     async def _commit(self, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit) -> None:
         self.unacked.update(batch.rows)
-        rows = sorted(batch.rows.values(), key=lambda row: row.order)
-        await on_commit(StepResult(rows=tuple(rows), updates=tuple(updates)))
+        await on_commit(StepResult(rows=batch.in_order, updates=tuple(updates)))
         for claim in batch.claims:
             await self._ack(claim)
 

@@ -162,6 +162,7 @@ async def test_a_step_whose_gradings_have_all_failed_changes_no_weight_and_loses
         await bench.update()
     assert (bench.trainer.applied, bench.trainer.pending, bench.results) == ([], [], [])
     assert (bench.actor.torn_by, (await bench.queue.stats()).tasks["actor"].ready) == (None, SAMPLES)
+    assert [row.order for row in bench.actor.ungraded] == list(range(SAMPLES))
 
 
 async def test_a_step_with_a_grading_that_succeeded_is_trained_on(log: EventLog, executor: ThreadPoolExecutor) -> None:
