@@ -59,6 +59,7 @@ text. A value of `key=value` is YAML, too, so that a list is `key=[a,b]`, and `k
   which only you may read. Neither is shown:
   `--dry-run`, `events.jsonl`, the report, W&B and errors have `***` in place of passwords in URLs, and of texts in
   `arguments`, `options` and `parameters` whose key says that they are secret, such as `api_key`, `token` or `password`.
+  What your own code prints, or says in an exception, is kept as it is.
 """
 
 OTHER_NAMES = """\
