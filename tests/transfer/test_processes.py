@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from tailrace.transfer.queue.look import greet, look
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.serve import UnitSettings
 from tailrace.transfer.queue.socket_directory import directory_of
+from tests.waiting import until
 
 LIMIT_S = 30.0
 TABLE = TableConfig(
@@ -48,12 +48,6 @@ def queue(directory: Path, *, resume: bool = False, table: TableConfig = TABLE, 
 
 def stats(processes: QueueProcesses) -> QueueStats:
     return look(processes.address, name="test", limit_s=LIMIT_S)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
 
 
 def ends(pid: int) -> bool:

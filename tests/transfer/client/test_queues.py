@@ -36,6 +36,7 @@ from tailrace.transfer.queue.wire.server import Server
 from tailrace.types import FloatArray, TaskSpec, Value
 from tests.transfer.client.servers import LIMIT_S, Make, Served, arena, memory, serving
 from tests.transfer.tables import group, one_task, outputs, table, tokens
+from tests.waiting import until
 
 T = TypeVar("T")
 
@@ -144,8 +145,7 @@ def test_the_memory_of_rows_that_left_is_freed_when_nobody_looks_at_it(tmp_path:
         assert served.storages[0].nbytes >= 8 * LONG
         del view
         gc.collect()
-        while served.storages[0].nbytes:
-            queue.stats()  # the pin goes along
+        until(lambda: queue.stats() is not None and not served.storages[0].nbytes)  # the pin goes along
 
 
 def test_bad_calls_are_the_same_errors_as_in_one_process(tmp_path: Path, face: Face) -> None:
@@ -439,6 +439,5 @@ def test_without_shared_memory_cells_come_in_messages(tmp_path: Path) -> None:
     with serving(tmp_path, make=arena, tasks=tasks) as served, blocking(served, shared_memory=False) as queue:
         queue.put(group(0, prompt=LONG))
         claim = whole_rows(queue, "only")
-        while served.storages[0].nbytes:
-            queue.stats()
+        until(lambda: queue.stats() is not None and not served.storages[0].nbytes)
         np.testing.assert_array_equal(claim.rows[0].cells["prompt_ids"], tokens(LONG))

@@ -9,7 +9,6 @@ A moment to kill at is a number of groups that have been audited: nothing here w
 import os
 import random
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from tailrace.transfer.queue.wire.sync import SyncClient
 from tests.transfer.faults.auditor import Auditor, Feeder
 from tests.transfer.faults.worker import TIMEOUT_S
 from tests.transfer.faults.workers import Workers
+from tests.waiting import until
 
 CONTROLLER = "controller"
 UNITS = ("unit-0", "unit-1")
@@ -128,13 +128,6 @@ def chaos(processes: QueueProcesses, *, groups: int, seed: int) -> Iterator[Chao
     roles = {name: words.format(groups=groups) for name, words in WORKERS.items()}
     with Workers(processes.connection, roles) as workers:
         yield Chaos(processes, workers, seed)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Ask until it is so, which takes a moment."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come about"
 
 
 def _inventory(to: str) -> Operation[Parts]:

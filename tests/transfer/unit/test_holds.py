@@ -30,6 +30,7 @@ from tests.transfer.unit.conftest import MAX_BYTES, SILENCE_S, Running, running
 from tests.transfer.unit.controller import Client, cells_in, described, read
 from tests.transfer.wire.desk import TOKEN
 from tests.transfer.wire.test_server import Peer
+from tests.waiting import until
 
 A = RowId(0, 0)
 PART = PartId(*A, 0)
@@ -161,9 +162,13 @@ def test_what_a_client_holds_goes_back_when_it_is_dead_and_not_when_it_only_is_s
             for _ in range(10):
                 other.ask(Settle(b"", pack([])))
             assert storage.nbytes == 1000 + LARGE_BYTES
-        while storage.nbytes:  # as soon as ZeroMQ has heard of the end of its connection
+
+        def is_free() -> bool:
             now[0] += SILENCE_S + 1
             other.ask(Settle(b"", pack([])))
+            return not storage.nbytes
+
+        until(is_free)  # as soon as ZeroMQ has heard of the end of its connection
 
 
 def test_memory_that_nobody_uses_for_a_minute_goes_back(tmp_path: Path, storage: ArenaStorage) -> None:

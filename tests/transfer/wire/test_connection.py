@@ -29,11 +29,15 @@ from tailrace.transfer.queue.wire.messages import (
     Waiting,
     Welcome,
 )
-from tailrace.transfer.queue.wire.porter import hang_up
+from tailrace.transfer.queue.wire.porter import ends_of, hang_up
 from tailrace.transfer.queue.wire.sockets import Listener, receive, send
 from tests.transfer.wire.desk import LIMIT_S, TOKEN
 
 PATIENCE = Patience(limit_s=30.0, retry_s=1.0, max_retry_s=4.0)
+
+
+def unexpected(error: BaseException) -> None:
+    raise error
 
 
 class Stage:
@@ -41,7 +45,7 @@ class Stage:
 
     def __init__(self, token: bytes = TOKEN) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
-        self.listener = Listener(self.context, ["ipc://*"], token)
+        self.listener = Listener(self.context, ["ipc://*"], token, unexpected)
         self.socket, [endpoint] = self.listener.socket, self.listener.endpoints
         self.door = Door(token, silence_s=99)
         self.now = 0.0
@@ -377,7 +381,7 @@ def test_what_was_under_way_when_the_connection_was_lost_is_sent_again_at_once(k
     number = known.start(Claim("actor", None, None, 5.0))
     while (message := known.listener.receive()) is None:
         pass
-    hang_up(message[0])
+    hang_up(message[0], ends_of(message[0]))
     assert known.connection._events.poll(LIMIT_S * 1000), "ZeroMQ does not say so"
     known.pass_time(known.now + PATIENCE.tick_s)  # long before it would be sent again for want of an answer
     assert known.arrived().number == number
@@ -403,4 +407,4 @@ def test_what_is_no_endpoint_is_refused(stage: Stage, endpoint: str) -> None:
     with pytest.raises(WireError, match="expected ipc://PATH or tcp://HOST:PORT"):
         Connection(stage.context, endpoint, Identity("tester", TOKEN), PATIENCE)
     with zmq.Context() as context, pytest.raises(WireError, match="cannot listen at"):
-        Listener(context, [endpoint], TOKEN)
+        Listener(context, [endpoint], TOKEN, unexpected)

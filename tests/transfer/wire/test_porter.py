@@ -1,18 +1,23 @@
 """Strangers crowd out one another, and nobody else."""
 
+import os
 import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 
 import pytest
+import zmq
 
+from tailrace.transfer.queue.wire import porter
 from tailrace.transfer.queue.wire.messages import Accepted, Beat
 from tailrace.transfer.queue.wire.porter import Password
 from tailrace.transfer.queue.wire.server import Server
 from tests.transfer.remote.test_port import is_open, port
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving
 from tests.transfer.wire.test_server import Peer
+from tests.waiting import until
 
 STRANGERS = 32
 
@@ -65,8 +70,50 @@ def test_connections_end_before_descriptors_do(monkeypatch: pytest.MonkeyPatch) 
             assert peer.ask(10, Beat(1.0)) == Accepted()
         with suppress(ConnectionError):
             raws[-1].recv(64)  # what ZeroMQ says first, or nothing
-        while sum(map(is_open, raws)) > 2:
-            pass  # each is hung up on
+        until(lambda: sum(map(is_open, raws)) <= 2)  # each is hung up on
+
+
+@pytest.mark.parametrize("limit", [240, 256])
+def test_few_descriptors_are_enough_for_a_client(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    with serving(Server("desk", TOKEN)) as few, closing(Peer(few.endpoints[1])) as peer:
+        peer.enter()
+
+
+def test_a_connection_that_was_let_in_is_hung_up_on_unless_it_proves_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have said the password of another one again, and begin a message without an end."""
+    monkeypatch.setattr(porter, "_HANDSHAKE_S", 0.2)
+    with serving(Server("desk", TOKEN)) as desk, closing(Peer(desk.endpoints[1])) as known:
+        known.enter()
+        with (
+            closing(Peer(desk.endpoints[1])) as silent,
+            closing(silent.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)) as monitor,
+        ):
+            assert monitor.poll(LIMIT_S * 1000), "it stands for ever"
+            silent.socket.disable_monitor()
+        assert known.ask(10, Beat(1.0)) == Accepted()
+
+
+def test_a_descriptor_that_somebody_else_has_by_now_stays_as_it_is(tmp_path: Path) -> None:
+    left, right = socket.socketpair()
+    with left, right, (tmp_path / "file").open("w") as file:
+        before = set(os.listdir("/proc/self/fd"))
+        for descriptor in (left.fileno(), file.fileno(), 10**6):
+            porter.hang_up(descriptor, (("127.0.0.1", 1), ("127.0.0.1", 2)))
+        assert set(os.listdir("/proc/self/fd")) == before
+        left.sendall(b"on")
+        assert right.recv(2) == b"on"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_server_ends_with_its_porter_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: porter.Porter) -> None:
+        raise ValueError("too many frames")
+
+    monkeypatch.setattr(porter.Porter, "_answer", fail)
+    with serving(Server("desk", TOKEN)) as desk, closing(Peer(desk.endpoints[1])):
+        until(lambda: desk.stopped_by != "")
+        assert desk.stopped_by == "no connection can be let in any more: ValueError: too many frames"
 
 
 def test_a_password_is_for_one_name() -> None:

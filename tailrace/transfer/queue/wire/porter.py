@@ -1,16 +1,18 @@
-"""Lets connections in that know the token, and keeps few others waiting: of these ZeroMQ takes in no message.
+"""Refuses connections that do not know the token. At most 32 may wait, and ZeroMQ takes in no message of theirs.
 
-    ZeroMQ ──a connection has come, is gone──▶ Porter ──too many strangers──▶ the first is hung up on
-           ──name, password──────────────────▶        ──right or wrong──────▶ let in, or hung up on
-    server ──a connection has spoken─────────▶
+    ZeroMQ ──a connection has come, is gone──▶ Porter ──too many strangers, or too long──▶ the first is hung up on
+           ──name, password──────────────────▶        ──right or wrong───────────────────▶ let in, or hung up on
+    server ──who is behind a connection has proved it──▶
 
-A message of several frames may grow for as long as its sender likes, so a stranger must not begin one. What ZeroMQ
-keeps of a connection that was not let in is one frame at the most, of PIECE_BYTES, for the time of a handshake.
+A message of several frames may grow for as long as its sender likes, so a stranger must not begin one. ZeroMQ keeps at
+most one frame, of PIECE_BYTES, of a connection that was not let in.
 
 The password is an HMAC under the token over the name, which is a random one. It is no proof of who speaks, since
-whoever listens on the way can say it again; that proof comes next, see `handshake`.
+whoever listens on the way can say it again; that proof comes next, see `handshake`. A connection stays a stranger until
+then, and for ten seconds at most.
 
-A thread of its own, which waits on nobody else: it answers although the server's loop is busy.
+A thread of its own, which waits on nobody else: it answers although the server's loop is busy. Should it fail, the
+server ends.
 """
 
 import hmac
@@ -24,15 +26,16 @@ import sys
 import threading
 import time
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import zmq
 
 _MAX_STRANGERS = 32
-"""Connections that have not spoken; those of good clients do within milliseconds."""
+"""Connections behind which nobody has proved who it is; good clients do within milliseconds."""
 _HANDSHAKE_S = 10.0
-"""After which ZeroMQ hangs up on a connection that was not let in."""
+"""After which a stranger is hung up on."""
 _AT_ONCE = 10_000
 """Events taken in before somebody is hung up on."""
 _OTHER_DESCRIPTORS = 256
@@ -63,11 +66,28 @@ def _word(token: bytes, name: bytes) -> bytes:
     return hmac.digest(token, b"door" + name, "sha256").hex().encode()
 
 
+Ends = tuple[Any, Any] | None
+"""The addresses of a connection's two ends."""
+
+
+class _Stranger(NamedTuple):
+    came_at: float
+    ends: Ends
+
+
 class Porter:
     """For one socket of a server, before it listens. Alone in its context."""
 
-    def __init__(self, context: "zmq.Context[Any]", server: zmq.SyncSocket, token: bytes) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        server: zmq.SyncSocket,
+        token: bytes,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """`on_failure`: called in the porter's thread, which has ended: nobody new is let in."""
         self._token = token
+        self._on_failure = on_failure
         self._server = server
         server.setsockopt(zmq.PLAIN_SERVER, 1)
         server.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
@@ -79,23 +99,34 @@ class Porter:
         self._told = context.socket(zmq.PAIR)
         self._told.connect(events)
         self._open: set[int] = set()
-        self._strangers: dict[int, float] = {}
-        """When each of them came, in that order."""
+        self._strangers: dict[int, _Stranger] = {}
+        """In the order in which they came."""
+        self._known: deque[int] = deque()
+        """By the server's thread."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._spoken: deque[int] = deque()
-        """Told by the server's thread."""
-        self._most = sys.maxsize if limit == resource.RLIM_INFINITY else limit - _OTHER_DESCRIPTORS
-        self._thread = threading.Thread(target=self._watch, name="porter", daemon=True)
+        few = max(limit - _OTHER_DESCRIPTORS, limit // 2)  # a process may have no more than macOS gives it, 256
+        self._most = sys.maxsize if limit == resource.RLIM_INFINITY else few
+        self._thread = threading.Thread(target=self._run, name="porter", daemon=True)
         self._thread.start()
 
-    def hear(self, connection: int) -> None:
-        """This connection, a descriptor, has spoken: it is no stranger. From the server's thread."""
-        self._spoken.append(connection)
+    def know(self, connection: int) -> None:
+        """Who is behind this connection, a descriptor, has proved it: it is no stranger. From the server's thread."""
+        self._known.append(connection)
 
     def close(self) -> None:
         """Before the server's socket is closed."""
         self._server.disable_monitor()  # the last event
         self._thread.join(_END_LIMIT_S)
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:  # whatever it is, the server must not go on as if all were well
+            self._on_failure(error)
+            raise
+        finally:
+            self._asked.close(0)
+            self._told.close(0)
 
     def _watch(self) -> None:
         poller = zmq.Poller()
@@ -103,19 +134,24 @@ class Porter:
             poller.register(waiting, zmq.POLLIN)
         goes_on = True
         while goes_on:
-            poller.poll()
+            poller.poll(self._wait_ms())
             while self._asked.poll(0):
                 self._answer()
-            spoken = len(self._spoken)  # the arrival of these is among what ZeroMQ has told
+            known = len(self._known)  # the arrival of these is among what ZeroMQ has told
             for _ in range(_AT_ONCE):
                 if not (goes_on and self._told.poll(0)):
                     break
                 goes_on = self._take_in()
-            for _ in range(spoken):
-                self._strangers.pop(self._spoken.popleft(), None)
+            for _ in range(known):
+                self._strangers.pop(self._known.popleft(), None)
             self._send_away()
-        self._asked.close(0)
-        self._told.close(0)
+
+    def _wait_ms(self) -> int | None:
+        """Until the stranger who came first has been there for too long."""
+        if not self._strangers:
+            return None
+        first = next(iter(self._strangers.values()))
+        return max(0, math.ceil((first.came_at + _HANDSHAKE_S - time.monotonic()) * 1000))
 
     def _answer(self) -> None:
         version, request, _, _, _, _, name, word = self._asked.recv_multipart()  # as of a PLAIN server
@@ -129,27 +165,52 @@ class Porter:
             case zmq.EVENT_ACCEPTED:
                 self._open.add(descriptor)
                 self._strangers.pop(descriptor, None)
-                self._strangers[descriptor] = time.monotonic()
+                self._strangers[descriptor] = _Stranger(time.monotonic(), ends_of(descriptor))
             case zmq.EVENT_DISCONNECTED:
                 self._open.discard(descriptor)
                 self._strangers.pop(descriptor, None)
         return bool(event != zmq.EVENT_MONITOR_STOPPED)
 
     def _send_away(self) -> None:
-        """Hang up on the strangers that came first, where there are too many; on the newest, where descriptors end."""
-        while self._strangers and next(iter(self._strangers.values())) < time.monotonic() - _HANDSHAKE_S:
-            del self._strangers[next(iter(self._strangers))]  # ZeroMQ would have hung up: it was let in
-        while len(self._strangers) > _MAX_STRANGERS:
-            first = next(iter(self._strangers))
-            del self._strangers[first]
-            hang_up(first)
+        """Hang up on the first where too many wait, or for too long; on the last where descriptors end."""
+        latest = time.monotonic() - _HANDSHAKE_S
+        for descriptor in list(self._strangers):
+            if len(self._strangers) <= _MAX_STRANGERS and self._strangers[descriptor].came_at > latest:
+                break
+            hang_up(descriptor, self._strangers.pop(descriptor).ends)
         for _ in range(min(len(self._open) - self._most, len(self._strangers))):
-            hang_up(self._strangers.popitem()[0])
+            descriptor, stranger = self._strangers.popitem()
+            hang_up(descriptor, stranger.ends)
 
 
-def hang_up(descriptor: int) -> None:
-    """ZeroMQ closes the descriptor itself. It may just have done so, and another connection may have it by now: whoever
-    is cut off so connects again.
+def hang_up(descriptor: int, ends: Ends) -> None:
+    """End the connection between these two, unless ZeroMQ has: the descriptor may be of somebody else by now."""
+    with suppress(OSError), _connection(descriptor) as connection:
+        if (connection.getsockname(), connection.getpeername()) == ends:
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def ends_of(descriptor: int) -> Ends:
+    """None of a connection that is gone already."""
+    try:
+        with _connection(descriptor) as connection:
+            return connection.getsockname(), connection.getpeername()
+    except OSError:
+        return None
+
+
+@contextmanager
+def _connection(descriptor: int) -> Iterator[socket.socket]:
+    """It by another descriptor, since ZeroMQ closes its own.
+
+    Raises:
+        OSError: it is closed, or no socket.
     """
-    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-        connection.shutdown(socket.SHUT_RDWR)
+    copy = os.dup(descriptor)
+    try:
+        connection = socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
+        yield connection

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import zmq
 
-from tailrace.errors import TailraceError, WireError
+from tailrace.errors import TailraceError, WireError, one_line
 from tailrace.transfer.queue.wire.answers import Answers
 from tailrace.transfer.queue.wire.clock import LONGEST_STEP_S, RunningClock
 from tailrace.transfer.queue.wire.connection import Connection, Patience
@@ -144,22 +144,27 @@ class Server:
         self._clock = clock or RunningClock()
         self._clients: dict[str, Answers] = {}
         self._links: dict[Any, Connection] = {}
-        self._context: zmq.Context[Any] = zmq.Context()
-        try:
-            self._listener = Listener(self._context, endpoints, token)
-        except WireError:
-            self._context.term()
-            raise
-        self._socket = self._listener.socket
+        self._stopped = False
+        self.stopped_by = ""
+        """Why `run` has ended."""
         self._wake, self._waker = socket.socketpair()
         self._waker.setblocking(False)
+        self._context: zmq.Context[Any] = zmq.Context()
+        try:
+            self._listener = Listener(self._context, endpoints, token, self._porter_failed)
+        except WireError:
+            self._context.term()
+            self._wake.close()
+            self._waker.close()
+            raise
+        self._socket = self._listener.socket
         self._calls: deque[Callable[[], None]] = deque()
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wake.fileno(), zmq.POLLIN)
-        self._stopped = False
-        self.stopped_by = ""
-        """Why `run` has ended."""
+
+    def _porter_failed(self, error: BaseException) -> None:
+        self.stop(f"no connection can be let in any more: {type(error).__name__}: {one_line(error)}")
 
     @property
     def endpoints(self) -> list[str]:
@@ -306,12 +311,11 @@ class Server:
                 continue
             client = self._door.client(route, self._clock())
             if client is None:
-                self._listener.hear(descriptor)
-                self._answer_stranger(route, header, service)
+                self._answer_stranger(route, descriptor, header, service)
             else:
                 self._answer_client(route, client, header, frames, handlers)
 
-    def _answer_stranger(self, route: bytes, header: Header, service: Service) -> None:
+    def _answer_stranger(self, route: bytes, descriptor: int, header: Header, service: Service) -> None:
         answer: Answer = Stranger()
         try:
             match decode_request(header):
@@ -319,6 +323,7 @@ class Server:
                     answer = self._door.challenge(route, hello)
                 case Prove() as prove if client := self._door.enter(route, prove, self._clock()):
                     self._clients.setdefault(client, Answers())
+                    self._listener.know(descriptor)
                     answer = service.welcome()
         except TailraceError as error:
             answer = Failure.of(error)

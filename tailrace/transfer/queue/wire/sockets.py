@@ -5,7 +5,7 @@ import platform
 import shutil
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -79,17 +79,24 @@ def dealer(context: "zmq.Context[Any]", endpoint: str, password: Password) -> zm
 class Listener:
     """The socket of a server."""
 
-    def __init__(self, context: "zmq.Context[Any]", endpoints: Sequence[str], token: bytes) -> None:
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        endpoints: Sequence[str],
+        token: bytes,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         """Listen at `endpoints`; `ipc://*` is a socket in a new directory that only this user may enter.
 
-        `token`: whoever does not know it gets no message through. One listener for a context.
+        `token`: whoever does not know it gets no message through. `on_failure`: see `Porter`. One listener for a
+        context.
 
         Raises:
             WireError: it cannot listen at one of them.
         """
         self.socket = _tuned(context.socket(zmq.ROUTER))
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that `send` tells whether the peer is there
-        self._porter = Porter(context, self.socket, token)
+        self._porter = Porter(context, self.socket, token, on_failure)
         self.endpoints: list[str] = []
         """Where it listens, each `*` filled in."""
         self._directories: list[Path] = []
@@ -115,9 +122,9 @@ class Listener:
         head, tail = _rest(self.socket, [name.bytes], copied=2)
         return int(name.get(zmq.SRCFD)), head, tail
 
-    def hear(self, connection: int) -> None:
-        """The connection with this descriptor has spoken."""
-        self._porter.hear(connection)
+    def know(self, connection: int) -> None:
+        """See `Porter.know`."""
+        self._porter.know(connection)
 
     def close(self) -> None:
         """Hang up; what was sent last may take a second to leave."""
