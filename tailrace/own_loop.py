@@ -539,7 +539,8 @@ class _Runtime:
                 tasks.create_task(put_lost_groups(queue, self._line.group_again))
         except BaseExceptionGroup as errors:
             self._failure = first_error(errors)
-            self._log.emit(end_event(self._log, self._failure, finished=False))
+            with suppress(UserError):  # the disk may be full, which may be what has ended it
+                self._log.emit(end_event(self._log, self._failure, finished=False))
             with suppress(QueueError):  # it may have failed itself
                 await queue.close()  # the caller may wait for rows, and is told why there are none
             raise self._failure from errors

@@ -123,13 +123,6 @@ def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bo
         )
 
 
-def _check_vocabulary(config: FakeEngineConfig, vocab: int) -> None:
-    if config.vocab_size > vocab:
-        raise ConfigError(
-            f"engine.vocab_size {config.vocab_size} is more than the {vocab} tokens of the model; lower it"
-        )
-
-
 async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
     """Make an engine in `executor`. When cancelled meanwhile, close what was made before returning.
 

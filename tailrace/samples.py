@@ -15,7 +15,7 @@ from typing import IO, Literal
 
 import msgspec
 
-from tailrace.errors import UserError
+from tailrace.errors import UNREADABLE, UserError
 from tailrace.events import SAMPLES_TASK, Event, drop_cut_line
 
 SAMPLES_FILE = "samples.jsonl"
@@ -199,6 +199,6 @@ def read_samples(path: Path) -> list[SampleRecord]:
     for number, line in enumerate(lines[:-1], 1):
         try:
             records.append(msgspec.json.decode(line, type=SampleRecord))
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise UserError(f"{path}, line {number}, is not a sample: {error}; remove that line") from None
     return records

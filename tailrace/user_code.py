@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import UserError, did_you_mean, one_line, quoted
+from tailrace.errors import UserError, did_you_mean, one_line, printable, quoted
 
 _MAX_CHARS = 500
 """Of a line."""
@@ -145,5 +145,5 @@ def user_traceback(error: BaseException) -> str | None:
 
 
 def _writable(text: str) -> str:
-    """Halves of surrogate pairs can be in a Python string, and in no message."""
-    return text.encode(errors="backslashreplace").decode()
+    """As a terminal and a message may have it: halves of surrogate pairs can be in a Python string, and in neither."""
+    return printable(text)

@@ -121,9 +121,12 @@ def test_a_last_line_that_was_cut_short_is_dropped(tmp_path: Path) -> None:
     assert kept(path) == [("training", 1, "a"), ("training", 2, "b")]
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", [b'{"kind": "training"}', b'{"kind": "\xff"}', b'{"prompt": ' + b"[" * 5000], ids=["short", "bytes", "deep"]
+)
+def test_a_broken_line_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "samples.jsonl"
-    path.write_text('{"kind": "training"}\n')
+    path.write_bytes(line + b"\n")
     with pytest.raises(UserError, match=r"samples\.jsonl, line 1, is not a sample: .*; remove that line"):
         SampleFile(path)
 

@@ -4,6 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from tailrace.errors import printable
+
 _CHUNK_BYTES = 65_536
 _MAX_LINE_BYTES = 65_536
 """A longer line is cut into several."""
@@ -49,6 +51,6 @@ class Output:
         # a progress bar draws over itself: only what stays is a line
         text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
         if text.strip():
-            self.last = text.strip()[:_LAST_CHARS]
+            self.last = printable(text.strip()[:_LAST_CHARS])
         self._lines.append(text)
         self._on_line()

@@ -31,7 +31,10 @@ def evaluated_config(
         UserError: they do not go together, the run has no model, or see `load_as`.
     """
     chosen = model_override(model, EvalConfig.model_fields)
-    run = Path(expanded(model))
+    try:
+        run = Path(expanded(model))
+    except ValueError as error:
+        raise ConfigError(f"the model {error}") from None
     is_run = (run / RECIPE).is_file() and not (run / "config.json").exists()
     if is_run:
         recipe = recipe or run / RECIPE

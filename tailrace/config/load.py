@@ -154,6 +154,8 @@ def _resolved(values: dict[str, Any], source: str) -> dict[str, Any]:
         return _plain(values, source)
     try:
         resolved = OmegaConf.to_container(OmegaConf.create(values), resolve=True)
+    except RecursionError:
+        raise ConfigError(f"{source}: it has interpolations in interpolations, too deep to be resolved") from None
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(

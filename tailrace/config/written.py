@@ -37,10 +37,12 @@ def masked(value: Any, key: str = "") -> Any:
         return {name: masked(entry, key if _is_secret(key) else str(name)) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [masked(entry, key) for entry in value]
-    if not isinstance(value, str) or not value:
+    if value is None or isinstance(value, bool) or value == "":
         return value
     if _is_secret(key):  # a reference may have a value of its own where the environment has none
-        return value if _REFERENCE.fullmatch(value) else MASK
+        return value if isinstance(value, str) and _REFERENCE.fullmatch(value) else MASK
+    if not isinstance(value, str):
+        return value
     return _URL_PASSWORD.sub(rf"\1{MASK}", value)
 
 

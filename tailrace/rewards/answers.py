@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from tailrace.config.rewards import (
     ExactReward,
     FunctionReward,
+    GivenReward,
     MathReward,
     ReasoningGymReward,
     RegexReward,
@@ -42,7 +43,7 @@ async def check_answers(
         UserError: no prompt of a set has what the grader compares with; or the grader cannot be made.
     """
     sets = [prompts for prompts in sets if prompts]
-    if isinstance(config.grader, FunctionReward) or not sets:
+    if isinstance(config.grader, FunctionReward | GivenReward) or not sets:
         return  # what a function does with an answer is its own affair
     for prompts in sets:
         _check_there_are_some(config, prompts)

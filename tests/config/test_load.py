@@ -301,3 +301,8 @@ def test_a_run_computes_in_bfloat16_by_default_where_the_device_can(
     assert choice(load_config(QUICKSTART, asked)) == ("fp32", "float32")
     generated = load_as(GenerateConfig, None, [f"device={device}"])
     assert getattr(generated.engine, "dtype", None) == chosen[1]
+
+
+def test_interpolations_too_deep_to_resolve_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="interpolations in interpolations, too deep to be resolved"):
+        load_config({}, ["seed=" + "${a:" * 400 + "}" * 400])

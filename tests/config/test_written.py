@@ -11,7 +11,7 @@ from tailrace.config.load import load_as, load_config
 from tailrace.config.places import Place, places
 from tailrace.config.recipe_text import read_yaml, write_yaml
 from tailrace.config.run import RunConfig
-from tailrace.config.written import shown, written
+from tailrace.config.written import MASK, masked, shown, written
 from tailrace.errors import ConfigError
 
 BASE: dict[str, Any] = {
@@ -126,7 +126,6 @@ def test_no_key_of_a_schema_but_code_is_taken_for_a_secret() -> None:
 
 
 def load_masks(key: str) -> bool:
-    from tailrace.config.written import MASK, masked
 
     return bool(masked("text", key) == MASK)
 
@@ -157,3 +156,8 @@ def test_a_recipe_of_a_command_is_read_again(tmp_path: Path) -> None:
 
     config = load_as(GenerateConfig, None, ["seed=5"])
     assert load_as(GenerateConfig, written(config)) == config
+
+
+def test_a_secret_may_be_a_number() -> None:
+    arguments = {"api_key": 12345678, "retries": 3, "password": None, "token": "", "use_token": True}
+    assert masked({"arguments": arguments}) == {"arguments": {**arguments, "api_key": MASK}}

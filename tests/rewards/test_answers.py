@@ -85,3 +85,4 @@ async def test_the_scorers_of_reasoning_gym_need_its_problems() -> None:
 
 async def test_functions_are_not_asked() -> None:
     assert await said(config(type="function", path="no.such_function"), prompts(None)) == []
+    assert await said(config(type="given", name="f", python="3.11", pickled="no function"), prompts(None)) == []
