@@ -6,6 +6,7 @@ The caller's updates are its own: their loss and gradients are not known here.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 
 from tailrace.config.run import RunConfig
@@ -35,10 +36,10 @@ class LoopDiary:
         """Those that it has put since the last step."""
 
     def took(self, batch: TensorBatch, kinds: Mapping[str, ColumnKind]) -> None:
-        """The loop got a batch of the actor, which nobody has changed yet."""
+        """The loop got a batch of the actor. It may change the tensors in place later, but has not yet."""
         rows = batch.claim.rows
         for row, cells in zip(rows, make_cells(batch.columns, kinds, rows=len(rows)), strict=True):
-            self._taken[row.order] = replace(row, cells=cells)
+            self._taken[row.order] = replace(row, cells=deepcopy(cells))
 
     def trained(self, batch: TensorBatch) -> None:
         """It has put that batch."""

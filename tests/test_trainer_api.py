@@ -233,6 +233,9 @@ def test_a_loop_of_ones_own_with_our_trainer_makes_the_run_bit_for_bit(
             with engines.held(batch):
                 trainer.accumulate(engines.train_samples(batch), engines.loss)
                 trainer.apply()
+                advantages = batch.columns["advantages"]
+                assert isinstance(advantages, PackedTensor)
+                advantages.values.mul_(100)  # as a loop may do that scales them in place
                 engines.put_experience_data(batch)
             assert versions_of(batch) == {version - 1}
             engines.weight_sync_notify(version, trainer.weights())
