@@ -5,6 +5,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -166,6 +167,8 @@ def drive(config: RunConfig, log: Path, resume: bool) -> NoReturn:
             cli.main()
     except SystemExit as end:
         code = int(end.code or 0)
+    except BaseException:  # whatever it is: nobody else shows it
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
