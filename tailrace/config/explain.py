@@ -27,16 +27,13 @@ _EXPECTED = {
 
 def explain(root: type[Config], problems: Sequence[ErrorDetails], shown: Shown) -> str:
     """The problem to mend first, and how many more there are."""
-    problems = [problem for problem in problems if not _follows(problem["loc"], problems)]
+    # a part's mistake makes another of its whole: a list is called too short where one of its items is refused
+    wholes = {problem["loc"][:depth] for problem in problems for depth in range(len(problem["loc"]))}
+    problems = [problem for problem in problems if problem["loc"] not in wholes]
     order = {"extra_forbidden": 0, "missing": 2}  # a slip leaves another key missing
     first = min(problems, key=lambda problem: order.get(problem["type"], 1))
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     return f"{_explain(root, first, shown)}{more}"
-
-
-def _follows(location: tuple[int | str, ...], problems: Sequence[ErrorDetails]) -> bool:
-    """Whether a part of it is wrong by itself: a list is called too short where one of its items is refused."""
-    return any(len(other["loc"]) > len(location) and other["loc"][: len(location)] == location for other in problems)
 
 
 def _explain(root: type[Config], problem: ErrorDetails, shown: Shown) -> str:

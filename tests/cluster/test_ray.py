@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import tomllib
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator, Sequence
@@ -35,6 +34,7 @@ from tailrace.errors import ClusterError, ConfigError, WorkerDied
 from tests.cluster.conftest import CONFIG, servant
 from tests.cluster.hearing import LIMIT_S, Hearing
 from tests.cluster.test_process import gone
+from tests.waiting import until
 
 CORES = float(os.cpu_count() or 1)
 
@@ -331,10 +331,7 @@ async def driver(end: str) -> AsyncIterator[Process]:
 
 def until_empty(directory: Path) -> None:
     """Wait for who removes the files of a driver that was killed."""
-    deadline = time.monotonic() + LIMIT_S
-    while left := os.listdir(directory):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    until(lambda: not os.listdir(directory), what=lambda: os.listdir(directory))
 
 
 async def started(process: Process) -> tuple[list[int], list[Path]]:
