@@ -15,7 +15,6 @@ from pathlib import Path
 
 import psutil
 
-from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Colocated, Placement, load_inputs
 from tailrace.cluster.pool import DeathBudget
 from tailrace.cluster.undertaker import MARK
@@ -125,7 +124,7 @@ async def run(config: RunConfig, directory: Path, warm_up: int, steps: int) -> N
         if config.pipeline.placement == "separated":
             placement = Separated(config, inputs, DeathBudget(0))
         await placement.open(stack)
-        table = run_table(config, make_algorithm(config.algorithm))
+        table = run_table(config)
         queue = await open_queue(config.queue, table, directory / "queue", stack)
         file = EventFile(directory / "events.jsonl")
         stack.callback(file.close)

@@ -38,7 +38,7 @@ async def run(config: RunConfig, directory: Path) -> None:
     inputs = load_inputs(config)
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)
-        queue = await open_queue(config.queue, run_table(config, parts.algorithm), directory / "queue", stack)
+        queue = await open_queue(config.queue, run_table(config), directory / "queue", stack)
         file = EventFile(directory / "events.jsonl")
         stack.callback(file.close)
         log = EventLog(sinks=(TaskTimes(), file, take_turns))

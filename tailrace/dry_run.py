@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 
-from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import load_inputs
 from tailrace.cluster.room import check_this_machine
 from tailrace.config.recipe_text import write_yaml
@@ -43,7 +42,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     directory.check_makeable()
     if config.pipeline.placement == "separated" and config.cluster.address is None:
         check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
-    check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
+    check_queue(config.queue, run_table(config))
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)
     info = describe_model(inputs.model_dir)

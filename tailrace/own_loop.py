@@ -107,7 +107,7 @@ class Engines:
             self._start(config, kinds)
 
     def _start(self, config: RunConfig, kinds: dict[str, PoolConfig]) -> None:
-        check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
+        check_queue(config.queue, run_table(config))
         self._config = config
         self._inputs = load_inputs(config)
         tell_dropped(self._inputs.prompts.dropped)
@@ -504,9 +504,7 @@ class _Runtime:
         if "reward" in self._kinds:
             await check_answers(config.rewards, self._inputs.prompts.sets)
         cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
-        queue = await open_queue(
-            config.queue, run_table(config, make_algorithm(config.algorithm)), directory.queue, stack
-        )
+        queue = await open_queue(config.queue, run_table(config), directory.queue, stack)
         with directory.begun(config, resumed=False):
             file = stack.enter_context(closing(EventFile(directory.events)))
             log = self._log = begin_log(config, None, (file, SampleFile(directory.samples)), total_steps=None)

@@ -41,12 +41,11 @@ def load_served(recipe: Path, overrides: Sequence[str]) -> Served:
     if "table" in keys:
         return Served(config=load_as(ServeConfig, recipe, overrides), of_run=False)
     _check_recipe(recipe, keys)
-    from tailrace.algorithms.factory import make_algorithm  # takes seconds
     from tailrace.run_queue import run_table
 
     config = load_config(recipe, [*overrides, "queue.type=service"])
     assert isinstance(config.queue, ServiceQueueConfig), "the last override counts"
-    table = run_table(config, make_algorithm(config.algorithm))
+    table = run_table(config)
     return Served(config=ServeConfig(queue=config.queue, table=table), of_run=True)
 
 

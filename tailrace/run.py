@@ -21,7 +21,6 @@ import msgspec
 import torch
 
 import tailrace
-from tailrace.algorithms.factory import make_algorithm
 from tailrace.assembly import Colocated, Inputs, Placement, load_inputs
 from tailrace.checkpointing import RunState, check_prompts, read_run_state, restore_queue
 from tailrace.cluster.pool import DeathBudget
@@ -116,7 +115,7 @@ def train(
             check_sinks(config.observe)
             if config.pipeline.placement == "colocated":
                 prepare_torch(config.device, config.threads)
-            check_queue(config.queue, run_table(config, make_algorithm(config.algorithm)))
+            check_queue(config.queue, run_table(config))
             inputs = load_inputs(config)
             tell_dropped(inputs.prompts.dropped)
             if start is not None:
@@ -297,7 +296,7 @@ class _Run:
 
     async def _connect(self, placement: Placement, stack: AsyncExitStack, shared: ExitStack) -> Pipeline:
         config, directory, start = self._config, self._directory, self._from
-        table = run_table(config, make_algorithm(config.algorithm))
+        table = run_table(config)
         queue = await open_queue(config.queue, table, directory.queue, stack)
         if start is not None:
             await restore_queue(start.checkpoint, queue.queue)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from tailrace.algorithms.base import Algorithm
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.queue_table import (
     FirstInConfig,
     PolicyConfig,
@@ -33,7 +33,7 @@ _GREETING_LIMIT_S = 10.0
 """For a queue that is said to run already."""
 
 
-def run_table(config: RunConfig, algorithm: Algorithm) -> TableConfig:
+def run_table(config: RunConfig) -> TableConfig:
     """The table that the tasks of a run work through."""
     streaming = config.pipeline.streaming
     in_order = config.pipeline.in_order or not streaming
@@ -51,7 +51,7 @@ def run_table(config: RunConfig, algorithm: Algorithm) -> TableConfig:
     return TableConfig(
         tasks=tuple(
             TaskConfig(name=spec.name, reads=spec.reads, writes=spec.writes, policy=policies[spec.name])
-            for spec in algorithm.tasks
+            for spec in make_algorithm(config.algorithm).tasks
         )
     )
 

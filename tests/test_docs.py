@@ -12,9 +12,7 @@ import torch
 import yaml
 from typer.main import get_command
 
-from tailrace.algorithms.factory import make_algorithm
 from tailrace.cli import app
-from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.load import load_config
 from tailrace.config.queue_table import TableConfig
 from tailrace.generate import Line
@@ -139,7 +137,7 @@ def test_experience_is_put_and_had_as_the_page_shows(address: QueueAddress) -> N
 
 
 def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path: Path) -> None:
-    table = run_table(small_run(tmp_path, tmp_path, tmp_path), make_algorithm(GrpoConfig()))
+    table = run_table(small_run(tmp_path, tmp_path, tmp_path))
     with queue(tmp_path / "queue", table=table) as served, SyncQueue(served.address, name="run") as run:
         prompt: dict[str, Value] = {
             "prompt_ids": np.arange(2),

@@ -192,7 +192,7 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
     samples, staleness = config.trainer.train_batch_size, config.pipeline.max_staleness
     source = JustInTime(history, parts.trainer.weights, staleness, samples)
     log = EventLog(sinks=(source.saw,))
-    opened = await open_queue(config.queue, run_table(config, parts.algorithm), Path(), stack)
+    opened = await open_queue(config.queue, run_table(config), Path(), stack)
     queue = opened.queue
     updater = EngineUpdater(parts.engine, source, "delayed", log=log, activity=Activity(log, "rollout"), timeout_s=60.0)
     worker = RolloutWorker(

@@ -13,8 +13,6 @@ from unittest.mock import MagicMock
 import pytest
 
 from tailrace import run as run_module
-from tailrace.algorithms.factory import make_algorithm
-from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
@@ -52,7 +50,7 @@ def test_the_actor_gathers_micro_batches_when_streaming_and_mini_batches_otherwi
     tmp_path: Path, pipeline: dict[str, Any], policy: dict[str, Any]
 ) -> None:
     config = small_run(tmp_path, Path("model"), Path("prompts.jsonl"), pipeline=pipeline)
-    table = run_table(config, make_algorithm(GrpoConfig()))
+    table = run_table(config)
     assert [task.name for task in table.tasks] == ["rollout", "reward", "advantage", "actor"]
     assert table.tasks[-1].policy.model_dump(include={"tokens", "window"}) == policy
     check_table(make_tasks(table), table.columns)
@@ -175,7 +173,7 @@ def test_a_served_queue_is_for_one_run_and_to_resume_it_takes_another(tmp_path: 
         config = small_run(tmp_path / name, tiny_model("llama"), prompts, queue=remote, trainer__steps=steps)
         return train(config, resume=resume)
 
-    table = run_table(small_run(tmp_path, tmp_path, prompts), make_algorithm(GrpoConfig()))
+    table = run_table(small_run(tmp_path, tmp_path, prompts))
     with queue(tmp_path / "first", table=table) as first, queue(tmp_path / "second", table=table) as second:
         assert run("run", 1, first) == 0
         for name, resume in (("other", False), ("run", True)):

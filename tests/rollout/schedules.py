@@ -380,7 +380,7 @@ class Run:
         self.log = EventLog(sinks=(self.events.append,))
         config = schedule.config
         self.algorithm = make_algorithm(config.algorithm)
-        table = run_table(config, self.algorithm)
+        table = run_table(config)
         rows = schedule.full_steps * schedule.samples_per_step + schedule.spare_rows
         self.queue = WatchedQueue(
             make_tasks(table),
