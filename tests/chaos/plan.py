@@ -16,10 +16,10 @@ _RAY = ("gcs_server", "raylet", "dashboard agent", "runtime env agent", "monitor
 _WORKERS = ("trainer", "rollout-0", "reward-0")
 _AROUND = ("broker", "broker's guard", "undertaker", "keeper", "guard")
 _SEPARATED = (*_DRIVER, *_QUEUE, *_RAY, *_WORKERS, *_AROUND)
-_MOMENTS = {"processes": 22, "event": 90, "weights": 6, "checkpoint": 2, "export": 1, "end": 1}
-"""By kind, the latest of them that is chosen: at the n-th process, the n-th event, …"""
-_OF_ONE_PROCESS = {"processes": 2, "event": 60, "checkpoint": 2, "export": 1}
-"""The same for a colocated run, which has few processes and ends at once."""
+_MOMENTS = {"processes": 24, "event": 100, "weights": 6, "checkpoint": 2, "export": 1, "end": 1}
+"""By kind, the latest that is chosen: at the n-th process, the n-th event, … Every run of workers reaches them all."""
+_COLOCATED_MOMENTS = {"processes": 2, "event": 80, "checkpoint": 2, "export": 1}
+"""The same for a colocated run, which has few processes and transfers no weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +72,17 @@ class Fault:
     number: int
     victim: str
     how: str
-    """`kill`, `stop` for ever, or `pause` for some seconds."""
+    """`kill`, `stop` for ever, `pause` for some seconds, or `interrupt`, as Ctrl-C does it."""
     pause_s: float
 
+    @property
+    def may_end_the_run(self) -> bool:
+        """Whether the run may end with an error after it: a pause is shorter than every limit."""
+        return self.how != "pause"
+
     def __str__(self) -> str:
-        how = (
-            f"paused for {self.pause_s:.1f} s"
-            if self.how == "pause"
-            else {"kill": "killed", "stop": "stopped"}[self.how]
-        )
+        pause = f"paused for {self.pause_s:.1f} s"
+        how = {"kill": "killed", "stop": "stopped", "pause": pause, "interrupt": "interrupted"}[self.how]
         return f"{self.victim} {how} at {self.moment} {self.number}"
 
 
@@ -141,14 +143,15 @@ def make_plan(seed: int, round: int) -> Plan:
 
 
 def _fault(choose: random.Random, mode: Mode) -> Fault:
-    moments = _MOMENTS if mode.roles is _SEPARATED else _OF_ONE_PROCESS
+    moments = _MOMENTS if mode.roles is _SEPARATED else _COLOCATED_MOMENTS
     moment = choose.choice(list(moments))
     victim = choose.choice((*mode.roles, *["driver"] * (len(mode.roles) // 8)))  # after whose death a run is resumed
-    how = choose.choice(("kill", "kill", "stop", "pause"))
+    stop = "interrupt" if victim == "driver" else "stop"  # nobody else could end a driver that stands still
+    how = choose.choice(("kill", "kill", stop, "pause"))
     return Fault(
         moment=moment,
         number=choose.randint(1, moments[moment]),
         victim=victim,
-        how="pause" if (victim, how) == ("driver", "stop") else how,  # nobody else could end it
+        how=how,
         pause_s=choose.uniform(0.5, 4.0),
     )

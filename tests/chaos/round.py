@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tailrace import cli
 from tailrace.cluster.base import WorkerSpec
 from tailrace.config.run import RunConfig
+from tailrace.interrupt import INTERRUPTED
 from tailrace.trainer.checkpoint import CheckpointStore, find_damage
 from tests.chaos.plan import ROWS_PER_STEP, STEPS, Plan
 from tests.chaos.processes import adopt_orphans, exposed, gone, open_to_others, shared_memory
@@ -40,7 +41,9 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     plan: str
     done: list[str]
-    """What was harmed."""
+    """What was harmed, and how the run took it."""
+    faults_planned: int
+    faults_done: int
     wrong: list[str]
     """Rows, steps, weights or messages that are not as they should be."""
     hung: list[str]
@@ -56,6 +59,22 @@ class Outcome(msgspec.Struct, kw_only=True):
         return bool(self.wrong or self.hung or self.left or self.exposed)
 
 
+def no_outcome(plan: Plan) -> Outcome:
+    """Of a round that has not begun."""
+    planned = len(plan.faults)
+    return Outcome(
+        plan=str(plan),
+        done=[],
+        faults_planned=planned,
+        faults_done=0,
+        wrong=[],
+        hung=[],
+        left=[],
+        exposed=[],
+        seconds=0.0,
+    )
+
+
 class Round:
     """In a process of its own."""
 
@@ -69,7 +88,7 @@ class Round:
         self._directory = directory
         self._temporary = directory.with_name(f"t{directory.name}")
         self._faults = list(plan.faults)
-        self._outcome = Outcome(plan=str(plan), done=[], wrong=[], hung=[], left=[], exposed=[], seconds=0.0)
+        self._outcome = no_outcome(plan)
 
     def play(self) -> Outcome:
         """Run, harm, resume, check."""
@@ -86,34 +105,37 @@ class Round:
             self._outcome.left += [f"{path.name} among temporary files" for path in self._temporary.iterdir()]
             self._outcome.left += [f"{path}" for path in shared_memory() - before if not _is_in_use(path)]
         remove(self._temporary)
+        self._outcome.faults_done = len(self._plan.faults) - len(self._faults)
         self._outcome.seconds = round(time.monotonic() - began, 1)
         return self._outcome
 
     def _to_end(self) -> Path | None:
-        """Until a run has ended well; its directory. None where one hangs, or fails although nobody harmed it."""
+        """Until a run has ended well; its directory. None where one hangs, or fails although nobody harmed it.
+
+        A fault whose moment an attempt has not reached is done to the next one.
+        """
         number, resume = 0, False
         while True:
             run = self._directory / f"run-{number}"
             config = self._plan.config(run, self._model, self._prompts)
             log = self._directory / f"log-{number}-{len(self._outcome.done)}-{int(resume)}"
-            was_harmed = bool(self._faults)
             code, harm = self._attempt(config, log, resume)
-            self._outcome.done += harm.done
+            self._outcome.done += harm.told
             if code is None:
                 self._outcome.hung.append(f"the run has not ended within {ATTEMPT_LIMIT_S:g} s, see {log}")
                 return None
             if code == 0:
                 return run
-            self._outcome.wrong += _untold(code, log)
+            has_checkpoint = CheckpointStore(run / "checkpoints", keep=5).latest() is not None
+            self._outcome.wrong += _untold(code, log, run, must_hint=has_checkpoint and not resume)
             if _NO_ROOM in log.read_text(errors="replace") and self._outcome.done.count(_NO_ROOM) < _TRIES:
                 self._outcome.done.append(_NO_ROOM)
-            elif not was_harmed:
-                self._outcome.wrong.append(f"a run that nobody harmed has ended with {code}, see {log}")
+            elif not any(fault.may_end_the_run for fault in harm.done):
+                self._outcome.wrong.append(f"a run that was not harmed enough has ended with {code}, see {log}")
                 return None
-            resume = CheckpointStore(run / "checkpoints", keep=5).latest() is not None
+            resume = has_checkpoint
             number += not resume
             self._outcome.done.append(f"ended with {code}, then {'resumed' if resume else 'begun anew'}")
-            self._faults.clear()
 
     def _attempt(self, config: RunConfig, log: Path, resume: bool) -> tuple[int | None, Harm]:
         driver = os.fork()
@@ -167,6 +189,9 @@ def drive(config: RunConfig, log: Path, resume: bool) -> NoReturn:
             cli.main()
     except SystemExit as end:
         code = int(end.code or 0)
+    except KeyboardInterrupt:  # the command itself had not begun
+        code = INTERRUPTED
+        print("Aborted.")
     except BaseException:  # whatever it is: nobody else shows it
         traceback.print_exc()
     finally:
@@ -181,14 +206,22 @@ def _recording_spec(**values: Any) -> WorkerSpec:
     return WorkerSpec(**values)
 
 
-def _untold(code: int, log: Path) -> list[str]:
-    """What a run that has failed does not say, or says too loudly."""
-    said = log.read_text(errors="replace").strip().splitlines()
-    if code > 0 and any(line.startswith("Traceback") for line in said):
-        return [f"a traceback, see {log}"]
-    if code > 0 and not (said and said[-1].strip()):
-        return [f"it has ended with {code} and said nothing, see {log}"]
-    return []
+def _untold(code: int, log: Path, run: Path, *, must_hint: bool) -> Iterator[str]:
+    """What a run that has failed does not say, or says too loudly.
+
+    `must_hint`: whether it has saved a checkpoint, so that it has to say how to go on.
+    """
+    if code < 0:
+        return  # it was killed
+    said = log.read_text(errors="replace").strip()
+    if "Traceback" in said:
+        yield f"a traceback, see {log}"
+    if not said:
+        yield f"it has ended with {code} and said nothing, see {log}"
+    if must_hint and "--resume" not in said:
+        yield f"it has ended with {code} and not said how to go on, see {log}"
+    if (run / "events.jsonl").exists() and not (run / "report.html").exists():
+        yield f"it has ended with {code} and written no report, see {log}"
 
 
 def _broken(run: Path) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Sees how far a run is, and harms it when its plan says so."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,8 +14,12 @@ import psutil
 from tests.chaos.plan import Fault
 from tests.chaos.processes import family, role
 
-_LOOK_S = 0.01
-"""Between looks at the files of a run."""
+_LOOK_S = 0.003
+"""Between looks at the files of a run: the checkpoint of a tiny model is written in some milliseconds."""
+_TRY_S = 0.04
+"""Between searches for a victim."""
+_CHECKPOINT = re.compile(r"step_\d+")
+"""In its name, while it is written, too."""
 _LOOK_AT_PROCESSES_S = 0.3
 """Between looks at its processes, which cost more."""
 
@@ -28,7 +33,7 @@ class Progress:
         self._read = 0
         self._looked_at = 0.0
         self._pids: set[int] = set()
-        self._partial: set[str] = set()
+        self._checkpoints: set[str] = set()
         self.counts = {"processes": 0, "event": 0, "weights": 0, "checkpoint": 0, "export": 0, "end": 0}
 
     def look(self) -> None:
@@ -45,11 +50,13 @@ class Progress:
             self.counts["event"] += whole.count(b"\n")
             self.counts["weights"] += whole.count(b'"weights_')
             self.counts["end"] += whole.count(b'"task":"export"')
-        for kind, directory in (("checkpoint", self._run / "checkpoints"), ("export", self._run)):
-            with suppress(FileNotFoundError):
-                new = {name for name in os.listdir(directory) if name.startswith(".partial-")} - self._partial
-                self._partial |= new
-                self.counts[kind] += len(new)
+        with suppress(FileNotFoundError):
+            found = map(_CHECKPOINT.search, os.listdir(self._run / "checkpoints"))
+            self._checkpoints |= {name[0] for name in found if name}
+            self.counts["checkpoint"] = len(self._checkpoints)
+        with suppress(FileNotFoundError):
+            names = os.listdir(self._run)
+            self.counts["export"] += not self.counts["export"] and any("model" in name for name in names)
 
 
 @dataclass(slots=True)
@@ -60,7 +67,9 @@ class Harm:
     """Its pid."""
     faults: list[Fault]
     before: Callable[[], None]
-    done: list[str] = field(default_factory=list)
+    done: list[Fault] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    """What was done to which process."""
     _paused: dict[int, float] = field(default_factory=dict)
     """Until when, by pid."""
     _looked_at: float = 0.0
@@ -72,7 +81,7 @@ class Harm:
                 del self._paused[pid]
                 _signal(pid, signal.SIGCONT)
         due = [fault for fault in self.faults if counts[fault.moment] >= fault.number]
-        if due and time.monotonic() - self._looked_at > _LOOK_S * 4:
+        if due and time.monotonic() - self._looked_at > _TRY_S:
             self._looked_at = time.monotonic()
             for fault in due:
                 if (victim := self._find(fault.victim)) is not None:
@@ -86,10 +95,11 @@ class Harm:
 
     def _do(self, fault: Fault, pid: int) -> None:
         self.before()
-        _signal(pid, signal.SIGKILL if fault.how == "kill" else signal.SIGSTOP)
+        _signal(pid, {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}.get(fault.how, signal.SIGSTOP))
         if fault.how == "pause":
             self._paused[pid] = time.monotonic() + fault.pause_s
-        self.done.append(f"{fault} ({pid})")
+        self.done.append(fault)
+        self.told.append(f"{fault} ({pid})")
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
@@ -114,5 +124,5 @@ def follow(
         harm.when(progress.counts)
         time.sleep(_LOOK_S)
     with suppress(psutil.Error):
-        harm.done.append("waited for: " + ", ".join(filter(None, {role(process) for process in family()})))
+        harm.told.append("waited for: " + ", ".join(filter(None, {role(process) for process in family()})))
     return None, harm
