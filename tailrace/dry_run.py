@@ -20,6 +20,7 @@ from tailrace.preparation import prepare_torch
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, run_table
 from tailrace.separated import run_pools
+from tailrace.transfer.weights.segments import check_shared_memory
 
 MAX_SHOWN = 2000
 """Characters of a prompt."""
@@ -42,6 +43,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     directory.check_makeable()
     if config.pipeline.placement == "separated" and config.cluster.address is None:
         check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
+        check_shared_memory()
     check_queue(config.queue, run_table(config))
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config)

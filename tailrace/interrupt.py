@@ -17,8 +17,6 @@ from typing import Self
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 _ALWAYS = (signal.SIGINT, signal.SIGTERM)
-_OUTPUTS = (1, 2)
-"""The descriptors of what is printed."""
 _SAME_S = 1.0
 """Signals that come within so many seconds count as one: `timeout` signals its child, then the group that it is in."""
 
@@ -27,17 +25,6 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     """What asks a process to stop: SIGINT, SIGTERM, and SIGHUP unless that is ignored, as `nohup` has it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return _ALWAYS if ignored else (*_ALWAYS, signal.SIGHUP)
-
-
-def leave_closed_terminal() -> None:
-    """Let what is printed from now on go nowhere, where the terminal has closed: writing there is an error."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in _OUTPUTS:
-        try:
-            os.write(stream, b"")
-        except OSError:
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
 
 
 class Interrupt:
@@ -94,9 +81,7 @@ class Interrupt:
         self._task.uncancel()
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if number == signal.SIGHUP:  # a terminal that closes may send several
-            leave_closed_terminal()
-        if self.asked:
+        if self.asked:  # a terminal that closes may send several SIGHUP
             if number != signal.SIGHUP and self._clock() - self._signalled_at >= _SAME_S:
                 os._exit(INTERRUPTED)
             return

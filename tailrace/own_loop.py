@@ -13,6 +13,7 @@ what may not go in yet waits in the line. Workers are started, watched and repla
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -54,6 +55,7 @@ from tailrace.prompts.load import tell_dropped
 from tailrace.queue_observer import QueueObserver
 from tailrace.report.page import write_report
 from tailrace.report.trace import write_trace
+from tailrace.report.workers import death_text
 from tailrace.rewards.answers import check_answers
 from tailrace.rollout.feeder import group_rows, put_lost_groups
 from tailrace.run import begin_log, end_event
@@ -73,8 +75,18 @@ from tailrace.types import Prompt, WeightVersion
 from tailrace.workers.settings import check_gpus
 from tailrace.workers.weights import make_sender
 
+_log = logging.getLogger(__name__)
+
 _CLOSE_LIMIT_S = 120.0
 """For all processes to end; each has a shorter limit of its own."""
+
+
+def log_warnings(event: Event) -> None:
+    """A sink for a program without a display: the log has what that would show of warnings and deaths."""
+    if event.task == "warning":
+        _log.warning(event.info["text"])
+    elif event.task == "worker_died":
+        _log.warning(death_text(event))
 
 
 class Engines:
@@ -507,7 +519,8 @@ class _Runtime:
         queue = await open_queue(config.queue, run_table(config), directory.queue, stack)
         with directory.begun(config, resumed=False):
             file = stack.enter_context(closing(EventFile(directory.events)))
-            log = self._log = begin_log(config, None, (file, SampleFile(directory.samples)), total_steps=None)
+            sinks = (file, SampleFile(directory.samples), log_warnings)
+            log = self._log = begin_log(config, None, sinks, total_steps=None)
             self._sender = stack.enter_context(
                 make_sender(config, address=cluster.address, datacentre=cluster.datacentre, log=log)
             )

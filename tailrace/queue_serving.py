@@ -12,8 +12,9 @@ from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RedisStorageConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError, PeerLost, nearest
-from tailrace.interrupt import leave_closed_terminal, stop_signals
+from tailrace.interrupt import stop_signals
 from tailrace.metrics_server import check_port
+from tailrace.streams import outliving_readers
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.look import look
 from tailrace.transfer.queue.metrics import SETTING, serving_metrics
@@ -80,7 +81,7 @@ def serve(served: Served, directory: Path, *, metrics_port: int | None) -> None:
         asked.put(True)
         processes.stop()
 
-    with _on_signals(stop), processes, ExitStack() as stack:
+    with outliving_readers(), _on_signals(stop), processes, ExitStack() as stack:
         stack.enter_context(_on_signals(lambda: asked.put(True)))
         for line in greeting(served, processes.connection):
             print(line)
@@ -129,12 +130,7 @@ def _look(processes: QueueProcesses) -> QueueStats | None:
 
 @contextmanager
 def _on_signals(then: Callable[[], object]) -> Iterator[None]:
-    def handle(number: int, _: object) -> None:
-        if number == signal.SIGHUP:
-            leave_closed_terminal()
-        then()
-
-    before = {number: signal.signal(number, handle) for number in stop_signals()}
+    before = {number: signal.signal(number, lambda *_: then()) for number in stop_signals()}
     try:
         yield
     finally:

@@ -55,7 +55,7 @@ from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, explained, open_queue, run_table
 from tailrace.samples import SampleFile
 from tailrace.separated import Separated
-from tailrace.streams import unencodable_replaced
+from tailrace.streams import outliving_readers, unencodable_replaced
 from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
 
 _MAX_IN_VAIN = 3
@@ -79,6 +79,7 @@ class Resume:
         return cls(checkpoint=checkpoint, state=read_run_state(checkpoint))
 
 
+@outliving_readers()
 def train(
     config: RunConfig,
     *,
@@ -266,6 +267,8 @@ class _Run:
                 raise
             if self._interrupt.asked:
                 print(f"{death}; since the last checkpoint, nothing could be saved.", file=sys.stderr)
+                if self._store.latest():
+                    print(f"Interrupted. {self._how_to_go_on}")
                 return INTERRUPTED
             return death
         return 0

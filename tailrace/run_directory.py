@@ -22,7 +22,7 @@ from tailrace.config.load import load_config
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import written
-from tailrace.errors import CheckpointError, ConfigError, UserError
+from tailrace.errors import CheckpointError, ConfigError, QueueError, TailraceError, UserError
 from tailrace.events import read_events
 from tailrace.prompts.given import FILE
 from tailrace.samples import SAMPLES_FILE, read_samples
@@ -118,7 +118,8 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Make the directory and hold it for this process.
 
-        A start that is refused, or interrupted, within the block leaves nothing there.
+        A start that fails, or is interrupted, within the block leaves nothing there; a queue that failed leaves its
+        logs.
 
         Raises:
             UserError: it cannot be made, or another process trains in it.
@@ -135,8 +136,8 @@ class RunDirectory:
             self._hold(lock)
             try:
                 yield
-            except (UserError, CancelledError, KeyboardInterrupt):
-                if not self.events.exists():
+            except (TailraceError, CancelledError, KeyboardInterrupt) as error:
+                if not (self.events.exists() or isinstance(error, QueueError)):
                     _remove(new, around)
                 raise
 

@@ -56,5 +56,6 @@ def learned(event: Event) -> dict[str, float]:
 
     The latter changes the log-probabilities that the engine tells by rounding, and nothing that is learned.
     """
+    rounded = ("sampling_entropy", "rollout_mismatch", "on_policy_mismatch")
     timed = [name for name in event.metrics if name.startswith("time/") or name.endswith("_per_s")]
-    return {name: value for name, value in event.metrics.items() if name not in (*timed, "sampling_entropy")}
+    return {name: value for name, value in event.metrics.items() if name not in (*timed, *rounded)}

@@ -114,8 +114,13 @@ def test_a_task_of_another_thread_is_cancelled_when_it_is_asked_before_it_begins
 WATCHER = """
 import asyncio, sys
 from tailrace.interrupt import Interrupt
+from tailrace.streams import outliving_readers
 
-async def main():
+@outliving_readers()
+def main():
+    asyncio.run(watch())
+
+async def watch():
     with Interrupt().watching() as interrupt:
         print("watching", flush=True)
         try:
@@ -125,7 +130,7 @@ async def main():
             print("a line for nobody", flush=True)
             open(sys.argv[1], "w").write("saved")
 
-asyncio.run(main())
+main()
 """
 
 
@@ -137,6 +142,19 @@ def test_a_terminal_that_closes_lets_a_run_save_and_print(tmp_path: Path) -> Non
         os.close(theirs)
         with os.fdopen(ours, "rb", buffering=0) as terminal:
             assert terminal.readline() == b"watching\r\n"
+        assert process.wait(30) == 0
+    assert saved.read_text() == "saved"
+
+
+def test_an_interrupt_that_ends_who_reads_the_output_lets_a_run_save_and_print(tmp_path: Path) -> None:
+    """As of `train | tee log`, whose tee gets the Ctrl-C, too."""
+    saved = tmp_path / "saved"
+    command = [sys.executable, "-c", WATCHER, str(saved)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"watching\n"
+        process.stdout.close()
+        process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
     assert saved.read_text() == "saved"
 

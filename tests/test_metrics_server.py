@@ -39,6 +39,21 @@ def test_silent_connections_are_few_and_hung_up_on(server: MetricsServer) -> Non
         assert b"rows_total 1.0" in answer.read()
 
 
+def test_scrapes_for_which_no_thread_can_be_started_take_no_place_of_others(
+    server: MetricsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(metrics_server._MAX_SCRAPES + 1):
+            with socket.create_connection(("127.0.0.1", server.port), timeout=LIMIT_S) as connection:
+                assert connection.recv(1) == b""
+    with urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=LIMIT_S) as answer:
+        assert answer.status == 200
+
+
 @pytest.mark.parametrize(
     "line",
     [b"\x00\xff" * 50, b"GET /" + b"x" * 100_000, b"POST / HTTP/1.1\r\nContent-Length: 9999"],

@@ -11,7 +11,7 @@ import pytest
 
 from tailrace.config.load import load_config
 from tailrace.config.written import written
-from tailrace.errors import ConfigError, QueueError, UserError
+from tailrace.errors import ClusterError, ConfigError, QueueError, UserError, WeightsError
 from tailrace.events import EventFile
 from tailrace.run_directory import RunDirectory
 from tests.runs import small_run
@@ -31,7 +31,16 @@ def fail(run: RunDirectory, error: BaseException, *, meanwhile: Callable[[RunDir
         raise error
 
 
-@pytest.mark.parametrize("error", [ConfigError("refused"), CancelledError(), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("refused"),
+        ClusterError("no Ray could be had"),
+        WeightsError("no shared memory"),
+        CancelledError(),
+        KeyboardInterrupt(),
+    ],
+)
 def test_a_start_that_comes_to_nothing_leaves_no_directory_that_was_not_there(
     tmp_path: Path, error: BaseException
 ) -> None:

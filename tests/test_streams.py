@@ -14,7 +14,7 @@ from tailrace.errors import PromptError, UserError
 from tailrace.generate import _typed
 from tailrace.json_lines import JsonLines
 from tailrace.report.display import Display
-from tailrace.streams import replace_unencodable, unencodable_replaced
+from tailrace.streams import outliving_readers, replace_unencodable, unencodable_replaced
 from tests.report.synthetic import resumed_run
 
 TEXT = "accuracy 18 % · Grüße · 日本 ▁█ \udce9\n"
@@ -48,6 +48,15 @@ def test_what_an_encoding_lacks_is_a_question_mark(encoding: str, printed: str, 
     replace_unencodable()
     print(TEXT, end="")
     assert output.getvalue() == printed.encode(encoding)
+
+
+def test_text_that_fails_for_another_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(OSError, match="No space left"), outliving_readers():
+            print("a line", flush=True)
+        monkeypatch.undo()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what it holds back can be flushed now
 
 
 def test_a_program_has_its_streams_back(printed_in: Printed) -> None:

@@ -38,7 +38,7 @@ from tailrace.errors import (
     WeightsTimeout,
 )
 from tailrace.events import Event, EventLog, read_events
-from tailrace.own_loop import Engines
+from tailrace.own_loop import Engines, log_warnings
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.run import train
 from tailrace.samples import read_samples
@@ -316,7 +316,9 @@ def test_rows_that_are_not_put_come_again(small: Callable[..., RunConfig], local
         assert [row.id for row in again.claim.rows] == [row.id for row in batch.claim.rows]
 
 
-def test_a_killed_worker_is_replaced_while_the_caller_goes_on(small: Callable[..., RunConfig], local: Workers) -> None:
+def test_a_killed_worker_is_replaced_while_the_caller_goes_on(
+    small: Callable[..., RunConfig], local: Workers, caplog: pytest.LogCaptureFixture
+) -> None:
     config = small("own", **STALE)
     with Trainer(config).init_engines() as engines:
         engines.put_prompts_data(all_prompts(config, engines))
@@ -329,6 +331,15 @@ def test_a_killed_worker_is_replaced_while_the_caller_goes_on(small: Callable[..
                 local.kill("reward-0")
             engines.weight_sync_notify(version, random_weights(engines.model_dir, version))
     assert len(local.named("rollout-0")) == len(local.named("reward-0")) == 2
+    assert sorted(line.partition(":")[0] for line in caplog.messages) == ["reward-0 died", "rollout-0 died"]
+
+
+def test_what_a_run_would_warn_of_is_in_the_log_of_a_program(caplog: pytest.LogCaptureFixture) -> None:
+    log_warnings(
+        Event(task="warning", actor="driver", start=0.0, end=0.0, info={"kind": "k", "text": "all rewards are equal"})
+    )
+    log_warnings(Event(task="step", actor="trainer", start=0.0, end=1.0))
+    assert caplog.messages == ["all rewards are equal"]
 
 
 def test_what_cannot_be_mended_reaches_the_call_that_waits(small: Callable[..., RunConfig], local: Workers) -> None:

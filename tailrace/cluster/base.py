@@ -98,6 +98,15 @@ class Report(msgspec.Struct, frozen=True):
     """What it and its children have printed, to stdout or stderr, a line each."""
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What a command has returned, on its way to the driver."""
+
+    value: bytes
+    """Pickled."""
+    told: int
+    """See `WorkerHandle.told`."""
+
+
 class WorkerHandle(ABC):
     """The driver's end of one worker. Used from one event loop."""
 
@@ -108,6 +117,8 @@ class WorkerHandle(ABC):
     """What its `open` returned and: `pid`, `host`, `address` (IP), `node` (the id of Ray's node), `keeper` (the pid of
     its actor), `datacentre` (Ray's node label of that name, or empty), `cores` (that it may run on, as read back from
     the system)."""
+    told: int = 0
+    """Events that the worker had emitted in all by the end of the newest call that has returned. Reports bring them."""
 
     @abstractmethod
     def reports(self) -> AsyncGenerator[Report, None]:
@@ -199,6 +210,12 @@ async def each(*work: Coroutine[Any, Any, None]) -> None:
             raise end
 
 
+def unheard(work: asyncio.Future[Any]) -> None:
+    """For `add_done_callback`, where nobody waits for the end of `work` any more: an error is not told as forgotten."""
+    if not work.cancelled():
+        work.exception()
+
+
 def is_ours(error: Exception) -> bool:
     """Whether a driver raises a worker's `error` as it is. A class of a user's may be one that cannot be pickled."""
     return isinstance(error, TailraceError) and type(error).__module__.partition(".")[0] == "tailrace"
@@ -234,6 +251,8 @@ class Outbox:
         self._loop = asyncio.get_running_loop()
         self._events: list[Event] = []
         self._news = asyncio.Event()
+        self.told = 0
+        """Events in all."""
 
     def emit(self, event: Event) -> None:
         """Take `event`, to report it soon."""
@@ -241,6 +260,7 @@ class Outbox:
 
     def _add(self, event: Event) -> None:
         self._events.append(event)
+        self.told += 1
         self._news.set()
 
     async def wait(self, limit_s: float) -> None:

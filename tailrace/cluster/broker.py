@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from tailrace.cluster.base import Report, Worker, WorkerContext, WorkerSpec
+from tailrace.cluster.base import Answer, Report, Worker, WorkerContext, WorkerSpec
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ClusterLost
 
@@ -45,6 +45,8 @@ class Broker(Worker):
         from tailrace.cluster.ray import RayCluster, RayHandle  # imports Ray, which the driver does not need
 
         config: ClusterConfig = pickle.loads(settings.config)
+        self._parts = _PARTS if config.address is None else ()
+        """Of the Ray that is started here."""
         pools: dict[str, PoolConfig] = pickle.loads(settings.pools)
         self._cluster = RayCluster(config, pools, Path(settings.directory))
         self._handles: dict[int, RayHandle] = {}
@@ -61,10 +63,10 @@ class Broker(Worker):
         Raises:
             ClusterLost: a part of it has ended. Ray itself would say so after a minute, with the end of this process.
         """
-        parts = {child: child.name() for child in psutil.Process().children() if child.name() in _PARTS}
-        while all(_lives(part) for part in parts):
+        children = {_name(child): child for child in psutil.Process().children()}
+        while not (ended := [name for name in self._parts if not (name in children and _lives(children[name]))]):
             await asyncio.sleep(_LOOK_S)
-        raise ClusterLost(f"{next(name for part, name in parts.items() if not _lives(part))} has ended")
+        raise ClusterLost(f"{ended[0]} has ended")
 
     async def start(self, id: int, spec: WorkerSpec) -> tuple[int, dict[str, Any]]:
         """Start a worker, which is `id` from now on; its pid, and the facts about it."""
@@ -80,8 +82,8 @@ class Broker(Worker):
         """Nobody reads them any more."""
         await self._reports[id].aclose()
 
-    async def call(self, id: int, method: str, args: bytes) -> bytes:
-        """Call a command of a worker."""
+    async def call(self, id: int, method: str, args: bytes) -> Answer:
+        """The answer to a command of a worker."""
         return await self._handles[id].call_packed(method, args)
 
     async def close_worker(self, id: int) -> Report:
@@ -99,6 +101,12 @@ class Broker(Worker):
     async def close(self) -> None:
         """The same, after an `open` that has failed."""
         await self._cluster.close()
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return str(process.name())
+    return ""
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -5,13 +5,19 @@ from collections.abc import Mapping
 
 from tailrace.cluster.base import Cluster
 from tailrace.config.cluster import ClusterConfig, PoolConfig
+from tailrace.transfer.weights.segments import check_shared_memory
 
 
 def make_cluster(config: ClusterConfig, pools: Mapping[str, PoolConfig]) -> Cluster:
     """A cluster for the pools that the run needs, by their names in `config`.
 
     In a process that is connected to Ray already it is that Ray. Ray is imported here only then.
+
+    Raises:
+        ConfigError: this machine, where they would run, has no shared memory for them.
     """
+    if config.address is None:
+        check_shared_memory()
     if (ray := sys.modules.get("ray")) is not None and ray.is_initialized():
         from tailrace.cluster.ray import RayCluster
 

@@ -105,7 +105,10 @@ class LocalHandle(WorkerHandle):
         if self._died is not None:
             raise self._obituary()
         assert self._worker is not None
-        return await self._guarded(call_method(self._worker, method, args))
+        value = await self._guarded(call_method(self._worker, method, args))
+        await asyncio.sleep(0)  # what it emitted as its last
+        self.told = self._outbox.told
+        return value
 
     async def _guarded(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Its result, or its error as the driver sees it; WorkerDied if the worker is killed before or meanwhile."""

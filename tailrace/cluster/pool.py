@@ -53,6 +53,40 @@ class DeathBudget:
             ) from death
 
 
+class _Hearing:
+    """How far the reports of one worker have been read."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        """The last one was read."""
+        self.error: TailraceError | None = None
+        """What has ended them, where something has."""
+        self._events = 0
+        self._news = asyncio.Event()
+
+    def has_come(self, report: Report) -> None:
+        """Count what it has brought."""
+        self._events += len(report.events)
+        self._news.set()
+
+    def end(self) -> None:
+        """No more comes."""
+        self.ended.set()
+        self._news.set()
+
+    async def of(self, events: int) -> None:
+        """Wait until so many events have come; as long as reports come at all, which has limits of its own.
+
+        Raises:
+            TailraceError: what has ended the reports before that.
+        """
+        while self._events < events and not self.ended.is_set():
+            self._news.clear()
+            await self._news.wait()
+        if self._events < events and self.error is not None:
+            raise self.error
+
+
 async def _nothing(handle: WorkerHandle) -> None:
     pass
 
@@ -83,7 +117,7 @@ class Pool:
         """Set and replaced whenever a handle, or the failure, changes."""
         self._dead: set[WorkerHandle] = set()
         """Of which a call has said so, before `run` has heard of it."""
-        self._hearing: dict[WorkerHandle, asyncio.Event] = {}
+        self._hearing: dict[WorkerHandle, _Hearing] = {}
         """Those whose reports `run` reads, until it has read the last one."""
         self._failure: TailraceError | None = None
         """Why nobody who is dead will be replaced."""
@@ -117,6 +151,9 @@ class Pool:
     async def call(self, index: int, method: str, *args: Any) -> Any:
         """Call a command of the worker at `index`; of its replacement, while that is on its way.
 
+        While `run` goes on, what the worker has emitted by then is passed on before this returns. So there is never a
+        checkpoint with steps of which nobody has heard.
+
         Raises:
             WorkerDied: it died meanwhile, and what it had told was passed on. It may have done what it was asked for,
                 or not.
@@ -125,7 +162,10 @@ class Pool:
         """
         handle = await self._alive(index)
         try:
-            return await handle.call(method, *args)
+            value = await handle.call(method, *args)
+            if hearing := self._hearing.get(handle):
+                await hearing.of(handle.told)
+            return value
         except WorkerDied as death:
             await self._hear_out(handle)
             if self._handles[index] is handle and handle not in self._dead:
@@ -180,21 +220,25 @@ class Pool:
                 await self._bury(index, death)
 
     async def _pass_on(self, handle: WorkerHandle) -> None:
-        heard = self._hearing[handle] = asyncio.Event()
+        hearing = self._hearing[handle] = _Hearing()
         try:
             async with aclosing(handle.reports()) as reports:
                 async for report in reports:
                     self._tell(handle.name, report)
+                    hearing.has_come(report)
+        except TailraceError as error:
+            hearing.error = error
+            raise
         finally:
             del self._hearing[handle]
-            heard.set()
+            hearing.end()
 
     async def _hear_out(self, dead: WorkerHandle) -> None:
         """Wait until `run` has read its last report: whoever hears of its death may end `run`."""
-        if heard := self._hearing.get(dead):
+        if hearing := self._hearing.get(dead):
             with suppress(TimeoutError):  # its machine is gone, too
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    await heard.wait()
+                    await hearing.ended.wait()
 
     def _tell(self, name: str, report: Report) -> None:
         for event in report.events:

@@ -30,6 +30,7 @@ from tailrace.cluster.base import (
     CANCEL_LIMIT_S,
     CLOSE_LIMIT_S,
     HEARTBEAT_S,
+    Answer,
     Report,
     WorkerSpec,
     cancelled_itself,
@@ -86,7 +87,11 @@ class WorkerProcess:
         self._ids = itertools.count(1)
         self._answers: dict[int, Future[Returned | None]] = {}
         self._events: list[Event] = []
+        self._told = 0
+        """Events that it has told."""
         self._news = asyncio.Event()
+        self._urgent = asyncio.Event()
+        """The next report is not to wait for more."""
         self._output = Output(child.output, self._news.set)
         self._heard = 0.0
         """When, on the clock of the loop."""
@@ -149,28 +154,37 @@ class WorkerProcess:
     async def reports(self) -> AsyncGenerator[Report, None]:
         """As WorkerHandle.reports."""
         run = asyncio.create_task(self._ask(RUN, Run()))
-        run.add_done_callback(lambda _: self._news.set())
+        run.add_done_callback(lambda _: self._hurry())
         try:
             while not run.done():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(HEARTBEAT_S):
                         await self._news.wait()
-                        await asyncio.wait([run], timeout=_BATCH_S)
+                        async with asyncio.timeout(_BATCH_S):
+                            await self._urgent.wait()
                 yield self._report()
         finally:
             run.cancel()  # nobody reads any more
             await asyncio.wait([run])
         await run
 
+    def _hurry(self) -> None:
+        self._news.set()
+        self._urgent.set()
+
     def _report(self) -> Report:
         self._news.clear()
+        self._urgent.clear()
         events, self._events = tuple(self._events), []
         return Report(events=events, lines=self._output.take())
 
-    async def call(self, method: str, args: bytes) -> bytes:
-        """As WorkerHandle.call, with arguments and result pickled."""
+    async def call(self, method: str, args: bytes) -> Answer:
+        """As WorkerHandle.call, with the arguments pickled."""
         id = next(self._ids)
-        return await self._ask(id, Call(id, method, args))
+        value = await self._ask(id, Call(id, method, args))
+        if self._events:
+            self._hurry()  # whoever has called may wait for them
+        return Answer(value, self._told)
 
     async def close(self) -> Report:
         """As WorkerHandle.close."""
@@ -248,6 +262,7 @@ class WorkerProcess:
             match message:
                 case Beat(events):
                     self._events += events
+                    self._told += len(events)
                     if events:
                         self._news.set()
                 case Returned(id):

@@ -16,17 +16,28 @@ import os
 import pickle
 import socket
 import sys
-from asyncio import Future, Task
+from asyncio import Task
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
+import msgspec
 import ray
 from ray.exceptions import RayError
 
-from tailrace.cluster.base import CANCEL_LIMIT_S, CLOSE_LIMIT_S, WAITED_FOR, Cluster, Report, WorkerHandle, WorkerSpec
+from tailrace.cluster.base import (
+    CANCEL_LIMIT_S,
+    CLOSE_LIMIT_S,
+    WAITED_FOR,
+    Answer,
+    Cluster,
+    Report,
+    WorkerHandle,
+    WorkerSpec,
+    unheard,
+)
 from tailrace.cluster.connection import check_connected_to, connect
 from tailrace.cluster.environment import worker_environment
 from tailrace.cluster.process import WorkerProcess
@@ -53,7 +64,7 @@ class Keeper:
     def __init__(self, spec: WorkerSpec, directory: str, config: ClusterConfig) -> None:
         self._spec, self._directory, self._config = spec, directory, config
         self._worker: WorkerProcess | None = None
-        self._calls: dict[int, Task[bytes]] = {}
+        self._calls: dict[int, Task[Answer]] = {}
         self._cancelled: set[int] = set()
         """Calls whose cancellation has come first."""
 
@@ -92,7 +103,7 @@ class Keeper:
             yield pickle.dumps(error)
 
     async def call(self, id: int, method: str, args: bytes) -> tuple[bytes, bytes]:
-        """What a command of the worker returns; nothing if it was cancelled."""
+        """The answer to a command, packed; nothing if it was cancelled."""
         assert self._worker is not None
         if id in self._cancelled:
             self._cancelled.remove(id)
@@ -100,7 +111,7 @@ class Keeper:
         call = self._calls[id] = asyncio.create_task(self._worker.call(method, args))
         try:
             await asyncio.wait([call])
-            return (b"" if call.cancelled() else call.result()), b""
+            return (b"" if call.cancelled() else msgspec.msgpack.encode(call.result())), b""
         except TailraceError as error:
             return b"", pickle.dumps(error)
         finally:
@@ -207,7 +218,7 @@ class RayHandle(WorkerHandle):
     async def _answers_ping(self, limit_s: float) -> bool:
         """Whether it does, be it with Ray's word that it has died."""
         answer = asyncio.ensure_future(_result(self._keeper.ping.remote()))
-        answer.add_done_callback(_known)
+        answer.add_done_callback(unheard)
         try:
             for _ in range(_TURNS):
                 if (await asyncio.wait([answer], timeout=limit_s / _TURNS))[0]:
@@ -217,13 +228,16 @@ class RayHandle(WorkerHandle):
             answer.cancel()
 
     async def call(self, method: str, *args: Any) -> Any:
-        return pickle.loads(await self.call_packed(method, pickle.dumps(args)))
+        answer = await self.call_packed(method, pickle.dumps(args))
+        self.told = answer.told
+        return pickle.loads(answer.value)
 
-    async def call_packed(self, method: str, args: bytes) -> bytes:
-        """The same, with arguments and result pickled."""
+    async def call_packed(self, method: str, args: bytes) -> Answer:
+        """The same, with the arguments pickled."""
         id = next(self._calls)
         answer = self._keeper.call.remote(id, method, args)
-        return await self._answer(answer, cancel=lambda: self._keeper.cancel.remote(id))
+        packed = await self._answer(answer, cancel=lambda: self._keeper.cancel.remote(id))
+        return msgspec.msgpack.decode(packed, type=Answer)
 
     async def _answer(self, ref: Any, *, cancel: Callable[[], object] | None) -> bytes:
         """The value that a keeper's method returns. What is cancelled here is to be there, by `cancel`, if at all."""
@@ -231,7 +245,7 @@ class RayHandle(WorkerHandle):
         try:
             await asyncio.wait([answer])
         except asyncio.CancelledError:
-            answer.add_done_callback(_known)  # the cancellation
+            answer.add_done_callback(unheard)  # the cancellation
             if cancel is not None and ray.is_initialized():  # else it has ended with it, and would be started anew
                 cancel()
                 await asyncio.wait([answer], timeout=CANCEL_LIMIT_S)
@@ -275,7 +289,7 @@ class RayHandle(WorkerHandle):
         """Ray waits for its GCS as long as that stands still."""
         if ray.is_initialized():
             killing = asyncio.ensure_future(asyncio.to_thread(ray.kill, self._keeper))
-            killing.add_done_callback(_known)
+            killing.add_done_callback(unheard)
             await asyncio.wait([killing], timeout=_KEEPER_LIMIT_S)
 
 
@@ -350,12 +364,6 @@ class RayCluster(Cluster):
 
 async def _result(ref: Any) -> Any:
     return await ref
-
-
-def _known(answer: Future[Any]) -> None:
-    """Nobody wants to hear of it."""
-    if not answer.cancelled():
-        answer.exception()
 
 
 async def _next(stream: Any) -> Any:

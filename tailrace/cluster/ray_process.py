@@ -16,7 +16,6 @@ import pickle
 import secrets
 import subprocess
 import sys
-import tempfile
 from asyncio import Task
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
@@ -25,20 +24,21 @@ from typing import Any, Self
 
 import msgspec
 
-from tailrace.cluster.base import WAITED_FOR, Cluster, Report, WorkerHandle, WorkerSpec
+from tailrace.cluster.base import WAITED_FOR, Answer, Cluster, Report, WorkerHandle, WorkerSpec, unheard
 from tailrace.cluster.broker import FACTORY, BrokerSettings
 from tailrace.cluster.environment import importable, ray_environment
 from tailrace.cluster.process import WorkerProcess
 from tailrace.cluster.undertaker import MARK, bury
 from tailrace.cluster.undertaker import start as start_undertaker
 from tailrace.config.cluster import ClusterConfig, PoolConfig
-from tailrace.errors import ClusterError, ClusterLost, WorkerDied
+from tailrace.errors import ClusterError, ClusterLost, TailraceError, WorkerDied
+from tailrace.transfer.queue.wire.sockets import private_directory
 
 _log = logging.getLogger(__name__)
 
 _NAME = "ray"
 """Of the broker, where a worker has its name."""
-_MAX_BASE_CHARS = 19
+_MAX_PARENT_BYTES = 19
 """Of the directory for temporary files: below it are Ray's sockets, whose paths may have 107."""
 _START_LIMIT_S = 180.0
 """For the broker to be connected. Ray gives its processes 30 s, and the broker tries twice."""
@@ -51,9 +51,12 @@ _BURY_LIMIT_S = 15.0
 
 
 def ray_directory() -> Path:
-    """A new directory for Ray, which gives everybody the right to write there: inside one that others cannot enter."""
-    base = tempfile.gettempdir()
-    return Path(tempfile.mkdtemp(prefix="tailrace-ray-", dir=base if len(base) <= _MAX_BASE_CHARS else "/tmp")) / "r"
+    """A new directory for Ray, which gives everybody the right to write there: inside one that others cannot enter.
+
+    Raises:
+        WireError: it cannot be made.
+    """
+    return private_directory("tailrace-ray-", max_parent_bytes=_MAX_PARENT_BYTES) / "r"
 
 
 class _Handle(WorkerHandle):
@@ -77,7 +80,9 @@ class _Handle(WorkerHandle):
                 await self._ray.ask("end_reports", self._id)
 
     async def call(self, method: str, *args: Any) -> Any:
-        return pickle.loads(await self._ray.ask("call", self._id, method, pickle.dumps(args)))
+        answer: Answer = await self._ray.ask("call", self._id, method, pickle.dumps(args))
+        self.told = answer.told
+        return pickle.loads(answer.value)
 
     async def close(self) -> Report:
         report = await self._ray.ask_in_time("close_worker", self._id)
@@ -144,11 +149,11 @@ class RayProcess(Cluster):
                 for line in report.lines:
                     if WAITED_FOR in line:  # Ray's own are many, the ends of its logs, when a part of it has died
                         print(line, file=sys.stderr)
-        except ClusterLost as lost:
-            self._why = str(lost)
-            await process.kill(self._why)
         except WorkerDied:
             pass  # whoever waits for an answer is told
+        except TailraceError as error:  # Ray has ended, or the broker has failed
+            self._why = str(error)
+            await process.kill(self._why)
 
     @property
     def address(self) -> str:
@@ -175,7 +180,7 @@ class RayProcess(Cluster):
         if self._process is None:
             raise ClusterLost("the Ray that had the workers was ended")
         try:
-            return pickle.loads(await self._process.call(method, pickle.dumps(args)))
+            return pickle.loads((await self._process.call(method, pickle.dumps(args))).value)
         except WorkerDied as death:
             if death.worker != _NAME:
                 raise
@@ -187,7 +192,7 @@ class RayProcess(Cluster):
         try:
             await asyncio.wait([asking], timeout=_END_LIMIT_S)
         finally:
-            asking.add_done_callback(_known)
+            asking.add_done_callback(unheard)
         with suppress(ClusterLost):
             return asking.result() if asking.done() else None
 
@@ -207,7 +212,7 @@ class RayProcess(Cluster):
 
     async def _shut_down(self, process: WorkerProcess) -> None:
         shutting = asyncio.create_task(process.call("shut_down", pickle.dumps(())))
-        shutting.add_done_callback(_known)
+        shutting.add_done_callback(unheard)
         try:
             await asyncio.wait([shutting], timeout=_CLOSE_LIMIT_S)
             if not shutting.done():
@@ -226,9 +231,3 @@ def _bury(undertaker: "subprocess.Popen[bytes]", mark: str, directory: str) -> N
     except subprocess.TimeoutExpired:  # it was stopped, say
         undertaker.kill()
         undertaker.wait()
-
-
-def _known(asking: Task[Any]) -> None:
-    """Nobody wants to hear of it."""
-    if not asking.cancelled():
-        asking.exception()

@@ -88,6 +88,18 @@ async def test_events_arrive_in_order_and_the_last_ones_before_the_end(cluster: 
     assert hearing.tasks == ["a", "b", "last"]
 
 
+async def test_a_handle_knows_what_its_worker_had_told_when_a_call_returned(cluster: Cluster) -> None:
+    handle = await cluster.start(servant())
+    async with Hearing(handle) as hearing:
+        await handle.call("tell", "a", "b")
+        assert handle.told == 2
+        await handle.call("tell", "c")
+        assert handle.told == 3
+        await hearing.until(lambda heard: heard.tasks == ["a", "b", "c"])
+        await handle.call("stop")
+        await hearing.end()
+
+
 async def test_a_worker_that_does_nothing_is_heard_of(cluster: Cluster) -> None:
     async with Hearing(await cluster.start(servant())) as hearing:
         await hearing.until(lambda heard: heard.reports >= 2)

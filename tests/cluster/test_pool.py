@@ -75,6 +75,16 @@ async def test_a_pool_ends_when_each_worker_has_ended(log: Log) -> None:
     assert sorted(event.actor for event in log.of("worker_started")) == ["rollout-0", "rollout-1"]
 
 
+async def test_what_a_worker_has_told_is_passed_on_before_a_call_returns(log: Log) -> None:
+    async with LocalCluster(CONFIG) as cluster:
+        pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(0))
+        async with running(pool):
+            await pool.call(0, "add", 1, 2)  # by now the pool reads reports
+            for count in range(1, 20):
+                await pool.call(0, "tell", "step")
+                assert len(log.of("step")) == count
+
+
 async def test_a_dead_worker_is_replaced_after_its_work_was_given_back(log: Log) -> None:
     given_back: list[tuple[WorkerHandle, int]] = []
 
@@ -296,6 +306,17 @@ async def test_on_ray_a_killed_worker_is_replaced_by_another_process(
         await run
     assert [event.info["how"] for event in log.of("worker_died")] == ["exit code 9; its last output: last words"]
     assert "rollout-0: last words" in capsys.readouterr().err
+
+
+async def test_on_ray_what_a_worker_has_told_is_passed_on_before_a_call_returns(
+    ray_cluster: RayCluster, log: Log
+) -> None:
+    pool = Pool(ray_cluster, servants(1), CONFIG, log.log, budget=DeathBudget(0))
+    async with running(pool):
+        await pool.call(0, "add", 1, 2)
+        for count in range(1, 6):
+            await pool.call(0, "tell", "step")
+            assert len(log.of("step")) == count
 
 
 async def test_on_ray_what_a_worker_had_told_is_passed_on_before_a_call_says_that_it_died(

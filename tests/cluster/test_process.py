@@ -48,7 +48,7 @@ async def started(
 
 async def call(worker: WorkerProcess, method: str, *args: Any) -> Any:
     async with asyncio.timeout(LIMIT_S):
-        return pickle.loads(await worker.call(method, pickle.dumps(args)))
+        return pickle.loads((await worker.call(method, pickle.dumps(args))).value)
 
 
 async def gone(*pids: int) -> None:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import cast
 
 import grpc
+import msgspec
 import psutil
 import pytest
 import ray
 
 from tailrace.cluster import connection
 from tailrace.cluster import ray as ray_module
-from tailrace.cluster.base import Report
+from tailrace.cluster.base import Answer, Report
 from tailrace.cluster.connection import check_version
 from tailrace.cluster.environment import ray_environment
 from tailrace.cluster.ray import Keeper, RayCluster, RayHandle
@@ -55,7 +56,7 @@ async def test_a_cancellation_that_overtakes_its_call_leaves_it_undone() -> None
         async with asyncio.timeout(LIMIT_S):
             assert await keeper.call(7, "linger", pickle.dumps(("a",))) == (b"", b"")
             ended, _ = await keeper.call(8, "whose_ended", pickle.dumps(()))
-        assert pickle.loads(ended) == []
+        assert pickle.loads(msgspec.msgpack.decode(ended, type=Answer).value) == []
     finally:
         await keeper.kill()
 

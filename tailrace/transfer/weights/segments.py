@@ -16,6 +16,7 @@ import mmap
 import os
 import shutil
 import stat
+import tempfile
 import threading
 from collections.abc import Collection
 from contextlib import suppress
@@ -23,12 +24,28 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrace.errors import WeightsError, one_line
+from tailrace.errors import ConfigError, WeightsError, one_line
 from tailrace.transfer.queue.storage.arena import make_directory, remove_orphans
 
 SHARED = Path("/dev/shm")
 _HEADER_BYTES = 4096
 """The serial of the version, then nothing: payloads begin at a page."""
+
+
+def check_shared_memory(directory: Path = SHARED) -> None:
+    """Whether weights can go from process to process on this machine.
+
+    Raises:
+        ConfigError: there is no `directory`, or this user may not write there.
+    """
+    try:
+        tempfile.TemporaryFile(dir=directory).close()
+    except OSError as error:
+        raise ConfigError(
+            f"pipeline.placement=separated: weights go from process to process in {directory}, and no file can be "
+            f"made there: {error.strerror}; mount a file system in memory there, give this user the right to write "
+            f"to it, or choose pipeline.placement=colocated"
+        ) from None
 
 
 class Segment:

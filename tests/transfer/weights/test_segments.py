@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.errors import ConfigError
 from tailrace.transfer.weights.receiver import WeightReceiver
-from tailrace.transfer.weights.segments import Attachments, Pool, Segment
+from tailrace.transfer.weights.segments import Attachments, Pool, Segment, check_shared_memory
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.weights.helpers import LIMIT_S, check, tensors
 
@@ -109,3 +110,10 @@ async def test_versions_that_are_read_while_their_memory_is_removed_end_nothing(
             await publish(version)
             for engine in (one, other):
                 check(engine, version)
+
+
+def test_a_machine_without_shared_memory_is_known_before_anything_starts(tmp_path: Path) -> None:
+    check_shared_memory(tmp_path)
+    with pytest.raises(ConfigError, match=r"placement=separated: .*No such file or directory; .*placement=colocated"):
+        check_shared_memory(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []

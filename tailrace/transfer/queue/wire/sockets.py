@@ -31,27 +31,27 @@ _HEARTBEAT_MS, _HEARTBEAT_LIMIT_MS = 5_000, 30_000
 """Of connections: a host that vanished is noticed, and the connection made anew."""
 
 
-def private_directory(prefix: str) -> Path:
-    """A new directory for sockets, which only this user may enter.
+def private_directory(prefix: str, *, max_parent_bytes: int = _MAX_PARENT_BYTES) -> Path:
+    """A new directory for sockets, which only this user may enter; see `socket_parent` for where.
 
     Raises:
         WireError: it cannot be made.
     """
-    parent = socket_parent()
+    parent = socket_parent(max_parent_bytes)
     try:
         return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     except OSError as error:
         raise WireError(
             f"no directory for sockets can be made in {parent}: {error.strerror}; set TMPDIR to a directory that this "
-            f"user can write to, with a path of {_MAX_PARENT_BYTES} bytes at the most"
+            f"user can write to, with a path of at most {max_parent_bytes} bytes"
         ) from None
 
 
-def socket_parent() -> Path:
-    """Where directories of sockets are made: that of temporary files, or a short one where its path leaves no room."""
+def socket_parent(max_bytes: int = _MAX_PARENT_BYTES) -> Path:
+    """Where directories of sockets are made: that of temporary files, or /tmp where its path has over `max_bytes`."""
     parent = tempfile.gettempdir()
     try:
-        fits = len(parent.encode()) <= _MAX_PARENT_BYTES
+        fits = len(parent.encode()) <= max_bytes
     except UnicodeEncodeError:  # bytes that are no text, which endpoints must be
         fits = False
     return Path(parent) if fits else _SHORT_PARENT
