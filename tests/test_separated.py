@@ -1,6 +1,6 @@
 """Runs whose tasks are in workers of their own: the same training, whichever worker dies.
 
-Most run their workers in this event loop; what only processes can show is in the last ones.
+Their workers run in this event loop; what only processes can show is in test_separated_processes.py.
 """
 
 import asyncio
@@ -8,36 +8,35 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from pydantic import ValidationError
-from safetensors.torch import load_file
 
 from tailrace.cluster.base import Report, WorkerSpec
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
 from tailrace.errors import CheckpointError, ClusterError, ConfigError, ModelError, WorkerDied
-from tailrace.events import Event, EventLog, read_events
+from tailrace.events import Event, EventLog
 from tailrace.report.prometheus import PrometheusSink
 from tailrace.run import train
-from tailrace.separated import RemoteLearner
 from tailrace.transfer.queue.base import Claim
 from tailrace.workers.base import WatchedQueue
 from tests.conftest import TinyModel
 from tests.report.test_prometheus import scrape
-from tests.runs import learned, small_run, steps_of, write_prompts
-
-KL: dict[str, Any] = {"algorithm__kl": {"coefficient": 0.01}}
-SYNCHRONOUS: dict[str, Any] = {"placement": "separated"}
-FULLY_ASYNCHRONOUS: dict[str, Any] = {"placement": "separated", "max_staleness": 1, "streaming": True}
+from tests.runs import small_run, steps_of, write_prompts
+from tests.separated_runs import (
+    FULLY_ASYNCHRONOUS,
+    KL,
+    SYNCHRONOUS,
+    assert_same_run,
+    at_events,
+    hold_trainer,
+    of,
+    weights,
+)
 
 
 @pytest.fixture
@@ -56,37 +55,6 @@ def local(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
 
     monkeypatch.setattr("tailrace.separated.make_cluster", make_cluster)
     return made
-
-
-def at_events(monkeypatch: pytest.MonkeyPatch, deeds: dict[str, Callable[[dict[str, int]], None]]) -> None:
-    """Do each deed at the first event `task step` of its name; it gets the newest process of each worker."""
-    pids: dict[str, int] = {}
-
-    class Watched(EventLog):
-        def forward(self, event: Event) -> None:
-            super().forward(event)
-            if event.task == "worker_started":
-                pids[event.actor] = event.info["pid"]
-            if deed := deeds.pop(f"{event.task} {event.step}", None):
-                deed(pids)
-
-    monkeypatch.setattr("tailrace.run.EventLog", Watched)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "model.safetensors")
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Figures of every step and the final weights are equal bit for bit."""
-    assert {e.step: learned(e) for e in steps_of(one)} == {e.step: learned(e) for e in steps_of(other)}
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def of(run: Path, task: str) -> list[Event]:
-    return [event for event in read_events(run / "events.jsonl") if event.task == task]
 
 
 def assert_whole(run: Path, steps: int, *, max_staleness: int) -> None:
@@ -389,16 +357,6 @@ def test_a_worker_that_cannot_be_closed_after_the_trainers_death_is_told_of_and_
     assert [event.step for event in steps_of(run)] == [0, 0, 1]
 
 
-def hold_trainer(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """The trainer stands still at this moment, see tests/held_trainer.py."""
-
-    def spec(**values: Any) -> WorkerSpec:
-        held = {"factory": f"tests.held_trainer:{moment}"} if values["name"] == "trainer" else {}
-        return WorkerSpec(**values | held)
-
-    monkeypatch.setattr("tailrace.separated.WorkerSpec", spec)
-
-
 @pytest.mark.parametrize("moment", ["before_ack", "before_event"])
 def test_a_trainer_that_dies_at_a_bad_moment_changes_nothing(
     tmp_path: Path,
@@ -415,23 +373,6 @@ def test_a_trainer_that_dies_at_a_bad_moment_changes_nothing(
     assert train(small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS), resume=False) == 0
     assert [event.step for event in steps_of(cut)] == [0, 1, 2, 2, 3]
     assert [event.actor for event in of(cut, "worker_died")] == ["trainer"]
-    assert_same_run(whole, cut)
-
-
-def test_a_trainer_whose_device_hangs_is_killed_and_changes_nothing(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    train(small_run(whole, tiny_model("llama"), prompts), resume=False)
-    cluster: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
-    cluster["computation_limit_s"] = 5.0
-    config = small_run(cut, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS, cluster=cluster)
-    hold_trainer(monkeypatch, "in_export")
-    assert train(config, resume=False) == 0
-    assert [event.step for event in steps_of(cut)] == [0, 1, 2, 3]
-    [death] = of(cut, "worker_died")
-    assert death.actor == "trainer"
-    assert "a computation has taken longer than cluster.computation_limit_s (5 s)" in death.info["how"]
     assert_same_run(whole, cut)
 
 
@@ -491,17 +432,6 @@ def test_ctrl_c_ends_a_run_whose_trainer_has_died(
     assert len(local) == 1
 
 
-def test_pools_that_no_machine_can_hold_are_refused_before_anything_is_written(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None
-) -> None:
-    run = tmp_path / "run"
-    cluster = {"rollout": {"gpus": 3}}
-    config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, cluster=cluster)
-    with pytest.raises(ConfigError, match=re.escape("cluster.rollout asks for 1 CPU, 3 GPU")):
-        train(config, resume=False)
-    assert not run.exists()
-
-
 def test_workers_that_compute_on_gpus_must_reserve_some(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster]
 ) -> None:
@@ -521,48 +451,6 @@ def test_threads_are_for_a_colocated_run(tmp_path: Path) -> None:
         RunConfig.model_validate({**config.model_dump(), "threads": 2})
 
 
-def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, connected_to_ray: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = tmp_path / "run"
-    config = small_run(
-        run,
-        tiny_model("llama"),
-        prompts,
-        pipeline=FULLY_ASYNCHRONOUS,
-        trainer__steps=8,
-        evaluation={"every": 100},
-        cluster={kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward", "reference")},
-        **KL,
-    )
-    # The prompts of step s are let in when step s - 1 begins: each death is missed before the next one.
-    deaths = {1: ("rollout-0",), 3: ("reward-0", "reference-0"), 6: ("trainer",)}
-    pids: dict[str, int] = {}
-
-    class Watched(EventLog):
-        def emit(self, event: Event) -> None:
-            super().emit(event)
-            if event.task == "worker_started":
-                pids[event.actor] = event.info["pid"]
-
-    class Deadly(RemoteLearner):
-        async def train(self, step: int) -> None:
-            for worker in deaths.pop(step, ()):
-                os.kill(pids[worker], signal.SIGKILL)
-            await super().train(step)
-
-    monkeypatch.setattr("tailrace.run.EventLog", Watched)
-    monkeypatch.setattr("tailrace.separated.RemoteLearner", Deadly)
-    assert train(config, resume=False) == 0
-    assert not deaths
-    died = Counter(event.actor for event in of(run, "worker_died"))
-    assert died == {"rollout-0": 1, "reward-0": 1, "reference-0": 1, "trainer": 1}
-    last = {event.step: event for event in steps_of(run)}
-    assert last.keys() == set(range(8))
-    assert all(event.samples == 8 for event in last.values())
-    assert all(event.metrics["staleness_max"] <= 1 for event in last.values())
-
-
 def test_a_run_ends_when_too_many_workers_die(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -573,54 +461,3 @@ def test_a_run_ends_when_too_many_workers_die(
     at_events(monkeypatch, {"step 1": lambda _: kill_local(local[-1], "rollout-0")})
     with pytest.raises(ClusterError, match=r"cluster\.max_deaths is 0"):
         train(config, resume=False)
-
-
-def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
-    recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    return [sys.executable, "-m", "tailrace", "train", str(recipe), *options]
-
-
-def interrupted(start: list[str], number: signal.Signals) -> str:
-    """What a run says on stderr that gets a signal after two steps; it ends by itself then.
-
-    As a terminal sends it, and as `timeout` does: to the process and to its group.
-    """
-    pipe = subprocess.PIPE
-    with subprocess.Popen(start, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        steps = (line for line in process.stdout if line.startswith("step "))
-        next(steps)
-        next(steps)
-        if number == signal.SIGTERM:
-            process.send_signal(number)
-        os.killpg(process.pid, number)
-        process.stdout.read()
-        said = process.stderr.read()
-        assert process.wait(timeout=60) == 130, said
-    return said
-
-
-def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
-    tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
-) -> None:
-    run = tmp_path / "run"
-
-    def steps(count: int) -> RunConfig:
-        never = {"checkpoint": {"every": 100}, "evaluation": {"every": 100}}
-        model = tiny_model("llama")
-        return small_run(run, model, prompts, pipeline=FULLY_ASYNCHRONOUS, trainer__steps=count, **never)
-
-    start = command(steps(50), tmp_path / "recipe.yaml")  # more than it makes before it hears of the signal
-    for number, options in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
-        said = interrupted([*start, *options], number).splitlines()
-        *phases, last = [line for line in said if " has not started yet, and is waited for" not in line]
-        assert last == "Stopping; once more to exit at once."
-        assert [phase.partition(" ")[0] for phase in phases] == ["starting", "starting"]
-        pids = [event.info["pid"] for event in of(run, "worker_started")]
-        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    end = len(steps_of(run)) + 2
-    assert train(steps(end), resume=True) == 0
-    assert [event.step for event in steps_of(run)] == list(range(end))
-    saved = [event.info["path"] for event in of(run, "checkpoint")]
-    assert [event.info["resumed_from"] for event in of(run, "run")] == [None, *saved[:2]]
