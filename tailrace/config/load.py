@@ -17,7 +17,7 @@ from tailrace.config.recipe_text import MAX_CHARS, read_yaml
 from tailrace.config.recipes import find_recipe
 from tailrace.config.run import RunConfig
 from tailrace.config.written import is_interpolated, masked
-from tailrace.errors import ConfigError, quoted
+from tailrace.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=Config)
 References = Mapping[tuple[int | str, ...], str]
@@ -34,7 +34,8 @@ def load_config(recipe: Path | Mapping[str, Any], overrides: Sequence[str] = ())
 def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> Schema:
     """Read a YAML recipe, apply `key=value` overrides and OmegaConf interpolations, and validate the whole.
 
-    Of the recipe of a training run any other schema takes the keys that it has, too.
+    The recipe may be that of a training run. Another schema then takes the keys that both have, before overrides are
+    applied; interpolations may still name the other keys.
 
     `recipe`: the file, or what one holds. Without a recipe there are the overrides alone.
 
@@ -43,21 +44,20 @@ def load_as(schema: type[Schema], recipe: Path | Mapping[str, Any] | None, overr
             names the nearest valid one), or a value is not valid.
     """
     if isinstance(overrides, str):  # a sequence, too, of letters
-        raise ConfigError(f"overrides is the text {overrides!r}; expected a list, such as [{overrides!r}]")
+        raise ConfigError('overrides is one text; expected a list of them, such as ["trainer.lr=1e-5"]')
     source = _named(recipe)
     values = read_recipe(recipe) if isinstance(recipe, Path) else _plain(recipe or {}, source)
     is_of_training = bool((RunConfig.model_fields.keys() - schema.model_fields.keys()) & set(values))
+    taken = _part_of_training(values, schema) if is_of_training else values
     for override in sorted(overrides, key=_chooses_no_type):
         change = override_values(override)
         if is_of_training:
-            _check_taken(change, schema, override)
-        values = merged(values, change)
-    resolved = _resolved(values, source)
-    references = dict(_references(values, resolved))
-    if is_of_training:
-        resolved = _part_of_training(resolved, schema)
-        references = {place: text for place, text in references.items() if _has(resolved, place)}
-    return parse_as(schema, _with_default_types(Place(schema=schema), resolved), source=source, references=references)
+            _check_taken(change, schema)
+        values, taken = merged(values, change), merged(taken, change)
+    whole = _resolved(values, source)
+    references = {place: text for place, text in _references(values, whole) if _has(taken, place)}
+    chosen = _with_default_types(Place(schema=schema), _selected(whole, taken))
+    return parse_as(schema, chosen, source=source, references=references)
 
 
 def _part_of_training(values: Mapping[str, Any], schema: type[Config]) -> dict[str, Any]:
@@ -75,11 +75,30 @@ def _shared(values: Mapping[str, Any], ours: Place, theirs: Place) -> dict[str, 
     }
 
 
-def _check_taken(change: Mapping[str, Any], schema: type[Config], override: str) -> None:
-    """Whether a change means something where a training recipe is used for something else."""
-    if _shared(change, Place(schema=schema), Place(schema=RunConfig)) != change:
-        key = override.partition("=")[0]
-        raise ConfigError(f"{key} is for training, and this command trains nothing; leave {quoted(override)} out")
+def _selected(values: Any, keys: Any) -> Any:
+    """Of `values` those at keys that `keys` has, too. What `keys` alone has is added."""
+    if not isinstance(values, dict) or not isinstance(keys, dict):
+        return values
+    return {key: _selected(values[key], entry) if key in values else entry for key, entry in keys.items()}
+
+
+def _check_taken(change: Mapping[str, Any], schema: type[Config]) -> None:
+    """Whether a change of a training recipe is one of a key that `schema` has.
+
+    Raises:
+        ConfigError: it is of a key or a section of training alone.
+    """
+    for key in _of_training_alone(change, Place(schema=schema), Place(schema=RunConfig)):
+        raise ConfigError(f"{key} is for training, and this command trains nothing; leave it out")
+
+
+def _of_training_alone(values: Mapping[str, Any], ours: Place, theirs: Place) -> Iterator[str]:
+    """The keys among `values` that are in `theirs` and not in `ours`: of a section, where the whole section is not."""
+    for key, value in values.items():
+        if key in theirs.keys and key not in ours.keys:
+            yield theirs.below(key).key
+        elif isinstance(value, dict):
+            yield from _of_training_alone(value, ours.below(key), theirs.below(key))
 
 
 def keys_of(recipe: Path) -> set[str]:

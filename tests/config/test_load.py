@@ -191,12 +191,45 @@ def test_an_evaluation_holds_out_what_the_run_of_the_recipe_does() -> None:
     assert load_as(EvalConfig, recipe).prompts.held_out is None
 
 
+def test_prompts_of_a_command_take_the_place_of_those_of_the_training_recipe() -> None:
+    recipe = {
+        "output_dir": "x",
+        "prompts": {
+            "source": {"type": "jsonl", "path": "p", "prompt_column": "question"},
+            "validation": {"other": {"type": "jsonl", "path": "${prompts.source.path}.other"}},
+            "system_prompt": "${prompts.source.prompt_column}, ${trainer.steps}",
+        },
+        "rewards": {"grader": {"type": "exact"}},
+        "trainer": {"steps": 7},
+    }
+    given = "prompts.source={type: jsonl, path: mine.jsonl, answer_column: null}"
+    config = load_as(GenerateConfig, recipe, [given])
+    assert config.prompts.source == JsonlSource(path="mine.jsonl", answer_column=None)
+    assert config.prompts.system_prompt == "question, 7"
+    assert load_as(GenerateConfig, recipe).prompts.source is None
+    evaluated = load_as(EvalConfig, recipe, ["prompts.source.path=mine.jsonl", "prompts.held_out=null"])
+    assert evaluated.prompts.source == JsonlSource(path="mine.jsonl", prompt_column="question")
+    assert evaluated.prompts.held_out is None
+
+
 @pytest.mark.parametrize(
-    "override", ["trainer.lr=1", "prompts.shuffle=false", "output_dir=x", "pipeline={streaming: true}"]
+    ("override", "key"),
+    [
+        ("trainer.lr=1", "trainer"),
+        ("trainer.no_such_key=1", "trainer"),
+        ("prompts.shuffle=false", "prompts.shuffle"),
+        ("output_dir=x", "output_dir"),
+        ("pipeline={streaming: true}", "pipeline"),
+    ],
 )
-def test_a_change_for_training_is_refused_where_nothing_is_trained(override: str) -> None:
-    with pytest.raises(ConfigError, match=f"{override.partition('=')[0]} is for training"):
+def test_a_change_for_training_is_refused_where_nothing_is_trained(override: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} is for training, and this command trains nothing; leave it out$"):
         load_as(EvalConfig, QUICKSTART, [override])
+
+
+def test_a_change_of_a_key_that_no_command_has_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"unknown key prompts\.held_outt; did you mean prompts\.held_out"):
+        load_as(EvalConfig, QUICKSTART, ["prompts.held_outt=3"])
 
 
 def test_a_key_that_no_recipe_has_is_told_of_a_training_recipe_too(tmp_path: Path) -> None:
