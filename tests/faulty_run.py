@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from tailrace.cluster.base import WorkerContext, WorkerSpec
 from tailrace.cluster.local import LocalCluster, LocalHandle
-from tailrace.config.load import parse_config
+from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventLog
 from tailrace.metrics import step_metrics
@@ -150,7 +150,7 @@ def main() -> int:
     config, seed = sys.argv[1:]
     faults = Faults(int(seed))
     try:
-        return run(parse_config(json.loads(config), source="test"), faults)
+        return run(load_config(json.loads(config)), faults)
     finally:
         print("done:", *faults.done, sep="\n  ", flush=True)
 

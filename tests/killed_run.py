@@ -11,7 +11,7 @@ import sys
 from typing import Any
 from unittest.mock import patch
 
-from tailrace.config.load import parse_config
+from tailrace.config.load import load_config
 from tailrace.events import Event, EventLog
 from tailrace.metrics import step_metrics
 from tailrace.run import train
@@ -54,7 +54,7 @@ def main() -> int:
         patch("tailrace.run.EventLog", Killer),
         patch("tailrace.learner.step_metrics", recorded),
     ):
-        code = train(parse_config(config, source="test"), resume=False)
+        code = train(load_config(config), resume=False)
     assert not Killer.kills, f"these moments never came: {Killer.kills}"
     print(json.dumps(trained))
     return code

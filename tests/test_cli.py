@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tailrace import cli
-from tailrace.config.load import parse_config
+from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import TailraceWarning
 from tailrace.run import train
@@ -63,7 +63,7 @@ def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothin
 ) -> None:
     done = tailrace_here("train", str(recipe), "trainer.lr=0.5", "--dry-run")
     assert done.returncode == 0, done.stderr
-    printed = parse_config(yaml.safe_load(done.stdout), source="dry run")
+    printed = load_config(yaml.safe_load(done.stdout))
     changed = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lr": 0.5})})
     assert printed == changed.resolved
     assert printed.algorithm.rollout_correction is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -17,7 +17,7 @@ from tailrace.cluster.local import LocalCluster
 from tailrace.evaluation import pass_at
 from tailrace.events import Event, read_events
 from tailrace.metrics import failure_metrics, reward_metrics
-from tailrace.planning.signs import KINDS
+from tailrace.planning.signs import Kind
 from tailrace.report.run_data import RunData, is_work
 from tailrace.report.text import metric
 from tailrace.report.timeline import timeline
@@ -217,4 +217,4 @@ def test_the_page_calls_metrics_as_display_and_report_do() -> None:
 
 
 def test_the_page_has_the_signs_that_a_run_may_give() -> None:
-    assert page_of_metrics()["warning"].keys() == KINDS
+    assert page_of_metrics()["warning"].keys() == set(get_args(Kind))

@@ -13,8 +13,8 @@ from tailrace.errors import quoted
 
 _IN_BFLOAT16 = ("native", "vllm")
 """Engines whose dtype is that by default."""
-_INTEGERS = range(-(2**63), 2**64)
-"""Those of JSON and MessagePack."""
+INTEGERS = range(-(2**63), 2**64)
+"""Those that JSON and the messages of the queue hold."""
 _NAME_BYTES, _PATH_BYTES = 255, 4000
 """What Linux and macOS have room for, with some left for what a run makes in its directory."""
 
@@ -45,7 +45,7 @@ def has_numbers_of_json(values: dict[str, Any]) -> dict[str, Any]:
     for key, number in _numbers(values, ""):
         if isinstance(number, float) and not math.isfinite(number):
             raise ValueError(f"has {number} at {key}, and a number has to be finite")
-        if isinstance(number, int) and number not in _INTEGERS:
+        if isinstance(number, int) and number not in INTEGERS:
             raise ValueError(f"has {quoted(number)} at {key}, which takes more than 64 bits")
     return values
 

@@ -110,11 +110,6 @@ def keys_of(recipe: Path) -> set[str]:
     return set(read_recipe(recipe))
 
 
-def parse_config(values: Mapping[str, Any], *, source: str) -> RunConfig:
-    """The configuration of a training run; see `parse_as`."""
-    return parse_as(RunConfig, values, source=source)
-
-
 def parse_as(
     schema: type[Schema], values: Mapping[str, Any], *, source: str, references: References | None = None
 ) -> Schema:

@@ -14,7 +14,7 @@ import yaml
 MAX_CHARS = 2**20
 """Of a recipe."""
 MAX_DEPTH = 64
-"""Mappings and lists within one another; each key of a schema lies far above that."""
+"""Mappings and lists within one another, in recipes and in cells of prompts; no key of a schema lies so deep."""
 
 _TAG = "tag:yaml.org,2002:"
 _NUMBERS = {

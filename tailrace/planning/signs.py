@@ -9,7 +9,7 @@ import statistics
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 WINDOW = 5
 """Steps whose mean is looked at, and steps at the start that later ones are compared with."""
@@ -27,10 +27,8 @@ ENTROPY_FACTOR = 10.0
 """By which the entropy has fallen, while three quarters of the groups are flat."""
 FLAT_WITH_LOW_ENTROPY = 0.75
 
-KINDS = frozenset(
-    {"flat_groups", "truncated", "reward_failures", "length_explosion", "length_collapse", "entropy_collapse"}
-)
-"""Of signs."""
+Kind = Literal["flat_groups", "truncated", "reward_failures", "length_explosion", "length_collapse", "entropy_collapse"]
+"""Of a sign."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +67,7 @@ class StepFigures:
 class Sign:
     """One thing that is wrong."""
 
-    kind: str
+    kind: Kind
     value: float
     """The figure that has passed its bound."""
     text: str
@@ -83,7 +81,7 @@ class Signs:
         self._steps = 0
         self._first: list[StepFigures] = []
         self._lately: deque[StepFigures] = deque()
-        self._seen: dict[str, int] = {}
+        self._seen: dict[Kind, int] = {}
         """The step at which each sign was last seen."""
 
     def add(self, step: StepFigures) -> list[Sign]:
@@ -151,7 +149,8 @@ def _length(first: Collection[StepFigures], lately: Collection[StepFigures]) -> 
     rises = reward is not None and reward_now is not None and reward_now > reward
     if rises or before <= 0 or before / LENGTH_FACTOR < now < before * LENGTH_FACTOR:
         return None
-    kind, rewarded = ("length_explosion", "length") if now > before else ("length_collapse", "short or empty answers")
+    kind: Kind = "length_explosion" if now > before else "length_collapse"
+    rewarded = "length" if now > before else "short or empty answers"
     text = (
         f"the responses of the last {len(lately)} steps have {now:.0f} tokens in the mean, those of the first "
         f"{len(first)} had {before:.0f}, and the reward is no higher. Usual remedies: a lower trainer.lr; a KL penalty "

@@ -8,7 +8,7 @@ import yaml
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig
-from tailrace.config.load import load_as, load_config, parse_config
+from tailrace.config.load import load_as, load_config
 from tailrace.config.prompts import JsonlSource
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
@@ -39,7 +39,7 @@ def test_interpolations_are_resolved() -> None:
 
 def test_a_resolved_configuration_loads_back_unchanged() -> None:
     config = load_config(QUICKSTART)
-    assert parse_config(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json"))), source="dump") == config
+    assert load_config(yaml.safe_load(yaml.safe_dump(config.model_dump(mode="json")))) == config
 
 
 def test_separate_workers_have_a_queue_service_that_keeps_the_keys_given() -> None:
@@ -325,9 +325,9 @@ def test_a_run_computes_in_bfloat16_by_default_where_the_device_can(
 
     config = load_config(QUICKSTART, [f"device={device}"])
     assert choice(config) == chosen
-    assert parse_config(config.model_dump(), source="test") == config
+    assert load_config(config.model_dump()) == config
     bare = {key: value for key, value in config.model_dump().items() if key not in ("engine", "trainer")}
-    assert choice(parse_config(bare, source="test")) == chosen
+    assert choice(load_config(bare)) == chosen
     asked = [f"device={device}", "engine.dtype=bfloat16", "trainer.precision=bf16"]
     assert choice(load_config(QUICKSTART, asked)) == ("bf16", "bfloat16")
     asked = [f"device={device}", "engine.dtype=float32", "trainer.precision=fp32"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tailrace.config.load import parse_config
+from tailrace.config.load import load_config
 from tailrace.config.rewards import FunctionReward, RewardsConfig
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.function import NAMES
@@ -58,7 +58,7 @@ async def test_the_judge_of_the_page_is_awaited() -> None:
 
 
 def test_the_recipe_of_the_page_is_one() -> None:
-    assert parse_config(RECIPES[0], source="page").prompts.source.type == "hub"
+    assert load_config(RECIPES[0]).prompts.source.type == "hub"
 
 
 def test_the_page_has_every_parameter() -> None:

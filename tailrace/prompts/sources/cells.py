@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from tailrace.config.base import INTEGERS
+from tailrace.config.recipe_text import MAX_DEPTH
 from tailrace.errors import quoted
 
-MAX_DEPTH = 64
-"""Levels of lists and mappings in a cell."""
-_INTEGERS = range(-(2**63), 2**64)
-"""Those that messages of the queue hold."""
 _COLUMNS_SHOWN = 40
 
 NarrowFloats = Mapping[str, type[np.floating[Any]]]
@@ -132,7 +130,7 @@ def _number(text: Written) -> int | float | None:
     if set(text) & set(".eE"):
         return _finite(float(text), text)
     number = int(text) if len(text) <= 20 else 2**64
-    if number not in _INTEGERS:
+    if number not in INTEGERS:
         raise CellError(f"holds {quoted(str(text), 40)}, which takes more than 64 bits; write it as a text")
     return number
 
