@@ -130,7 +130,7 @@ def test_ctrl_c_keeps_what_is_graded(
         (["RUN", "--prompts", "MINE", "prompts.source.answer_column=x"], "(prompts.source.answer_column)"),
         (["RUN", "--prompts", "MINE", "prompts.validation.a.path=x"], "leave prompts.validation out"),
         (["RUN", "--samples", "-1"], "evaluation.samples is -1"),
-        (["seed=3"], "MODEL is missing before seed=3"),
+        (["seed=3"], "MODEL is missing before 'seed=…'"),
         (["nowhere/at/all", "--recipe", "CONFIG"], "does not exist"),
     ],
 )  # fmt: skip

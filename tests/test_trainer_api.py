@@ -157,7 +157,7 @@ def test_a_recipe_that_is_wrong_is_refused_in_one_line(small: Callable[..., RunC
         Trainer({**values, "seed": object()})
     with pytest.raises(ConfigError, match=r"the recipe nowhere\.yaml does not exist"):
         Trainer("nowhere.yaml")
-    with pytest.raises(ConfigError, match=r"overrides is the text 'seed=1'; expected a list, such as \['seed=1'\]"):
+    with pytest.raises(ConfigError, match=r"overrides is one text; expected a list of them, such as "):
         Trainer(values, "seed=1")
     with pytest.raises(ConfigError, match="recipe is 5; expected the path"):
         Trainer(5)  # type: ignore[arg-type]

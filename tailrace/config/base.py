@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict, model_validator
 
+from tailrace.config.recipe_text import in_yaml
 from tailrace.cpu import multiplies_bfloat16
 from tailrace.errors import quoted
 
@@ -44,7 +45,7 @@ def has_numbers_of_json(values: dict[str, Any]) -> dict[str, Any]:
     """
     for key, number in _numbers(values, ""):
         if isinstance(number, float) and not math.isfinite(number):
-            raise ValueError(f"has {number} at {key}, and a number has to be finite")
+            raise ValueError(f"has {in_yaml(number)} at {key}, and a number has to be finite")
         if isinstance(number, int) and number not in INTEGERS:
             raise ValueError(f"has {quoted(number)} at {key}, which takes more than 64 bits")
     return values

@@ -1,13 +1,16 @@
 """What pydantic finds wrong with a configuration, as one line that names the key and the fix."""
 
+import re
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 from pydantic_core import ErrorDetails
 
 from tailrace.config.base import Config
 from tailrace.config.other_names import called_here
-from tailrace.config.places import Place, at, places
+from tailrace.config.places import Place, at, named_places, places
+from tailrace.config.recipe_text import in_yaml
 from tailrace.errors import nearest, quoted
 
 Shown = Callable[[Any, str], Any]
@@ -23,6 +26,18 @@ _EXPECTED = {
     "float_type": "expected a number",
     "bool_type": "expected true or false",
 }
+_SAID = (
+    (r"^(Input should be )a valid dictionary( or instance of \w+)?", r"\1a mapping"),
+    (r"^(Input should be )a valid boolean", r"\1true or false"),
+    (r"^(Input should be )a valid (list|tuple)", r"\1a list"),
+    (r"^(Input should be )a valid string", r"\1a text"),
+    (r"^(String|List|Tuple|Dictionary) should have", "It should have"),
+    (r" after validation, not", ", not"),
+    (r"\bNone\b", "null"),
+    (r"\bTrue\b", "true"),
+    (r"\bFalse\b", "false"),
+)
+"""What pydantic says in words of Python, and how it is said of YAML."""
 
 
 def explain(root: type[Config], problems: Sequence[ErrorDetails], shown: Shown) -> str:
@@ -39,22 +54,24 @@ def explain(root: type[Config], problems: Sequence[ErrorDetails], shown: Shown) 
 def _explain(root: type[Config], problem: ErrorDetails, shown: Shown) -> str:
     location, kind, message = problem["loc"], problem["type"], problem["msg"]
     place = at(root, location)
-    key, value = readable(place.key), quoted(shown(problem["input"], place.key.rpartition(".")[2]))
-    message = message.removeprefix("Value error, ").replace("tuple", "list").replace("Tuple", "List")
+    key, value = readable(place.key), in_yaml(shown(problem["input"], _last(place.key)))
     match kind:
         case "extra_forbidden":
-            return f"unknown key {key}; {_nearest_key(root, location, problem['input'])}"
+            return _unknown_key(root, location, problem["input"], shown)
         case "missing":
             return f"{key} is required and missing"
         case "union_tag_not_found":
             return f"{key}.type is required: one of {', '.join(map(repr, place.variants))}"
         case "union_tag_invalid":
             context = problem["ctx"]
-            return f"{key}.type is {quoted(context['tag'])}; expected one of {context['expected_tags']}"
+            return f"{key}.type is {in_yaml(shown(context['tag'], 'type'))}; expected one of {context['expected_tags']}"
         case "value_error":
+            message = message.removeprefix("Value error, ")
             return f"{key} {message}" if key else message
-    if hint := _meant(place, kind, problem["input"]):
+    if hint := _meant(place, kind, problem["input"], shown):
         return f"{key} is {value}; {hint}"
+    for pattern, said in _SAID:
+        message = re.sub(pattern, said, message)
     return f"{key} is {value}: {message[0].lower()}{message[1:]}"
 
 
@@ -63,10 +80,16 @@ def readable(key: str) -> str:
     return key if key.isprintable() and len(key) <= 100 else quoted(key)
 
 
-def _meant(place: Place, kind: str, value: Any) -> str:
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _meant(place: Place, kind: str, value: Any, shown: Shown) -> str:
     """How to write a value that has the wrong form; empty where it is not known."""
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
-        return f"expected a list: {place.key}=[{quoted(value) if isinstance(value, int | float) else value}]"
+        entry = value if isinstance(value, str) else in_yaml(value)
+        may_be_shown = shown(value, _last(place.key)) == value and readable(entry) == entry
+        return f"expected a list: {readable(place.key)}=[{entry if may_be_shown else '…'}]"
     if kind in _EXPECTED and isinstance(value, str) and _is_scalar(value):
         return f"{_EXPECTED[kind]}, not the text of one; {_UNQUOTED}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
@@ -90,12 +113,22 @@ def _is_scalar(text: str) -> bool:
     return True
 
 
-def _nearest_key(root: type[Config], location: Sequence[int | str], value: object) -> str:
-    """The valid key that was probably meant: in another variant or in the same place, else anywhere."""
-    unknown, place = str(location[-1]), at(root, location[:-1])
+def _unknown_key(root: type[Config], location: Sequence[int | str], value: object, shown: Shown) -> str:
+    place, unknown = at(root, location[:-1]), str(location[-1])
     section = f"{place.key}." if place.key else ""
-    if ":" in unknown:
-        return f"YAML needs a space after the colon: {readable(unknown.replace(':', ': ', 1))}"
+    name, colon, text = unknown.partition(":")
+    if colon:  # the text is a value, so it may be a secret
+        text = str(shown(text, name))
+        unknown = f"{name}:{text}"
+        hint = f"YAML needs a space after the colon: {readable(f'{name}: {text}')}"
+    else:
+        hint = _nearest_key(root, place, unknown, value)
+    return f"unknown key {readable(f'{section}{unknown}')}; {hint}"
+
+
+def _nearest_key(root: type[Config], place: Place, unknown: str, value: object) -> str:
+    """The valid key that was probably meant: in another variant or in the same place, else anywhere."""
+    section = f"{place.key}." if place.key else ""
     if owners := [tag for tag, variant in place.chosen_from.items() if unknown in variant.model_fields]:
         return f"it belongs to {section}type {' or '.join(owners)}"
     if isinstance(value, str) and value in place.chosen_from:
@@ -104,13 +137,25 @@ def _nearest_key(root: type[Config], location: Sequence[int | str], value: objec
         return other
     if close := nearest(unknown, sorted(place.keys)):
         return f"did you mean {section}{close}?"
-    if close := _anywhere(root, unknown):
+    if close := _anywhere(root, place.key, unknown):
         return f"did you mean {close}?"
     return f"expected one of {', '.join(sorted(place.keys))}"
 
 
-def _anywhere(root: type[Config], name: str) -> str | None:
-    """The key of whatever section whose last part is like `name`, the one named last among equals."""
-    keys = {place.key.rpartition(".")[2]: place.key for place in places(Place(schema=root)) if place.key}
-    close = nearest(name, keys, cutoff=0.8)
-    return close and keys[close]
+def _anywhere(root: type[Config], section: str, name: str) -> str | None:
+    """The key of another section whose last part is most like `name`.
+
+    Among several it is the one that has most with `section` in common, then the one with the fewest parts.
+    """
+    keys = [place.key for place in named_places(Place(schema=root)) if place.key]
+    close = nearest(name, dict.fromkeys(map(_last, keys)), cutoff=0.8)
+    if close is None:
+        return None
+
+    return max((key for key in keys if _last(key) == close), key=lambda key: (_shared(key, section), -key.count(".")))
+
+
+def _shared(key: str, other: str) -> int:
+    """Parts that two keys begin with, both."""
+    pairs = zip(key.split("."), other.split("."), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -26,8 +26,9 @@ trainer.precision | bf16, fp16 | fsdp_config.model_dtype |  |  | : it is bf16 or
 trainer.gradient_checkpointing | gradient_checkpointing | enable_gradient_checkpointing | gradient_checkpointing | model.ac |
 algorithm.kl.coefficient | beta | kl_loss_coef, kl_ctrl.kl_coef, kl_coef, use_kl_loss | init_kl_coef, use_kl_loss | kl_tau | kl_coef : 0 is off
 algorithm.kl.estimator |  | kl_loss_type, kl_penalty | kl_estimator |  |
-algorithm.clip_low | epsilon | clip_ratio_low, clip_ratio | eps_clip |  |
-algorithm.clip_high | epsilon_high | clip_ratio_high | eps_clip_low_high |  | clip_range, cliprange
+algorithm.clip_low |  | clip_ratio_low |  |  |
+algorithm.clip_low | epsilon | clip_ratio | eps_clip, eps_clip_low_high |  | clip_range, cliprange : the bound above is algorithm.clip_high; set both
+algorithm.clip_high | epsilon_high | clip_ratio_high |  |  |
 algorithm.normalize_std | scale_rewards | norm_adv_by_std_in_grpo | no_advantage_std_norm |  |
 algorithm.loss_agg_mode | loss_type | loss_agg_mode |  |  |
 algorithm.type |  | adv_estimator | advantage_estimator |  | : it is grpo
@@ -58,7 +59,7 @@ pipeline.max_staleness |  | async_training.staleness_threshold | async_queue_siz
 checkpoint.every | save_steps | save_freq | save_steps | ckpt.interval |
 checkpoint.keep | save_total_limit | max_actor_ckpt_to_keep | max_ckpt_num |  |
 evaluation.every | eval_steps, eval_strategy | test_freq | eval_steps | eval.interval |
-evaluation.samples | num_generations_eval | val_kwargs.n | eval_n_samples_per_prompt |  |
+evaluation.samples | num_generations_eval | val_kwargs.n | eval_n_samples_per_prompt |  | evaluation.n
 evaluation.temperature |  | val_kwargs.temperature | eval_temperature |  |
 observe.wandb_project | report_to | project_name, experiment_name, trainer.logger | use_wandb | wandb.project | run_name
 output_dir | logging_dir | default_local_dir | save_path, ckpt_path | output_dir |

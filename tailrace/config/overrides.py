@@ -17,7 +17,7 @@ def override_values(override: str) -> dict[str, Any]:
         ConfigError: it is not of the form key=value.
     """
     key, separator, text = override.partition("=")
-    named = f"the override {quoted(override)}"
+    named = f"the override {named_override(override)}"
     if not separator or not _KEY.match(key):
         raise ConfigError(f"{named} is not of the form key=value, such as trainer.lr=1e-5{_hint(key)}")
     try:
@@ -30,6 +30,12 @@ def override_values(override: str) -> dict[str, Any]:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value  # type: ignore[no-any-return]
+
+
+def named_override(override: str) -> str:
+    """An override in a message: its key in quotes. Its value is left out, since it may be a secret."""
+    key = re.split(r"[=:\s]", override, maxsplit=1)[0]
+    return quoted(key if key == override else f"{key}{override[len(key)]}…")
 
 
 def _hint(key: str) -> str:
@@ -53,7 +59,8 @@ def merged(values: Mapping[str, Any], change: Mapping[str, Any], place: str = ""
     for key, new in change.items():
         old = result.get(key)
         if new and isinstance(new, dict) and (isinstance(old, list) or (isinstance(old, str) and "${" in old)):
-            raise ConfigError(f"{place}{key} is {quoted(old)}, which has no keys to change; give {place}{key} whole")
+            kind = "a list" if isinstance(old, list) else "an interpolation"
+            raise ConfigError(f"{place}{key} is {kind}, which has no keys to change; give {place}{key} whole")
         if isinstance(old, dict) and isinstance(new, dict):
             new = merged(old, new, f"{place}{key}.")
         result[key] = new

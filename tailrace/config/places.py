@@ -74,6 +74,15 @@ def places(place: Place) -> Iterator[Place]:
         yield from places(place.below(place.an_entry))
 
 
+def named_places(place: Place) -> Iterator[Place]:
+    """Of `places` those whose keys a schema names: none is of an entry of a list or of a mapping."""
+    yield place
+    for tag in place.variants:
+        yield from named_places(place.below(tag))
+    for key in place.keys:
+        yield from named_places(place.below(key))
+
+
 def schemas_in(annotation: Any) -> list[type[Config]]:
     """The schemas in an annotation, in order: one, or the members of a union; also of what is in a list or mapping."""
     if isinstance(annotation, type) and issubclass(annotation, Config):

@@ -63,4 +63,4 @@ def _text(text: str, key: str) -> str:
 
 
 def _named(key: str) -> str:
-    return quoted(key)[1:-1] if key else "the recipe"
+    return quoted(key)[1:-1] if key else "it"

@@ -5,6 +5,7 @@ aliases, several documents. Numbers are decimal: `010` and `1:30`, which YAML 1.
 are dates.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -65,15 +66,41 @@ def write_yaml(values: Mapping[str, Any]) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
+def in_yaml(value: Any, limit: int = 100) -> str:
+    """`value` as a recipe may have it, on one line without control characters; its end is left out beyond `limit`.
+
+    Texts are in quotes. It is for messages: what is not of YAML is written as Python does.
+    """
+    text = _flow(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _flow(value: Any) -> str:
+    match value:
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case float() if not math.isfinite(value):
+            return ".nan" if math.isnan(value) else f"{'-' if value < 0 else ''}.inf"
+        case Mapping():
+            return "{" + ", ".join(f"{_flow_key(key)}: {_flow(entry)}" for key, entry in value.items()) + "}"
+        case list() | tuple():
+            return f"[{', '.join(map(_flow, value))}]"
+    return repr(value)
+
+
+def _flow_key(key: Any) -> str:
+    return key if isinstance(key, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", key) else repr(key)
+
+
 class _Loader(yaml.SafeLoader):
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent):
-            raise _problem(event, f"the alias *{event.anchor} is not possible; name a key, as in ${{trainer.steps}}")
+            raise _problem(event, "an alias, which begins with *, is not possible; name a key, as in ${trainer.steps}")
         if getattr(event, "tag", None) is not None:
-            raise _problem(event, f"the tag {event.tag!a} is not possible; leave it out")
+            raise _problem(event, "a tag, which begins with !, is not possible; leave it out")
         if self.depth == MAX_DEPTH:
             raise _problem(event, f"there are more than {MAX_DEPTH} mappings and lists within one another")
         self.depth += 1

@@ -57,8 +57,9 @@ text. A value of `key=value` is YAML, too, so that a list is `key=[a,b]`, and `k
 - **Secrets** belong into the environment: `arguments: {api_key: "${oc.env:JUDGE_KEY}"}`. The run's `config.yaml` keeps
   the reference, which is resolved again on `--resume`. A secret that stands in the recipe stands in `config.yaml`,
   which only you may read. Neither is shown:
-  `--dry-run`, `events.jsonl`, the report, W&B and errors have `***` in place of passwords in URLs, and of texts in
-  `arguments`, `options` and `parameters` whose key says that they are secret, such as `api_key`, `token` or `password`.
+  `--dry-run`, `events.jsonl`, the report, W&B and errors have `***` in place of texts in `arguments`, `options` and
+  `parameters` whose key says that they are secret, such as `api_key`, `token` or `password`. So have URLs,
+  in place of what stands before their `@`, and of such values in their query.
   What your own code prints, or says in an exception, is kept as it is.
 """
 

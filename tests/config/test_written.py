@@ -7,10 +7,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tailrace.config.base import Config
+from tailrace.config.generate import EvalConfig, GenerateConfig
 from tailrace.config.load import load_as, load_config
 from tailrace.config.places import Place, places
 from tailrace.config.recipe_text import read_yaml, write_yaml
 from tailrace.config.run import RunConfig
+from tailrace.config.shorthand import model_override
 from tailrace.config.written import MASK, masked, shown, written
 from tailrace.errors import ConfigError
 
@@ -110,7 +113,7 @@ def test_what_is_shown_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
         "api_key": "${oc.env:TAILRACE_KEY}",
         "header": "Bearer ${oc.env:TAILRACE_KEY}",
         "again": "${rewards.grader.arguments.header}!",
-        "url": "https://me:***@host/x",
+        "url": "https://***@host/x",
         "openaiToken": "***",
         "credentials": {"user": "***", "list": ["***"]},
         "max_tokens": 5,
@@ -126,7 +129,6 @@ def test_no_key_of_a_schema_but_code_is_taken_for_a_secret() -> None:
 
 
 def load_masks(key: str) -> bool:
-
     return bool(masked("text", key) == MASK)
 
 
@@ -138,6 +140,19 @@ def load_masks(key: str) -> bool:
         "engine={type: native, link: '${oc.env:TAILRACE_KEY}'}",
         "queue={type: service, storage: {type: redis, url: 5, max_bytes: 'redis://a:sk-hidden1@b'}}",
         "queue={type: service, listen: ['${oc.env:TAILRACE_KEY}']}",
+        "queue={type: service, unit_limit_s: 'https://sk-hidden1@host'}",
+        "queue={type: service, unit_limit_s: 'https://host/x?api_key=sk-hidden1'}",
+        "sampling.stop_token_ids=redis://a:sk-hidden1@b",
+        "trainer={api_key:sk-hidden1}",
+        "trainer={x:redis://a:sk-hidden1@b}",
+        "rewards.grader.arguments.api_key='sk-hidden1",
+        "rewards.grader.arguments.api_key=sk-hidden1 #",
+        "rewards.grader.arguments.api_key=!sk-hidden1",
+        "rewards.grader.arguments.api_key=*sk-hidden1",
+        "rewards.grader.arguments.api_key sk-hidden1",
+        "rewards.grader.arguments.api_key:sk-hidden1",
+        "+rewards.grader.arguments.api_key=sk-hidden1",
+        "rewards.grader.arguments[api_key]=sk-hidden1",
         "rewards.grader={type: exact, api_key: sk-hidden1}",
         "rewards.grader.pattern='(${oc.env:TAILRACE_KEY}'",
         "trainer={api_key: sk-hidden1}",
@@ -151,9 +166,50 @@ def test_no_error_shows_a_secret(monkeypatch: pytest.MonkeyPatch, override: str)
     assert "hidden1" not in str(caught.value)
 
 
-def test_a_recipe_of_a_command_is_read_again(tmp_path: Path) -> None:
-    from tailrace.config.generate import GenerateConfig
+@pytest.mark.parametrize("schema", [GenerateConfig, EvalConfig])
+def test_no_error_of_a_command_shows_a_secret(schema: type[Config]) -> None:
+    recipe = {**BASE, "rewards": {"grader": {"type": "exact"}}, "sampling": {"stop": ["sk-hidden1"]}}
+    for override in ("trainer.api_key=sk-hidden1", "output_dir=sk-hidden1", "sampling.stop.0=sk-hidden1"):
+        with pytest.raises(ConfigError) as caught:
+            load_as(schema, recipe, [override])
+        assert "hidden1" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        model_override("rewards.grader.arguments.api_key=sk-hidden1", EvalConfig.model_fields)
+    assert "hidden1" not in str(caught.value)
 
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("redis://me:p@ss@host/0", "redis://***@host/0"),
+        ("redis://:p/ss?w#rd@host:6379/0", "redis://***@host:6379/0"),
+        ("https://me@mine.org:pw@host", "https://***@host"),
+        ("https://sk-token@host/x", "https://***@host/x"),
+        ("https://sk-token@host:8080/x", "https://***@host:8080/x"),
+        ("https://sk-token:x-oauth-basic@host", "https://***@host"),
+        ("see https://a:b@c and https://d@e", "see https://***@c and https://***@e"),
+        ("https://host/x?api_key=sk&max=3", "https://host/x?api_key=***&max=3"),
+        ("https://host/x?max=3&access_token=sk#top", "https://host/x?max=3&access_token=***#top"),
+        ("https://host/x?sv=1&sig=sk%3D", "https://host/x?sv=1&sig=***"),
+        ("redis://host/0?password=sk", "redis://host/0?password=***"),
+        ("https://host/#access_token=sk", "https://host/#access_token=***"),
+        ("redis://me:${oc.env:PW}@host", "redis://me:${oc.env:PW}@host"),
+        ("https://${oc.env:TOKEN}@host?key=${oc.env:KEY}", "https://${oc.env:TOKEN}@host?key=${oc.env:KEY}"),
+        ("https://sk-${oc.env:TOKEN}@host", "https://***@host"),
+    ],
+)
+def test_a_url_is_shown_without_what_may_be_secret_in_it(text: str, shown: str) -> None:
+    assert masked({"url": text}) == {"url": shown}
+
+
+@pytest.mark.parametrize(
+    "text", ["https://host:8080/x?max_tokens=3", "unix:///run/redis.sock", "me@mine.org", "a?key=b", "https://h/@scope"]
+)
+def test_a_text_without_a_secret_is_shown_as_it_is(text: str) -> None:
+    assert masked({"url": text}) == {"url": text}
+
+
+def test_a_recipe_of_a_command_is_read_again(tmp_path: Path) -> None:
     config = load_as(GenerateConfig, None, ["seed=5"])
     assert load_as(GenerateConfig, written(config)) == config
 

@@ -26,8 +26,8 @@ def test_rows_are_lines_of_json() -> None:
         ([{"prompt": "x"}, "y"], r"prompts\[1\] is 'y'; expected a mapping"),
         ([{"prompt": {1}}], r"prompts\[0\]: prompt is of type set"),
         ([{"prompt": "\ud800"}], r"prompts\[0\]: prompt has '\\ud800', which is no character"),
-        ([{"prompt": "x", "a": {"b": [float("nan")]}}], r"prompts\[0\]: has nan at a\.b\.0"),
-        ([{"prompt": "x", 1: 2}], r"prompts\[0\]: the recipe has the key 1"),
+        ([{"prompt": "x", "a": {"b": [float("nan")]}}], r"prompts\[0\]: has \.nan at a\.b\.0"),
+        ([{"prompt": "x", 1: 2}], r"prompts\[0\]: it has the key 1"),
         ([{"prompt": Path("x"), "n": 2**64}], r"prompts\[0\]: has 18446744073709551616 at n"),
     ],
 )
