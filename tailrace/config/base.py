@@ -4,6 +4,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict, model_validator
@@ -89,6 +90,14 @@ def expanded(path: str) -> str:
     if len(os.fsencode(full)) > _PATH_BYTES or any(len(os.fsencode(part)) > _NAME_BYTES for part in full.split("/")):
         raise ValueError(f"{quoted(path)} is too long: names have {_NAME_BYTES} bytes at the most, paths {_PATH_BYTES}")
     return full
+
+
+def path_text(path: Path) -> str:
+    """A path that is expanded already, as a key of a recipe has it: `./` keeps it from being expanded once more.
+
+    `Path` leaves that out of what it is made of.
+    """
+    return f"./{path}" if str(path).startswith(("~", "$")) else str(path)
 
 
 PathText = Annotated[str, Field(min_length=1), AfterValidator(expanded)]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.config.base import expanded
+from tailrace.config.base import expanded, path_text
 from tailrace.config.generate import EvalConfig
 from tailrace.config.load import load_as
 from tailrace.config.shorthand import file_source, model_override
@@ -38,7 +38,7 @@ def evaluated_config(
     is_run = (run / RECIPE).is_file() and not (run / "config.json").exists()
     if is_run:
         recipe = recipe or run / RECIPE
-        chosen = f"model={{path: {json.dumps(str(run / MODEL))}, revision: null}}"
+        chosen = f"model={{path: {json.dumps(path_text(run / MODEL))}, revision: null}}"
         if step is None and not (run / MODEL).is_dir():
             raise UserError(f"{run} has exported no model yet; give the step of a checkpoint with --step")
     elif step is not None:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from tailrace.config.base import path_text
 from tailrace.config.overrides import named_override
 from tailrace.errors import ConfigError, nearest
 
@@ -31,7 +32,7 @@ def source_override(prompts: Path) -> str:
 def file_source(prompts: Path, more: str = "") -> str:
     """The source that a file is, as YAML; `-` is standard input. `more`: further keys."""
     kind = "parquet" if prompts.suffix == ".parquet" else "jsonl"
-    path = "/dev/stdin" if prompts == Path("-") else str(prompts)
+    path = "/dev/stdin" if prompts == Path("-") else path_text(prompts)
     return f"{{type: {kind}, path: {json.dumps(path)}{more}}}"
 
 

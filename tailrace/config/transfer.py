@@ -32,7 +32,7 @@ class ArenaStorageConfig(Config):
     @property
     def path(self) -> Path:
         """Of `directory`."""
-        return Path(self.directory).expanduser()
+        return Path(self.directory)
 
 
 class SpillStorageConfig(Config):
@@ -49,7 +49,7 @@ class SpillStorageConfig(Config):
     @property
     def path(self) -> Path:
         """Of `directory`."""
-        return Path(self.directory).expanduser()
+        return Path(self.directory)
 
 
 class RedisStorageConfig(Config):
@@ -147,7 +147,7 @@ class RemoteQueueConfig(Config):
     @property
     def path(self) -> Path:
         """Of `connection`."""
-        return Path(self.connection).expanduser()
+        return Path(self.connection)
 
 
 QueueConfig = Annotated[LocalQueueConfig | ServiceQueueConfig | RemoteQueueConfig, Field(discriminator="type")]

@@ -7,12 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.config.base import PathText, expanded
+from tailrace.config.base import PathText, expanded, path_text
+from tailrace.config.evaluated import evaluated_config
+from tailrace.config.generate import GenerateConfig
 from tailrace.config.load import load_as, load_config
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import DatasetSource
 from tailrace.config.queue_table import ServeConfig
+from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
+from tailrace.config.shorthand import source_override
+from tailrace.config.transfer import ArenaStorageConfig, RemoteQueueConfig, SpillStorageConfig
 from tailrace.config.written import written
 from tailrace.errors import ConfigError
 from tests.config.test_places import ALL
@@ -85,3 +90,27 @@ def test_what_can_be_no_path_is_refused(path: str, says: str) -> None:
         load_config(BASE, [f"output_dir={path}"])
     assert says in str(caught.value)
     assert len(str(caught.value)) < 300
+
+
+def test_a_file_that_is_called_like_a_home_is_found_wherever_a_path_is_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "~root"
+    (run / "model").mkdir(parents=True)
+    (run / "config.yaml").write_text(write_yaml(BASE))
+    config = evaluated_config("./~root", recipe=None, prompts=Path("~root"), step=None, overrides=[])
+    assert (config.model.path, config.prompts.source.path) == ("./~root/model", "./~root")  # type: ignore[union-attr]
+    given = source_override(Path(expanded("./~root")))
+    assert load_as(GenerateConfig, None, [given]).prompts.source.path == "./~root"  # type: ignore[union-attr]
+    for queue in (
+        RemoteQueueConfig(connection="./~root"),
+        ArenaStorageConfig(directory="./~root"),
+        SpillStorageConfig(directory="./~root"),
+    ):
+        assert queue.path.samefile(run)
+
+
+@pytest.mark.parametrize(("path", "text"), [("~x/y", "./~x/y"), ("$x", "./$x"), ("x/~", "x/~"), ("/~x", "/~x")])
+def test_a_path_is_said_in_a_recipe_so_that_it_stays_what_it_is(path: str, text: str) -> None:
+    assert path_text(Path(path)) == text == expanded(text)
