@@ -183,7 +183,7 @@ class Colocated(Placement):
         """Start grading processes, engine and trainer."""
         _log.info("loading the model for engine and trainer")
         self._parts = await open_parts(self._config, self._inputs, stack)
-        await check_answers(self._config.rewards, self._inputs.prompts.sets, self._parts.pool)
+        await check_answers(self._config.rewards, self._inputs.prompts.by_source, self._parts.pool)
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Connect the parts and the queue."""

@@ -49,7 +49,7 @@ from tailrace.preparation import (
     open_engine,
     prepare_torch,
 )
-from tailrace.prompts.load import load_evaluated
+from tailrace.prompts.load import load_evaluated, source_key
 from tailrace.report.text import counted
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
@@ -173,7 +173,8 @@ async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None,
     async with AsyncExitStack() as stack:
         interrupt = stack.enter_context(Interrupt().watching())
         pool = await stack.enter_async_context(GraderPool(config.rewards))
-        await check_answers(config.rewards, inputs.sets.values(), pool)
+        by_source = {source_key(name): prompts for name, prompts in inputs.sets.items()}
+        await check_answers(config.rewards, by_source, pool)
         executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
         engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
         stack.push_async_callback(engine.close)

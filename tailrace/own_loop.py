@@ -514,7 +514,7 @@ class _Runtime:
         stack.enter_context(directory.locked())
         directory.check_new()  # again: another process may have been faster
         if "reward" in self._kinds:
-            await check_answers(config.rewards, self._inputs.prompts.sets)
+            await check_answers(config.rewards, self._inputs.prompts.by_source)
         cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
         queue = await open_queue(config.queue, run_table(config), directory.queue, stack)
         with directory.begun(config, resumed=False):

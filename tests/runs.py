@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tailrace.config.load import load_config
+from tailrace.config.load import parse_as
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, read_events
 
@@ -43,7 +43,7 @@ def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> R
             values[section] = value
     if values.get("pipeline", {}).get("placement") == "separated":
         del values["threads"]  # their pools say how many
-    return load_config(values)
+    return parse_as(RunConfig, values, source="test")
 
 
 def steps_of(output_dir: Path) -> list[Event]:

@@ -123,9 +123,9 @@ def test_ctrl_c_keeps_what_is_graded(
         (["MODEL"], "there are no prompts: give a file with --prompts, or a training recipe with --recipe"),
         (["MODEL", "--step", "1", "--recipe", "CONFIG"], "--step 1 is for the directory of a run"),
         (["MODEL", "--prompts", "MINE"], "rewards is required and missing"),
-        (["RUN", "trainer.lr=1"], "trainer.lr is for training, and this command trains nothing; leave 'trainer"),
+        (["RUN", "trainer.lr=1"], "trainer.lr is for training, and this command trains nothing; leave it out"),
         (["RUN", "prompts.shuffle=false"], "prompts.shuffle is for training"),
-        (["RUN", "prompts.held_out=0", "prompts.validation=null"], "prompts.validation is None"),
+        (["RUN", "prompts.held_out=0", "prompts.validation=null"], "prompts.validation is null"),
         (["RUN", "--prompts", "NONE"], "cannot read prompts.source.path"),
         (["RUN", "--prompts", "MINE", "prompts.source.answer_column=x"], "(prompts.source.answer_column)"),
         (["RUN", "--prompts", "MINE", "prompts.validation.a.path=x"], "leave prompts.validation out"),
@@ -244,7 +244,7 @@ def test_answers_that_no_response_can_equal_are_told_of(run: Path, tmp_path: Pat
         warnings.simplefilter("default", TailraceWarning)
         told = tailrace_here("eval", str(run), *given)
     assert told.returncode == 0, told.stderr
-    assert "tailrace: warning: 2 of 2 answers that were looked at can never be what" in told.stderr
+    assert "tailrace: warning: 2 of 2 answers of prompts.source that were looked at can never be what" in told.stderr
 
 
 def test_an_evaluation_that_cannot_grade_anything_fails(run: Path, tailrace_here: Command) -> None:

@@ -93,12 +93,18 @@ def _check_taken(change: Mapping[str, Any], schema: type[Config]) -> None:
 
 
 def _of_training_alone(values: Mapping[str, Any], ours: Place, theirs: Place) -> Iterator[str]:
-    """The keys among `values` that are in `theirs` and not in `ours`: of a section, where the whole section is not."""
+    """The keys among `values` that are in `theirs` and not in `ours`."""
     for key, value in values.items():
         if key in theirs.keys and key not in ours.keys:
-            yield theirs.below(key).key
+            yield _first_key(value, theirs.below(key))
         elif isinstance(value, dict):
             yield from _of_training_alone(value, ours.below(key), theirs.below(key))
+
+
+def _first_key(values: Any, place: Place) -> str:
+    """The key of the first of `values`, which are at `place`, down to where there is such a key."""
+    first = next(iter(values), None) if isinstance(values, dict) else None
+    return place.key if first not in place.keys else _first_key(values[first], place.below(first))
 
 
 def keys_of(recipe: Path) -> set[str]:

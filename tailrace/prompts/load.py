@@ -25,13 +25,14 @@ _log = logging.getLogger(__name__)
 
 HELD_OUT = "held_out"
 WHOLE_SOURCE = "source"
+SOURCE = "prompts.source"
 _SPLIT_EPOCH = -1
 """The split's permutation is none of an epoch of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PromptSet:
-    """Each in the order of its source; no training prompt has the text of another one."""
+    """Each in the order of its source. No training prompt has the text of one that is evaluated."""
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
@@ -53,9 +54,10 @@ class PromptSet:
         return max(len(prompt.prompt_ids) for prompts in sets for prompt in prompts)
 
     @property
-    def sets(self) -> tuple[Sequence[Prompt], ...]:
-        """Those to train on, then those of each evaluation."""
-        return (self.train, *self.evaluated.values())
+    def by_source(self) -> dict[str, Sequence[Prompt]]:
+        """All of them, by the key of the recipe that their source has."""
+        validation = {source_key(name): prompts for name, prompts in self.validation.items()}
+        return {SOURCE: (*self.train, *self.held_out), **validation}
 
     @property
     def fingerprint(self) -> str:
@@ -76,7 +78,7 @@ def load_prompts(config: PromptsConfig, tokenizer: "PreTrainedTokenizerBase", *,
     """
     reader = _Reader(config, tokenizer, max_tokens)
     validation = reader.validation()
-    prompts = reader.read(config.source, "prompts.source")
+    prompts = reader.read(config.source, SOURCE)
     split = _split(_without(prompts, validation), config.held_out, config.split_seed)
     equal = len(prompts) - len(split.train) - len(split.held_out)
     dropped = reader.dropped | ({"equal to one that is evaluated": equal} if equal else {})
@@ -95,13 +97,18 @@ def load_evaluated(
     validation = reader.validation()
     own = {}
     if config.source is not None and config.held_out != 0:
-        prompts = reader.read(config.source, "prompts.source")
+        prompts = reader.read(config.source, SOURCE)
         if config.held_out is None:
             own = {WHOLE_SOURCE: prompts}
         else:
             own = {HELD_OUT: _split(_without(prompts, validation), config.held_out, config.split_seed).held_out}
     tell_dropped(reader.dropped)
     return own | validation
+
+
+def source_key(evaluated: str) -> str:
+    """The key of the recipe that the source of a set has which is not trained on."""
+    return SOURCE if evaluated in (HELD_OUT, WHOLE_SOURCE) else f"prompts.validation.{evaluated}"
 
 
 def tell_dropped(dropped: Mapping[str, int]) -> None:
@@ -127,7 +134,7 @@ class _Reader:
             PromptError: see `load_prompts`.
         """
         sources = self._config.validation
-        return {name: self.read(source, f"prompts.validation.{name}") for name, source in sources.items()}
+        return {name: self.read(source, source_key(name)) for name, source in sources.items()}
 
     def read(self, source: PromptSource, key: str) -> tuple[Prompt, ...]:
         """The prompts of the source at `key` of the recipe.

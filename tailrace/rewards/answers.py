@@ -5,7 +5,7 @@ A pattern for `-?\\d+` can never find a worked solution, so that every reward wo
 
 import asyncio
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 
 from tailrace.config.rewards import (
@@ -35,44 +35,48 @@ _WHY_NOT = {
 
 
 async def check_answers(
-    config: RewardsConfig, sets: Iterable[Sequence[Prompt]], pool: GraderPool | None = None
+    config: RewardsConfig, sources: Mapping[str, Sequence[Prompt]], pool: GraderPool | None = None
 ) -> None:
-    """Warn of sets of prompts where no response can be right to some; `pool`: to ask, by default one of its own.
+    """Warn of prompts to which no response can be right.
+
+    Args:
+        sources: prompts, by the key of the recipe that their source has.
+        pool: to ask; by default one of its own.
 
     Raises:
-        UserError: no prompt of a set has what the grader compares with; or the grader cannot be made.
+        UserError: no prompt of a source has what the grader compares with; or the grader cannot be made.
     """
-    sets = [prompts for prompts in sets if prompts]
+    sets = {key: prompts for key, prompts in sources.items() if prompts}
     if isinstance(config.grader, FunctionReward | GivenReward) or not sets:
         return  # what a function does with an answer is its own affair
-    for prompts in sets:
-        _check_there_are_some(config, prompts)
+    for key, prompts in sets.items():
+        _check_there_are_some(config, key, prompts)
     async with AsyncExitStack() as stack:
         if pool is None:
             pool = await stack.enter_async_context(GraderPool(config.model_copy(update={"workers": 1})))
-        for prompts in sets:
-            await _check(config, prompts, pool)
+        for key, prompts in sets.items():
+            await _check(config, key, prompts, pool)
 
 
-async def _check(config: RewardsConfig, prompts: Sequence[Prompt], pool: GraderPool) -> None:
+async def _check(config: RewardsConfig, key: str, prompts: Sequence[Prompt], pool: GraderPool) -> None:
     looked_at = prompts[:: max(1, len(prompts) // _LOOKED_AT)][:_LOOKED_AT]
     grades = await _ask(pool, looked_at)
     doubted = [prompt for prompt, grade in zip(looked_at, grades, strict=True) if _is_doubtful(grade)]
     if len(doubted) == len(looked_at) and isinstance(config.grader, ReasoningGymReward):
         raise UserError(
             f"rewards.grader.type reasoning_gym scores problems of its own tasks, and that of "
-            f"{looked_at[0].prompt_id} is none; take another grader, or prompts.source.type=reasoning_gym"
+            f"{looked_at[0].prompt_id} is none; take another grader, or {key}.type=reasoning_gym"
         )
     if doubted:
-        warnings.warn(_doubt(config, doubted, len(looked_at)), TailraceWarning, stacklevel=3)
+        warnings.warn(_doubt(config, key, doubted, len(looked_at)), TailraceWarning, stacklevel=3)
 
 
-def _check_there_are_some(config: RewardsConfig, prompts: Sequence[Prompt]) -> None:
+def _check_there_are_some(config: RewardsConfig, key: str, prompts: Sequence[Prompt]) -> None:
     compares = isinstance(config.grader, ExactReward | RegexReward | MathReward)
     if compares and all(prompt.answer is None for prompt in prompts):
         raise UserError(
             f"rewards.grader.type {config.grader.type} compares responses with answers, and none of the {len(prompts)} "
-            "prompts has one; set prompts.source.answer_column, or grade with a function"
+            f"prompts of {key} has one; set {key}.answer_column, or grade with a function"
         )
 
 
@@ -105,11 +109,11 @@ def _is_doubtful(grade: Grade | None) -> bool:
     return not grade.reward
 
 
-def _doubt(config: RewardsConfig, doubted: Sequence[Prompt], looked_at: int) -> str:
+def _doubt(config: RewardsConfig, key: str, doubted: Sequence[Prompt], looked_at: int) -> str:
     prompt = doubted[0]
     fix = "the pattern, or " if isinstance(config.grader, RegexReward) else ""
     return (
-        f"{len(doubted)} of {looked_at} answers that were looked at {_WHY_NOT[config.grader.type]}, such as that "
-        f"of {prompt.prompt_id}, {quoted(str(prompt.answer))}: their reward is always 0; mend {fix}the answers, maybe "
-        "with prompts.source.answer_pattern, which takes the answer out of its column"
+        f"{len(doubted)} of {looked_at} answers of {key} that were looked at {_WHY_NOT[config.grader.type]}, such as "
+        f"that of {prompt.prompt_id}, {quoted(str(prompt.answer))}: their reward is always 0; mend {fix}the answers, "
+        f"maybe with {key}.answer_pattern, which takes the answer out of its column"
     )

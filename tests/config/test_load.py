@@ -220,11 +220,11 @@ def test_prompts_of_a_command_take_the_place_of_those_of_the_training_recipe() -
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("trainer.lr=1", "trainer"),
+        ("trainer.lr=1", "trainer.lr"),
         ("trainer.no_such_key=1", "trainer"),
         ("prompts.shuffle=false", "prompts.shuffle"),
         ("output_dir=x", "output_dir"),
-        ("pipeline={streaming: true}", "pipeline"),
+        ("pipeline={streaming: true}", "pipeline.streaming"),
     ],
 )
 def test_a_change_for_training_is_refused_where_nothing_is_trained(override: str, key: str) -> None:

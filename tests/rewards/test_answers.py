@@ -37,7 +37,7 @@ def config(**grader: Any) -> RewardsConfig:
 async def said(rewards: RewardsConfig, asked: list[Prompt]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        await check_answers(rewards, [asked])
+        await check_answers(rewards, {"prompts.source": asked})
     return [str(warning.message) for warning in caught if issubclass(warning.category, TailraceWarning)]
 
 
@@ -47,10 +47,14 @@ async def said(rewards: RewardsConfig, asked: list[Prompt]) -> list[str]:
         (
             {"type": "regex", "pattern": r"-?\d+"},
             ["12", SOLUTION, SOLUTION],
-            "2 of 3 answers that were looked at can never be what rewards.grader.pattern finds, such as that of data:1",
+            "2 of 3 answers of prompts.source that were looked at can never be what rewards.grader.pattern finds",
         ),
-        ({"type": "exact"}, [SOLUTION, "x"], "1 of 2 answers that were looked at have several lines"),
-        ({"type": "math"}, ["", "12", None], "2 of 3 answers that were looked at are no mathematical expression"),
+        ({"type": "exact"}, [SOLUTION, "x"], "1 of 2 answers of prompts.source that were looked at have several lines"),
+        (
+            {"type": "math"},
+            ["", "12", None],
+            "2 of 3 answers of prompts.source that were looked at are no mathematical",
+        ),
     ],
 )
 async def test_answers_that_no_response_can_equal_are_counted_and_quoted(
@@ -60,6 +64,16 @@ async def test_answers_that_no_response_can_equal_are_counted_and_quoted(
     assert text in warning
     assert "prompts.source.answer_pattern" in warning
     assert "\n" not in warning
+
+
+async def test_a_validation_set_is_doubted_by_its_own_key() -> None:
+    with pytest.warns(TailraceWarning) as caught:
+        await check_answers(
+            config(type="exact"), {"prompts.source": prompts("12"), "prompts.validation.hard": prompts(SOLUTION)}
+        )
+    (text,) = [str(warning.message) for warning in caught]
+    assert "1 of 1 answers of prompts.validation.hard that were looked at" in text
+    assert "with prompts.validation.hard.answer_pattern" in text
 
 
 async def test_nothing_is_said_of_answers_that_a_response_can_equal() -> None:
@@ -74,13 +88,16 @@ async def test_nothing_is_said_of_a_pattern_that_takes_for_ever() -> None:
 
 @pytest.mark.parametrize("grader", [{"type": "exact"}, {"type": "regex", "pattern": "a"}, {"type": "math"}])
 async def test_a_grader_that_compares_needs_answers(grader: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"none of the 2 prompts has one; set prompts.source.answer_column"):
-        await check_answers(config(**grader), [prompts("1"), prompts(None, None)])
+    says = r"none of the 2 prompts of prompts\.validation\.x has one; set prompts\.validation\.x\.answer_column"
+    with pytest.raises(UserError, match=says):
+        await check_answers(
+            config(**grader), {"prompts.source": prompts("1"), "prompts.validation.x": prompts(None, None)}
+        )
 
 
 async def test_the_scorers_of_reasoning_gym_need_its_problems() -> None:
     with pytest.raises(UserError, match="scores problems of its own tasks, and that of data:0 is none"):
-        await check_answers(config(type="reasoning_gym"), [prompts("12")])
+        await check_answers(config(type="reasoning_gym"), {"prompts.source": prompts("12")})
 
 
 async def test_functions_are_not_asked() -> None:
