@@ -57,21 +57,30 @@ def find_checkpoint(directory: RunDirectory, step: int | None) -> Path:
     """That of `step`, intact; by default the newest of the run.
 
     Raises:
-        CheckpointError: there is none, or it is damaged. The message lists the steps that there are.
+        CheckpointError: there is none that the run has not left behind, or it is damaged. The message lists the steps
+            that there are.
     """
     store = CheckpointStore(directory.checkpoints, keep=1)
-    found = {step_of(path): path for path in store.list()}
-    if not found:
-        raise CheckpointError(f"{directory.path} has no checkpoint yet")
-    if step is None:
-        newest = store.latest() or found[max(found)]
-    elif step in found:
-        newest = found[step]
-    else:
-        steps = ", ".join(map(str, sorted(found)))
-        raise CheckpointError(f"{directory.path} has no checkpoint of step {step}; it has those of {steps}")
-    store.verify(newest)
-    return newest
+    of_run = {step_of(path): path for path in store.of_run()}
+    checkpoint = store.latest() if step is None else of_run.get(step)
+    if checkpoint is None:
+        raise CheckpointError(f"{directory.path} has {_missing(store, step)}")
+    store.verify(checkpoint)
+    return checkpoint
+
+
+def _missing(store: CheckpointStore, step: int | None) -> str:
+    """What is not there, and what is in its place."""
+    steps = ", ".join(str(step_of(path)) for path in store.of_run())
+    left = next((path for path in reversed(store.list()) if step in (None, step_of(path))), None)
+    parts = [
+        "no checkpoint yet" if step is None else f"no checkpoint of step {step}",
+        f"it has those of {steps}" if steps else "",
+        f"{left} is of an attempt that the run has left behind; train with --resume-from to go on with that"
+        if left
+        else "",
+    ]
+    return "; ".join(filter(None, parts))
 
 
 @contextmanager

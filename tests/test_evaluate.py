@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import signal
 import warnings
 from collections.abc import Sequence
@@ -17,8 +19,10 @@ from tailrace.conformance.tiny import write_tiny_model
 from tailrace.errors import CheckpointError, TailraceWarning, UserError
 from tailrace.evaluation import Answer, Evaluator
 from tailrace.events import read_events
-from tailrace.export import export
+from tailrace.export import export, find_checkpoint
 from tailrace.run import train
+from tailrace.run_directory import RunDirectory
+from tailrace.trainer.checkpoint import CheckpointStore
 from tests.conftest import Command
 from tests.runs import small_run, steps_of, write_prompts
 
@@ -193,6 +197,25 @@ def test_what_cannot_be_exported_is_told_with_what_there_is(run: Path, tmp_path:
     with pytest.raises(UserError, match=r"is no directory of a run: it has no config.yaml"):
         export(tmp_path)
     assert not (tmp_path / "m").exists()
+
+
+def test_a_checkpoint_that_the_run_has_left_behind_is_not_exported(run: Path, tmp_path: Path) -> None:
+    checkpoints = RunDirectory(run).checkpoints
+    copied = tmp_path / "run"
+    shutil.copytree(checkpoints, copied / "checkpoints")
+    (copied / "checkpoints" / ".partial-step_000003-0").mkdir()
+    store = CheckpointStore(copied / "checkpoints", keep=2)
+    first, second = store.list()
+    store.go_on_from(first)
+    assert find_checkpoint(RunDirectory(copied), None) == find_checkpoint(RunDirectory(copied), 1) == first
+    says = f"has no checkpoint of step 2; it has those of 1; {second} is of an attempt that the run has left behind"
+    with pytest.raises(CheckpointError, match=re.escape(says)):
+        find_checkpoint(RunDirectory(copied), 2)
+    with pytest.raises(CheckpointError, match=r"has no checkpoint of step 3; it has those of 1$"):
+        find_checkpoint(RunDirectory(copied), 3)
+    store.go_on_from(None)
+    with pytest.raises(CheckpointError, match=rf"has no checkpoint yet; {re.escape(str(second))} is of an attempt"):
+        find_checkpoint(RunDirectory(copied), None)
 
 
 def test_a_run_branches_off_the_checkpoint_of_another_one(run: Path, tmp_path: Path, tailrace_here: Command) -> None:
