@@ -18,10 +18,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from tailrace.config.base import Config
 from tailrace.config.load import load_config
-from tailrace.config.recipe_text import write_yaml
+from tailrace.config.recipe_text import in_yaml, write_yaml
 from tailrace.config.run import RunConfig
-from tailrace.config.written import written
+from tailrace.config.written import shown, written
 from tailrace.errors import CheckpointError, ConfigError, QueueError, TailraceError, UserError
 from tailrace.events import read_events
 from tailrace.prompts.given import FILE
@@ -95,7 +96,10 @@ class RunDirectory:
         was, now = _identity(before), _identity(config)
         for key in was:
             if was[key] != now[key]:
-                raise ConfigError(f"{key} cannot change when a run is resumed: it was {was[key]!r} and is {now[key]!r}")
+                values = (
+                    (shown(before)[key], shown(config)[key]) if isinstance(was[key], Config) else (was[key], now[key])
+                )
+                raise ConfigError(_changed(key, *values))
         old, new = before.pipeline.max_staleness, config.pipeline.max_staleness
         if new < old:
             raise ConfigError(
@@ -156,9 +160,8 @@ class RunDirectory:
             with open(descriptor, "w", encoding="utf-8") as file:
                 file.write(write_yaml(written(config)))
             Path(name).replace(self.config)
-        except OSError:
-            Path(name).unlink()
-            raise
+        finally:
+            Path(name).unlink(missing_ok=True)  # whatever has refused it
 
     @contextmanager
     def holding(self, prompts: bytes | None) -> Iterator[None]:
@@ -221,6 +224,16 @@ def _remove(parts: Iterable[Path], around: Iterable[Path]) -> None:
                 path.unlink(missing_ok=True)
         for path in around:
             path.rmdir()
+
+
+def _changed(key: str, was: object, now: object) -> str:
+    """The message for a value that differs, or one in it. Both are as they may be shown."""
+    if was == now:
+        return f"{key} cannot change when a run is resumed, and a secret in it has"
+    if isinstance(was, dict) and isinstance(now, dict):
+        name = next(name for name in was | now if name not in was or name not in now or was[name] != now[name])
+        return _changed(f"{key}.{name}", was.get(name), now.get(name))
+    return f"{key} cannot change when a run is resumed: it was {in_yaml(was)} and is {in_yaml(now)}"
 
 
 def _identity(config: RunConfig) -> dict[str, object]:

@@ -127,3 +127,34 @@ def test_what_a_run_writes_of_its_recipe_is_the_owners_and_read_back(tmp_path: P
     }
     assert load_config(run.config) == config
     run.check_same(config)
+
+
+def test_a_configuration_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, config = RunDirectory(tmp_path), small_run(tmp_path, tmp_path / "model", tmp_path / "prompts.jsonl")
+
+    def fails(values: object) -> str:
+        raise ValueError("no such character")
+
+    monkeypatch.setattr("tailrace.run_directory.write_yaml", fails)
+    with pytest.raises(ValueError, match="no such character"), run.begun(config, resumed=False):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("prompts.split_seed=5", "prompts.split_seed cannot change when a run is resumed: it was 0 and is 5"),
+        ("model.revision=x", "model.revision cannot change when a run is resumed: it was null and is 'x'"),
+        ("algorithm.kl.coefficient=0.1", "kl.coefficient > 0 cannot change when a run is resumed: it was false and"),
+        ("prompts.chat_template_arguments.token=y", "prompts cannot change when a run is resumed, and a secret in it"),
+    ],
+)
+def test_what_cannot_change_is_named_without_secrets(tmp_path: Path, override: str, says: str) -> None:
+    run, config = RunDirectory(tmp_path), small_run(tmp_path, tmp_path / "model", tmp_path / "prompts.jsonl")
+    config = load_config(written(config), ["prompts.chat_template_arguments.token=x"])
+    with run.begun(config, resumed=False):
+        pass
+    with pytest.raises(ConfigError) as caught:
+        run.check_same(load_config(written(config), [override]))
+    assert says in str(caught.value)
