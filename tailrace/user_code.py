@@ -41,9 +41,12 @@ def load_callable(key: str, path: str) -> Callable[..., Any]:
             "my_module.py in the working directory"
         )
     if module_name == "__main__":
+        program = getattr(sys.modules["__main__"], "__file__", None)
+        or_given = f"; or Trainer(recipe, reward={name})" if key.startswith("rewards.") else ""
         raise UserError(
-            f"{key} {path!r} is of the program or notebook that runs, and graders are other processes: put {name} into "
-            f"a file, such as my_module.py, and give my_module.{name}; or Trainer(recipe, reward={name})"
+            f"{key} {path!r} is of {_short(program) if program else 'a notebook'}, which runs here, and no other "
+            f"process can import that: put {name} into a file of its own in the working directory, such as "
+            f"my_module.py, and give my_module.{name}{or_given}"
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())

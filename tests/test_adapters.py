@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from tailrace.cluster.local import LocalCluster
 from tailrace.config.engine import AdapterEngineConfig
 from tailrace.config.trainer import AdapterTrainerBackend, TrainerConfig
 from tailrace.dry_run import print_plan
+from tailrace.engine.backends.adapter import load_engine_factory
 from tailrace.engine.factory import make_engine
 from tailrace.errors import UserError
 from tailrace.events import read_events
 from tailrace.run import train
 from tailrace.trainer.factory import make_trainer
+from tailrace.user_code import load_callable
 from tests.conftest import TinyModel
 from tests.runs import learned, small_run, steps_of, write_prompts
 
@@ -209,3 +212,22 @@ def test_the_working_directory_is_importable(
     config = AdapterEngineConfig(path="lonely_engine.make", options={"size": 3})
     with pytest.raises(UserError, match="made a list"):
         make_engine(config, tiny_model("llama"), device="cpu", executor=executor)
+
+
+@pytest.mark.parametrize(("file", "told"), [("mine.py", "mine.py"), (None, "a notebook")])
+def test_a_factory_of_the_program_that_runs_is_told_where_to_go(
+    file: str | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = ModuleType("__main__")
+    if file is not None:
+        program.__file__ = str(tmp_path / file)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    says = (
+        rf"engine\.path '__main__\.make' is of {told}, which runs here, and no other process can import that: put make "
+        r"into a file of its own in the working directory, such as my_module\.py, and give my_module\.make$"
+    )
+    with pytest.raises(UserError, match=says):
+        load_engine_factory(AdapterEngineConfig(path="__main__.make"))
+    with pytest.raises(UserError, match=r"or Trainer\(recipe, reward=score\)$"):
+        load_callable("rewards.grader.path", "__main__.score")
