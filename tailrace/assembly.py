@@ -15,8 +15,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
-
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.checkpointing import Checkpointer
@@ -28,10 +26,9 @@ from tailrace.errors import TailraceWarning
 from tailrace.evaluation import Evaluator, Generator, ways_of
 from tailrace.events import EventLog
 from tailrace.learner import Learner, LocalLearner, Publisher
-from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import ResponseText, load_tokenizer
+from tailrace.models.tokenizer import ResponseText
 from tailrace.pipeline import Pipeline, Service
-from tailrace.preparation import check_cache, check_engine, check_sampling, check_tokens, max_prompt_tokens, open_engine
+from tailrace.preparation import check_cache, check_tokens, max_prompt_tokens, open_engine, open_model
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.queue_observer import QueueObserver
 from tailrace.recording import SampleRecorder
@@ -60,7 +57,6 @@ class Inputs:
     """What a run reads."""
 
     model_dir: Path
-    tokenizer: PreTrainedTokenizerBase
     prompts: PromptSet
     decode: ResponseText
     """Makes text of responses."""
@@ -78,18 +74,14 @@ def load_inputs(config: RunConfig) -> Inputs:
         UserError: the sampling, the engine, the model, the prompts or their lengths do not fit what was asked for.
     """
     _warn_of_worker_settings(config)
-    model_dir = resolve_model(config.model)
-    check_sampling(config.engine, config.sampling, model_dir)
     here = config.pipeline.placement == "colocated" or config.cluster.address is None
-    check_engine(config.engine, model_dir, device=config.device, here=here)
+    model_dir, tokenizer, decode = open_model(config, here=here)
     check_trainer(config.trainer)
-    tokenizer = load_tokenizer(model_dir)
     max_tokens = max_prompt_tokens(config.engine, config.sampling, config.prompts.max_prompt_tokens, model_dir)
     prompts = load_prompts(config.prompts, tokenizer, max_tokens=max_tokens)
     for of_set in (prompts.train, *prompts.evaluated.values()):
         check_tokens(of_set, model_dir)
-    decode = ResponseText(tokenizer, model_dir, config.sampling)
-    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts, decode=decode)
+    return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
 
 
 def _warn_of_worker_settings(config: RunConfig) -> None:

@@ -16,7 +16,7 @@ from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -38,15 +38,13 @@ from tailrace.export import exported_checkpoint
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.intervals import Interval, fraction_interval, mean_interval
 from tailrace.json_lines import JsonLines
-from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import ResponseText, load_tokenizer
+from tailrace.models.tokenizer import ResponseText
 from tailrace.preparation import (
     check_cache,
-    check_engine,
-    check_sampling,
     check_tokens,
     max_prompt_tokens,
     open_engine,
+    open_model,
     prepare_torch,
 )
 from tailrace.prompts.load import load_evaluated, source_key
@@ -55,9 +53,6 @@ from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.throughput import Throughput
 from tailrace.types import Prompt
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class AnswerLine(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -94,7 +89,6 @@ class Inputs:
     """What an evaluation reads."""
 
     model_dir: Path
-    tokenizer: "PreTrainedTokenizerBase"
     sets: Mapping[str, Sequence[Prompt]]
     decode: ResponseText
     """Makes text of responses."""
@@ -153,10 +147,7 @@ def load_inputs(config: EvalConfig) -> Inputs:
     Raises:
         UserError: one of them is missing or wrong, or there are no prompts.
     """
-    model_dir = resolve_model(config.model)
-    check_sampling(config.engine, config.sampling, model_dir)
-    check_engine(config.engine, model_dir, device=config.device)
-    tokenizer = load_tokenizer(model_dir)
+    model_dir, tokenizer, decode = open_model(config)
     max_tokens = max_prompt_tokens(config.engine, config.sampling, config.prompts.max_prompt_tokens, model_dir)
     loaded = load_evaluated(config.prompts, tokenizer, max_tokens=max_tokens)
     if not loaded:
@@ -164,8 +155,7 @@ def load_inputs(config: EvalConfig) -> Inputs:
     for prompts in loaded.values():
         check_tokens(prompts, model_dir)
     sets = {name: prompts[: config.evaluation.max_prompts] for name, prompts in loaded.items()}
-    decode = ResponseText(tokenizer, model_dir, config.sampling)
-    return Inputs(model_dir=model_dir, tokenizer=tokenizer, sets=sets, decode=decode)
+    return Inputs(model_dir=model_dir, sets=sets, decode=decode)
 
 
 async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None, answers: list[Answer]) -> int:

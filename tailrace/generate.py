@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -29,16 +29,14 @@ from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.interrupt import INTERRUPTED, Interrupt
 from tailrace.json_lines import JsonLines
-from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import ResponseText, load_tokenizer
+from tailrace.models.tokenizer import ResponseText
 from tailrace.planning.order import first_in, longest_first
 from tailrace.preparation import (
     check_cache,
-    check_engine,
-    check_sampling,
     check_tokens,
     context_length,
     open_engine,
+    open_model,
     prepare_torch,
 )
 from tailrace.prompts.load import check_lengths
@@ -48,9 +46,6 @@ from tailrace.prompts.sources.base import table_rows
 from tailrace.prompts.sources.factory import source_rows
 from tailrace.throughput import Throughput
 from tailrace.types import FinishReason, Prompt, Request, Sample
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 EXPECTED_TOKENS = "expected_tokens"
 """The column of the prompts that longest-first and ranked lengths go by."""
@@ -68,7 +63,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
     sample: int
     """Of the prompt, from 0."""
     response: str
-    """Without special tokens."""
+    """Special tokens are left out, unless `sampling.keep_special_tokens` is true."""
     finish_reason: str
     tokens: int
     """Of the response, the end-of-sequence token included."""
@@ -85,7 +80,6 @@ class Inputs:
     """What a generation reads."""
 
     model_dir: Path
-    tokenizer: "PreTrainedTokenizerBase"
     prompts: list[Prompt]
     decode: ResponseText
     """Makes text of responses."""
@@ -126,10 +120,7 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
         raise ConfigError("prompts are given as arguments and as prompts.source; give them in one way")
     if not texts and config.prompts.source is None:
         raise ConfigError("there are no prompts; give them as arguments, or a file with --prompts FILE")
-    model_dir = resolve_model(config.model)
-    check_sampling(config.engine, config.sampling, model_dir)
-    check_engine(config.engine, model_dir, device=config.device)
-    tokenizer = load_tokenizer(model_dir)
+    model_dir, tokenizer, decode = open_model(config)
     if config.prompts.source is not None:
         rows = source_rows(config.prompts.source, "prompts.source")
     else:
@@ -141,8 +132,7 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     context = context_length(config.engine, model_dir)
     check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
     check_tokens(prompts, model_dir)
-    decode = ResponseText(tokenizer, model_dir, config.sampling)
-    return Inputs(model_dir=model_dir, tokenizer=tokenizer, prompts=prompts, decode=decode)
+    return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
 
 
 def _check_apart(source: AnySource, output: Path) -> None:

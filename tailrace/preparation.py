@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -18,6 +19,8 @@ from tailrace.config.engine import (
     SamplingConfig,
     VllmEngineConfig,
 )
+from tailrace.config.generate import EvalConfig, GenerateConfig
+from tailrace.config.run import RunConfig
 from tailrace.engine.backends.adapter import load_engine_factory
 from tailrace.engine.backends.vllm import check_installed, unsupported
 from tailrace.engine.base import Engine
@@ -25,8 +28,13 @@ from tailrace.engine.factory import make_engine
 from tailrace.errors import ConfigError, ModelError, UserError
 from tailrace.models.info import describe_model
 from tailrace.models.loading import check_model
+from tailrace.models.resolve import resolve_model
+from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.planning.estimate import GIB, engine_memory
 from tailrace.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def prepare_torch(device: str, threads: int | None) -> None:
@@ -43,6 +51,24 @@ def prepare_torch(device: str, threads: int | None) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0].split(". ")[0]
         raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None
+
+
+def open_model(
+    config: RunConfig | GenerateConfig | EvalConfig, *, here: bool = True
+) -> tuple[Path, "PreTrainedTokenizerBase", ResponseText]:
+    """Find the model and see that engine and sampling fit it: its directory, its tokenizer, and what makes text of
+    responses.
+
+    `here`: see `check_engine`.
+
+    Raises:
+        UserError: the model is missing or cannot be read, or engine or sampling do not fit it.
+    """
+    model_dir = resolve_model(config.model)
+    check_sampling(config.engine, config.sampling, model_dir)
+    check_engine(config.engine, model_dir, device=config.device, here=here)
+    tokenizer = load_tokenizer(model_dir)
+    return model_dir, tokenizer, ResponseText(tokenizer, model_dir, config.sampling)
 
 
 def context_length(engine: EngineConfig, model_dir: Path) -> int:

@@ -43,7 +43,7 @@ class FitResult:
     metrics: Mapping[str, float]
     """Of the last training step."""
     evaluation: Mapping[str, float]
-    """Of the last evaluation; empty where no prompts are held out."""
+    """Of the last evaluation; empty where there was none."""
 
 
 class Trainer:

@@ -234,7 +234,7 @@ def test_a_run_branches_off_the_checkpoint_of_another_one(run: Path, tmp_path: P
     ("arguments", "message"),
     [
         (["seed=3"], "seed cannot change when a run is resumed"),
-        (["prompts.held_out=3"], "prompts cannot change"),
+        (["prompts.held_out=3"], "prompts.held_out cannot change"),
         (["--resume-from", "NOWHERE"], "NOWHERE is not a directory"),
         (
             ["trainer.steps=0"],
