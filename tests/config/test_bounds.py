@@ -7,14 +7,14 @@ import pytest
 from pydantic import ValidationError
 
 from tailrace.config.base import Config
-from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
+from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig, TPProfileConfig
 from tailrace.config.load import load_config
 from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
 from tests.config.test_load import QUICKSTART
 
-ROOTS = (RunConfig, GenerateConfig, ProfileConfig, TPProfileConfig, ServeConfig)
+ROOTS = (RunConfig, GenerateConfig, EvalConfig, ProfileConfig, TPProfileConfig, ServeConfig)
 
 Key = tuple[type[Config], str]
 

@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from tailrace.config.base import Config
-from tailrace.config.generate import GenerateConfig, ProfileConfig, TPProfileConfig
+from tailrace.config.generate import EvalConfig, GenerateConfig, ProfileConfig, TPProfileConfig
 from tailrace.config.load import load_as
 from tailrace.config.places import Place
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
 
-COMMANDS = (RunConfig, GenerateConfig, ProfileConfig, TPProfileConfig, ServeConfig)
+COMMANDS = (RunConfig, GenerateConfig, EvalConfig, ProfileConfig, TPProfileConfig, ServeConfig)
 
 
 def sections(place: Place, path: tuple[Any, ...] = (), tags: tuple[Any, ...] = ()) -> Iterator[tuple[Place, Any, Any]]:
