@@ -4,8 +4,8 @@
                ──▶ undertaker: ends all of them, and removes their files, should the driver be killed
 
 Who waits on whom: a call on the broker (tailrace/cluster/broker.py), which dies with its Ray; whatever waits raises
-ClusterLost then. A broker that stands still is killed after `heartbeat_limit_s`. Closing has limits of its own: what
-has not closed in time is killed, with everything that was started for it, wherever that hid.
+ClusterLost then. A broker that stands still is killed: after `heartbeat_limit_s`, or 180 s while it starts. Closing has
+limits of its own: what has not closed in time is killed, with everything that was started for it, wherever that hid.
 """
 
 import asyncio

@@ -72,14 +72,20 @@ What TRL, verl, OpenRLHF and prime-rl call these keys. An unknown key that is on
 OTHER_COMMANDS = """\
 ## Other commands
 
-`tailrace generate`, `tailrace eval`, `tailrace profile engine` and `tailrace profile tp` take keys as arguments, and a
-YAML file of them with `--recipe`. That may be a training recipe, of which each takes the sections and keys that it has,
-too. The sections are those of a training run. `generate` has `model`, `engine`, `sampling`, and of `prompts` those keys
-that say how they are presented; `--prompts` sets `prompts.source`, without an answer column. `eval` has `model`,
-`engine`, `sampling`, `rewards`, `evaluation` and `prompts`, but for `prompts.shuffle`. Without `prompts.held_out`,
-which a training recipe always has, it answers the whole source. `profile` has `model` and `engine`.
-`tailrace profile tp MODEL` sets `model.path`. Its profile holds for one model's shapes on one machine, and of
-the engine for `dtype`, dp · tp, `threads_per_rank`, the kernels, the collectives and `link`. Beside them:
+`tailrace generate`, `tailrace eval MODEL`, `tailrace profile engine` and `tailrace profile tp MODEL` take `key=value`
+as arguments, and a YAML file of such keys with `--recipe`. The file may be a training recipe. A command then takes the
+keys of it that both have, and `key=value` changes those.
+
+- All of them have `model` and `engine`. `MODEL` sets `model.path`.
+- `generate` has `sampling`, too, and of `prompts` the keys that say how prompts are presented. It leaves out the
+  `prompts.source` of a training recipe. `--prompts` sets it, without an answer column.
+- `eval` has `sampling`, `rewards`, `evaluation`, and `prompts` without `prompts.shuffle`. It answers the prompts that
+  `prompts.held_out` keeps from training, or the whole source where that is null. The default is that of a run where the
+  recipe is one of training, and null elsewhere.
+- `profile tp` measures native engines alone. Its profile holds for one model's shapes on one machine, and of the engine
+  for `dtype`, dp · tp, `threads_per_rank`, the kernels, the collectives and `link`.
+
+These are the keys that a command has beside its sections:
 """
 
 QUEUE_TABLE = """\

@@ -60,7 +60,7 @@ def _paths(record: Mapping[str, Any], prefix: str, levels: int) -> Iterator[str]
 
 
 def answer_text(value: Any, narrow: type[np.floating[Any]] | None = None) -> str | None:
-    """An answer as text: numbers as the source has written them, else the shortest decimal that is exactly the value.
+    """An answer as text: numbers as the source has written them, else the shortest decimal that reads as the same.
 
     None where it is missing: null, or a float that is no number. `narrow`: see `NarrowFloats`.
 
