@@ -182,7 +182,7 @@ def markdown(records: Iterable[SampleRecord]) -> str:
     """The best and the worst sample of each prompt as Markdown: texts are code, in which nothing has a meaning."""
     parts = []
     for group in grouped(records):
-        parts.append(f"**prompt {group.number}** · {group.words}\n\n{_code(group.prompt)}")
+        parts.append(f"**prompt {group.number}** · {_plain(group.words)}\n\n{_code(group.prompt)}")
         if group.answer is not None:
             parts.append(f"answer\n\n{_code(group.answer)}")
         for sample in dict.fromkeys((0, len(group.samples) - 1)):
@@ -198,7 +198,7 @@ def _code(text: str) -> str:
 
 
 def _plain(words: str) -> str:
-    """Names of reward parts are the user's."""
+    """Names of reward parts and of validation sets are the user's."""
     return re.sub(r"([\\`*_{}\[\]()#+.!<>&|~-])", r"\\\1", words)
 
 
