@@ -198,7 +198,7 @@ def memory_readers(stack: ExitStack, count: int) -> list[Contestant]:
 
 
 def read_ms(readers: Sequence[Contestant]) -> float:
-    """How long all of them take at the same time: what the machine allows a decode step to take at the least."""
+    """How long all of them take at the same time: what the machine allows a decode step to take at least."""
     with ThreadPoolExecutor(len(readers)) as threads:
         return 1e3 * max(float(figures["seconds"]) for figures in threads.map(Contestant.step, readers))
 

@@ -75,7 +75,7 @@ class Turn:
     def weight_sync(self) -> float:
         """The share of time in which a pool waits for weights, or is stopped to hand them on or to install them.
 
-        Those of both pools added up, so at the least that in which either does.
+        Those of both pools added up, so at least that in which either does.
         """
         stopped = sum(
             self.window.of(event) for event in self.events if event.task in ("weights_publish", "update_weights")

@@ -65,7 +65,7 @@ def scaled(lengths: Sequence[Sequence[int]], *, tokens: int, longest: int) -> Le
         ValueError: so many tokens need longer responses.
     """
     if tokens > longest * sum(map(len, lengths)):
-        raise ValueError(f"{tokens} tokens do not fit into {sum(map(len, lengths))} responses of {longest} at the most")
+        raise ValueError(f"{tokens} tokens do not fit into {sum(map(len, lengths))} responses of {longest} at most")
 
     def by(factor: float) -> Lengths:
         return [[min(longest, max(1, round(length * factor))) for length in group] for group in lengths]

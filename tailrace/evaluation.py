@@ -124,7 +124,7 @@ class Evaluator:
         return len(self._asked)
 
     async def run(self, step: int, each: Callable[[Answer], None] | None = None) -> dict[str, float]:
-        """Evaluate the engine's weights, after `step` training steps; see `figures`. `each` is told of each answer.
+        """Evaluate the engine's weights, after `step` training steps; see `figures`. `each` is called with each answer.
 
         Raises:
             NothingGraded: all gradings have failed, and no evaluation before had one that succeeded.

@@ -131,7 +131,7 @@ class Engines:
         """Errors of the newest rows, since the last one whose grading succeeded."""
         self._closed = False
         self._unfinished: WeightVersion | None = None
-        """The version that was sent, and that the queue has not been told of."""
+        """The version that was sent, and that the queue does not know yet."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
         self._runtime = _Runtime(config, self._inputs, kinds, longest_prompt=self._longest_prompt)
         address = self._runtime.start()
@@ -237,7 +237,7 @@ class Engines:
         For the actor, rows with advantages: `count` of them in whole groups, the earliest first; with
         `pipeline.streaming` fewer, a micro-batch of them as soon as it is there.
 
-        `count`: at the most; by default `trainer.train_batch_size`. `layouts`, `timeout` (seconds): see `Experience`.
+        `count`: at most; by default `trainer.train_batch_size`. `layouts`, `timeout` (seconds): see `Experience`.
 
         Raises:
             ColumnError, QueueError, QueueTimeout: see `Experience.get_experience_data`.
@@ -318,7 +318,7 @@ class Engines:
         """End all processes, then write the report; what has not finished is lost. Twice is harmless.
 
         Raises:
-            TailraceError: the workers have failed, and no call has told of it.
+            TailraceError: the workers have failed, and no call has raised that yet.
             UserError: the report cannot be written.
         """
         if not self._closed:

@@ -72,7 +72,7 @@ def open_model(
 
 
 def context_length(engine: EngineConfig, model_dir: Path) -> int:
-    """Tokens of a sequence at the most, as the model and the configuration have it.
+    """Tokens of a sequence at most, as the model and the configuration have it.
 
     Raises:
         ModelError: the model cannot be read.
@@ -89,7 +89,7 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
 
 
 def max_prompt_tokens(engine: EngineConfig, sampling: SamplingConfig, asked: int | None, model_dir: Path) -> int:
-    """Tokens of a prompt at the most, so that a whole response has room; `asked`: `prompts.max_prompt_tokens`.
+    """Tokens of a prompt at most, so that a whole response has room; `asked`: `prompts.max_prompt_tokens`.
 
     Raises:
         ModelError: the model cannot be read.

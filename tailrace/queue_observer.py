@@ -17,7 +17,7 @@ class QueueObserver:
         self._every_s = every_s
 
     async def run(self) -> None:
-        """Observe until the queue is closed; the last event is of then.
+        """Observe until the queue is closed; the last event is of that moment.
 
         Raises:
             QueueError: the queue does not answer.

@@ -34,7 +34,7 @@ WORKERS = (("rollout-0", "rollout-1"), ("reward-0",), ("reference-0",), ("traine
 KINDS = (*WORKERS, ("controller",), ("unit-0", "unit-1"))
 """With those of the queue."""
 _EVENTS = 150
-"""That a run of a few steps makes at the least: faults come with one of these."""
+"""That a run of a few steps makes at least: faults come with one of these."""
 
 
 def recording(settings: bytes, context: WorkerContext) -> TrainerHost:

@@ -37,7 +37,7 @@ def test_the_asynchronous_recipe_gives_each_pool_a_core_and_bounds_staleness_by_
     assert config.weights_mode == "in_flight"
     assert (config.cluster.rollout.cores, config.cluster.trainer.cores) == ((0,), (1,))
     assert config.queue.type == "service"
-    group = 30 + config.algorithm.group_size * 10  # tokens of a prompt and of responses, at the least
+    group = 30 + config.algorithm.group_size * 10  # tokens of a prompt and of responses, at least
     assert config.trainer.micro_batch_tokens < config.groups_per_step * group
 
 

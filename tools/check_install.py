@@ -86,7 +86,7 @@ def isolated(environment: Mapping[str, str], certificate: str) -> dict[str, str]
 
 
 def certificate() -> str:
-    """The file of certificates that pip is told to trust; empty where it is told of none."""
+    """The file of certificates that pip is set to trust; empty where its settings name none."""
     settings = _run([sys.executable, "-m", "pip", "config", "list"], os.environ, what="pip's settings")
     files = [line.partition("=")[2].strip("'") for line in settings.splitlines() if ".cert=" in line]
     return files[0] if files else ""

@@ -88,7 +88,7 @@ def expanded(path: str) -> str:
             "called so is ./$…"
         )
     if len(os.fsencode(full)) > _PATH_BYTES or any(len(os.fsencode(part)) > _NAME_BYTES for part in full.split("/")):
-        raise ValueError(f"{quoted(path)} is too long: names have {_NAME_BYTES} bytes at the most, paths {_PATH_BYTES}")
+        raise ValueError(f"{quoted(path)} is too long: names have {_NAME_BYTES} bytes at most, paths {_PATH_BYTES}")
     return full
 
 
@@ -123,18 +123,18 @@ class Config(BaseModel):
 
     @property
     def references(self) -> Mapping[tuple[int | str, ...], str]:
-        """What a recipe has in place of texts that it takes from the environment, by where they are."""
+        """The `${…}` that stand in the recipe for texts from the environment, by the places of those texts."""
         return self._references
 
     def with_references(self, references: Mapping[tuple[int | str, ...], str]) -> Self:
-        """The same, and where its texts came from."""
+        """A copy of this configuration whose `references` are these."""
         copy = self.model_copy()
         copy._references = dict(references)
         return copy
 
     @classmethod
     def part_of_training(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What this configuration takes of a training recipe, of which it is given the keys that it has, too."""
+        """What this schema takes of the recipe of a training run. `values` has only the keys that both schemas have."""
         return dict(values)
 
     @classmethod

@@ -30,7 +30,7 @@ class PoolConfig(Config):
     resources: dict[str, Annotated[float, Field(gt=0, le=1e6)]] = {}
     """Further resources of Ray that each reserves, such as the name of a kind of machine."""
     threads: Processes | None = None
-    """Threads of torch in each; by default as many as `cpus`, one at the least."""
+    """Threads of torch in each; by default as many as `cpus`, one at least."""
     cores: Annotated[Listed[Annotated[int, Field(ge=0, lt=10**6)]], Field(min_length=1)] | None = None
     """CPU cores of its machine that each is bound to; by default none is."""
 
@@ -78,7 +78,7 @@ class ClusterConfig(Config):
     start_limit_s: Seconds = 300.0
     """Seconds for a worker to be given its place, and as many again to start and load its model."""
     heartbeat_limit_s: Seconds = 30.0
-    """Seconds without a sign of life after which a worker is killed and replaced; 3 at the least."""
+    """Seconds without a sign of life after which a worker is killed and replaced; 3 at least."""
     computation_limit_s: Seconds = 1800.0
     """Seconds after which one computation on a worker's device, such as a step of the engine, training on the
     rows that were ready or writing a checkpoint, is taken to hang: the worker ends as one that died does."""

@@ -11,7 +11,7 @@ class SamplingConfig(Config):
     """How a response is sampled. The order is temperature, top-k, top-p, min-p, as in transformers."""
 
     max_new_tokens: Count = 256
-    """Tokens of a response at the most."""
+    """Tokens of a response at most."""
     temperature: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Divides the logits; 0 is greedy."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
@@ -99,11 +99,11 @@ class NativeEngineConfig(Config):
     kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache on each rank, in GiB."""
     max_batch_size: Batch = 128
-    """Sequences that a copy of the model decodes together at the most."""
+    """Sequences that a copy of the model decodes together at most."""
     prefill_tokens: Count = 4096
-    """Tokens computed in one engine step at the most, decoding sequences not counted."""
+    """Tokens computed in one engine step at most, decoding sequences not counted."""
     max_model_len: Count | None = None
-    """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
+    """Prompt and response tokens of a sequence at most; the model's context by default, and no more than that."""
     cache_on_update: Literal["keep", "recompute"] = "keep"
     """What becomes of the cache of unfinished sequences when new weights come."""
     cuda_graphs: bool = False
@@ -165,9 +165,9 @@ class VllmEngineConfig(Config):
     kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Memory of the KV cache, in GiB."""
     max_batch_size: Batch = 128
-    """Sequences that decode together at the most."""
+    """Sequences that decode together at most."""
     max_model_len: Count | None = None
-    """Prompt and response tokens of a sequence at the most; the model's context by default, and no more than that."""
+    """Prompt and response tokens of a sequence at most; the model's context by default, and no more than that."""
 
 
 class HfEngineConfig(Config):

@@ -85,18 +85,18 @@ class TPProfileConfig(_OnEngine):
     """One `tailrace profile tp`."""
 
     engine: NativeEngineConfig = NativeEngineConfig()
-    """By default it has as many ranks as the machine has cores, and two at the least."""
+    """By default it has as many ranks as the machine has cores, and two at least."""
     degrees: Listed[Processes] | None = None
     """TP degrees to measure, two or more divisors of dp · tp; by default all that the model can be split in."""
     token_budget: Count | None = None
-    """Cached tokens of a replica at the most; by default what the cache holds, up to 16384. Beyond that the times are
+    """Cached tokens of a replica at most; by default what the cache holds, up to 16384. Beyond that the times are
     extrapolated."""
     max_batch_size: Batch | None = None
-    """Sequences that a replica decodes together at the most; by default those of the engine."""
+    """Sequences that a replica decodes together at most; by default those of the engine."""
     max_length: Count | None = None
-    """Tokens of a sequence at the most; by default what the context has room for, up to 2048."""
+    """Tokens of a sequence at most; by default what the context has room for, up to 2048."""
     points: Annotated[int, Field(ge=3, le=10000)] = 18
-    """Pairs of batch size and length at the most, which are measured under each degree."""
+    """Pairs of batch size and length at most, which are measured under each degree."""
     steps: Count = 16
     """Decode steps of each measurement."""
     rounds: Count = 3

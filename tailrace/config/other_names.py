@@ -9,7 +9,7 @@ FRAMEWORKS = ("TRL", "verl", "OpenRLHF", "prime-rl", "elsewhere")
 _TABLE = """
 algorithm.group_size, samples | num_generations | rollout.n | n_samples_per_prompt | rollouts_per_example | n
 sampling.max_new_tokens | max_completion_length | max_response_length, response_length | generate_max_len | sampling.max_tokens | max_tokens
-prompts.max_prompt_tokens | max_prompt_length | data.max_prompt_length | prompt_max_len |  | : longer prompts are told, never cut
+prompts.max_prompt_tokens | max_prompt_length | data.max_prompt_length | prompt_max_len |  | : longer prompts are refused or dropped, never cut
 trainer.steps | max_steps | total_training_steps |  | max_steps |
 trainer.steps | num_train_epochs | total_epochs | num_episodes |  | epochs, num_epochs : an epoch is prompts · group_size / train_batch_size steps
 trainer.train_batch_size | generation_batch_size | data.train_batch_size | rollout_batch_size | orchestrator.batch_size | batch_size : it counts samples, where verl and OpenRLHF count prompts

@@ -106,7 +106,7 @@ class PromptSets(Presentation):
     """Further prompts for evaluation, by a name of yours: {gsm8k: {type: jsonl, path: test.jsonl}}; each is a source
     with the same keys as `source`. Training prompts equal to one of them are dropped."""
     max_prompt_tokens: Count | None = None
-    """Of a prompt at the most; the model's context less max_new_tokens by default."""
+    """Of a prompt at most; the model's context less max_new_tokens by default."""
     overlong: Literal["error", "drop"] = "error"
     """What becomes of longer prompts: an error, or they are dropped and counted."""
 

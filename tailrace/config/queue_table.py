@@ -14,7 +14,7 @@ class FirstInConfig(Config):
 
     type: Literal["first_in"] = "first_in"
     max_rows: Count = 1
-    """Rows of a claim at the most."""
+    """Rows of a claim at most."""
 
 
 class OldestVersionConfig(Config):
@@ -22,7 +22,7 @@ class OldestVersionConfig(Config):
 
     type: Literal["oldest_version"] = "oldest_version"
     max_rows: Count = 1
-    """Rows of a claim at the most."""
+    """Rows of a claim at most."""
 
 
 class WholeGroupsConfig(Config):
@@ -30,7 +30,7 @@ class WholeGroupsConfig(Config):
 
     type: Literal["whole_groups"] = "whole_groups"
     max_groups: Count = 1
-    """Groups of a claim at the most."""
+    """Groups of a claim at most."""
 
 
 class TokenBudgetConfig(Config):
@@ -38,7 +38,7 @@ class TokenBudgetConfig(Config):
 
     type: Literal["token_budget"] = "token_budget"
     tokens: Count | None = None
-    """Tokens of a claim at the most; by default there is no such bound."""
+    """Tokens of a claim at most; by default there is no such bound."""
     window: Count | None = None
     """Rows, by their order in the run, that are handed out before any after them, so that a slow group holds those
     back: 1 is strictly in order, the rows of a training step let a group overtake others of its step. By default groups

@@ -55,7 +55,7 @@ class RunConfig(OnDevice):
 
     @property
     def groups_per_claim(self) -> int:
-        """Groups that a rollout worker claims at once at the most: its share of a step."""
+        """Groups that a rollout worker claims at once, at most: its share of a step."""
         workers = self.cluster.rollout.workers if self.pipeline.placement == "separated" else 1
         return -(-self.groups_per_step // workers)
 

@@ -17,7 +17,7 @@ class MemoryStorageConfig(Config):
 
     type: Literal["memory"] = "memory"
     max_bytes: StorageBytes = 8 * 2**30
-    """Bytes that a unit holds at the most."""
+    """Bytes that a unit holds at most."""
 
 
 class ArenaStorageConfig(Config):
@@ -27,7 +27,7 @@ class ArenaStorageConfig(Config):
     directory: PathText = "/dev/shm"
     """Where the files of the shared memory are made; a file system in memory."""
     max_bytes: StorageBytes = 8 * 2**30
-    """Bytes that a unit holds at the most."""
+    """Bytes that a unit holds at most."""
 
     @property
     def path(self) -> Path:
@@ -44,7 +44,7 @@ class SpillStorageConfig(Config):
     memory_bytes: Bytes = 4 * 2**30
     """Bytes that a unit holds in memory; the least recently written go to the file."""
     max_bytes: StorageBytes = 64 * 2**30
-    """Bytes that a unit holds at the most, in memory and in the file together."""
+    """Bytes that a unit holds at most, in memory and in the file together."""
 
     @property
     def path(self) -> Path:
@@ -61,7 +61,7 @@ class RedisStorageConfig(Config):
     timeout_s: Seconds = 10.0
     """Seconds that the server has to answer; a call is tried twice."""
     max_bytes: StorageBytes = 4 * 2**30
-    """Bytes that a unit stores at the most."""
+    """Bytes that a unit stores at most."""
 
 
 StorageConfig = Annotated[
@@ -74,13 +74,13 @@ class _Bounds(Config):
     """What every queue that a run or `tailrace queue serve` makes has."""
 
     max_rows: Count = 65536
-    """Rows stored at the most; producers wait beyond that."""
+    """Rows stored at most; producers wait beyond that."""
     max_bytes: Bytes = 4 * 2**30
-    """Bytes of cells stored at the most; producers wait beyond that. Outputs of tasks may exceed it."""
+    """Bytes of cells stored at most; producers wait beyond that. Outputs of tasks may exceed it."""
     lease_s: Liveness = 600.0
     """Seconds after which the rows of a worker that gives no sign of life go back; one at work renews its claim."""
     timeout_s: Seconds = 3600.0
-    """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
+    """Seconds that a put or a claim waits at most; a task without work then asks again, the training step fails."""
 
 
 class LocalQueueConfig(_Bounds):
@@ -96,7 +96,7 @@ class ServiceQueueConfig(_Bounds):
     units: Processes = 2
     """Storage units to start; others may join."""
     replicas: Processes = 1
-    """Units that each row is written to, `units` at the most; with 2, no row is lost with a unit. Fewer where fewer are
+    """Units that each row is written to, `units` at most; with 2, no row is lost with a unit. Fewer where fewer are
     alive."""
     storage: StorageConfig = ArenaStorageConfig()
     """Where units keep cells."""
@@ -106,7 +106,7 @@ class ServiceQueueConfig(_Bounds):
     """Seconds without a sign of life after which the run counts as dead, and its rows go back. Other clients name their
     own, so `tailrace queue serve` does not look at it."""
     timeout_s: Seconds = 3600.0
-    """Seconds that a put or a claim of the run waits at the most; a task without work then asks again, the training
+    """Seconds that a put or a claim of the run waits at most; a task without work then asks again, the training
     step fails. Other clients name their own, so `tailrace queue serve` does not look at it."""
     unit_limit_s: Liveness = 10.0
     """Seconds without a sign of life after which a unit counts as dead, and its rows as lost."""
@@ -138,7 +138,7 @@ class RemoteQueueConfig(Config):
     connection: PathText
     """The file that `tailrace queue serve` has written: where the queue is, and its token."""
     timeout_s: Seconds = 3600.0
-    """Seconds that a put or a claim waits at the most; a task without work then asks again, the training step fails."""
+    """Seconds that a put or a claim waits at most; a task without work then asks again, the training step fails."""
     client_limit_s: Liveness = 30.0
     """Seconds without a sign of life after which the run counts as dead, and its rows go back."""
     shared_memory: bool = True

@@ -26,5 +26,5 @@ class WeightsConfig(Config):
     chunk_mib: Annotated[float, Field(ge=0.001, le=1024)] = 4.0
     """Size of the pieces in which they travel, in MiB."""
     timeout_s: Seconds = 600.0
-    """Seconds that an engine, or a synchronous update, waits for weights at the most; the time in which engines finish
+    """Seconds that an engine, or a synchronous update, waits for weights at most; the time in which engines finish
     responses before they take them does not count."""

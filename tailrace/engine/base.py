@@ -58,7 +58,7 @@ class Engine(ABC):
     @property
     @abstractmethod
     def max_model_len(self) -> int:
-        """Prompt and response tokens of a sequence at the most."""
+        """Prompt and response tokens of a sequence at most."""
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> SampleStream:

@@ -41,7 +41,7 @@ class Core(Protocol):
     """
 
     max_model_len: int
-    """Prompt and response tokens of a sequence at the most."""
+    """Prompt and response tokens of a sequence at most."""
     to_abort: Collection[int] = ()
     """Requests that are to be aborted; the engine's own set, for cores whose steps are long."""
     weights_are_whole: bool = True

@@ -48,7 +48,7 @@ class OneByOneCore(Core, ABC):
 
         Args:
             model_dir: a Hugging Face directory, for its end-of-sequence tokens and its tokenizer.
-            max_model_len: prompt and response tokens of a sequence at the most.
+            max_model_len: prompt and response tokens of a sequence at most.
             vocab_size: tokens of prompts are 0 … vocab_size - 1.
             shapes: of each parameter, by its HF name; without the head, where it is tied.
             tied: the embedding is the output head too.

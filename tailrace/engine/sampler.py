@@ -164,7 +164,7 @@ def _filter_scores(scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tenso
 def _top_p(scores: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Keep each token whose more likely ones have less than `top_p` together.
 
-    Looks at the most likely few tokens only, and at more where they do not reach `top_p`.
+    Looks only at the few tokens that are most likely, and at more where they do not reach `top_p`.
     """
     kept = torch.full_like(scores, -torch.inf)
     normalizer = scores.logsumexp(-1, keepdim=True)

@@ -77,7 +77,7 @@ class Scheduler:
 
     @property
     def max_batch_size(self) -> int:
-        """Sequences that run together at the most."""
+        """Sequences that run together at most."""
         return self._max_batch_size
 
     @property

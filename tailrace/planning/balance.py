@@ -107,7 +107,7 @@ def _merge(one: Sequence[_Part], other: Sequence[_Part]) -> list[_Part]:
 
 
 def _join(items: list[int], more: list[int]) -> list[int]:
-    """Both; the shorter one moves, so that an item moves log n times at the most."""
+    """Both; the shorter one moves, so that an item moves log n times at most."""
     longer, shorter = (items, more) if len(items) >= len(more) else (more, items)
     longer.extend(shorter)
     return longer

@@ -56,7 +56,7 @@ def drain(
     Args:
         replicas: what runs on each.
         waiting: in the order in which they start, on whichever replica has a place.
-        slots: sequences that a replica decodes together at the most. What a replica has beyond that waits before all
+        slots: sequences that a replica decodes together at most. What a replica has beyond that waits before all
             others, and is prefilled again.
         stops: numbers of unfinished sequences, below that of now.
 

@@ -207,7 +207,7 @@ def _surface(by_size: _Points) -> _Surface:
 
 
 def _between(sizes: tuple[int, ...], curves: tuple[_Curve, ...], index: int) -> float:
-    """Seconds a sequence from one size to the next, at the most context tokens that both were measured with."""
+    """Seconds a sequence from one size to the next, with as many context tokens as both were measured with at most."""
     tokens = min(curves[index].xs[-1], curves[index + 1].xs[-1])
     rise = curves[index + 1].at(tokens) - curves[index].at(tokens)
     return max(0.0, rise / (sizes[index + 1] - sizes[index]))

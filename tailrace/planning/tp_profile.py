@@ -23,7 +23,7 @@ SHORTEST = 16
 SHORT = 512
 """Half of the lengths lie at or below this, where latency is least linear (PAT, section 4.2)."""
 LENGTHS = 3
-"""Of each batch size at the least; fewer would not show a bend."""
+"""Of each batch size at least; fewer would not show a bend."""
 
 
 class ProfileKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ class TPProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tailrace: str
     """The version that measured."""
     token_budget: int
-    """Cached tokens of a replica at the most in any point: B · L ≤ token_budget."""
+    """Cached tokens of a replica at most in any point: B · L ≤ token_budget."""
     decode: tuple[DecodePoint, ...]
     prefill: tuple[PrefillPoint, ...]
     switches: tuple[SwitchCost, ...] = ()
@@ -184,15 +184,15 @@ def grid(token_budget: int, max_batch_size: int, max_length: int, *, points: int
     """The sampling points (B, L): batch size and context length of each sequence.
 
     Batch sizes are powers of two and the largest; if these are too many for `points`, some that are evenly spread, the
-    smallest and the largest at the least.
+    smallest and the largest at least.
     Each has a few lengths as far as the budget goes, half of them up to `SHORT`; the last is the longest that
     there is room for, so that nothing inside the budget has to be extrapolated.
 
     Args:
         token_budget: the most cached tokens of a replica; every B · L is within it.
-        max_batch_size: sequences that a replica decodes together at the most.
-        max_length: tokens of a sequence at the most.
-        points: at the most.
+        max_batch_size: sequences that a replica decodes together at most.
+        max_length: tokens of a sequence at most.
+        points: at most.
 
     Raises:
         ConfigError: no point would be within these bounds, or `points` are too few.

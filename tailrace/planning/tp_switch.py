@@ -163,7 +163,7 @@ class SwitchController:
         """Measure nothing and decide nothing yet.
 
         Args:
-            max_batch_size: sequences that a replica decodes together at the most, whatever the degree.
+            max_batch_size: sequences that a replica decodes together at most, whatever the degree.
             least_gain: share of the remaining time that each switch has to save, those later on and the return among
                 them: predictions are never exact.
             steps_between: `due` after so many decode steps since the last decision, even if the batch stays as it is;
@@ -377,7 +377,7 @@ def merge(
     """Running sequences by the replicas of another degree, of as many ranks.
 
     Ranks exchange state in groups of lcm(tp, target), so sequences stay within theirs: replicas that become one keep
-    theirs, and what becomes several is dealt out, so that numbers differ by one at the most and, in the second place,
+    theirs, and what becomes several is dealt out, so that numbers differ by one at most and, in the second place,
     context tokens differ little.
 
     Args:

@@ -199,7 +199,7 @@ def _staleness_card(run: RunData) -> Iterator[Card]:
         yield Card(
             "Staleness",
             f"{number(statistics.fmean(means))} mean",
-            f"{counted(round(max(greatest)), 'version')} at the most",
+            f"{counted(round(max(greatest)), 'version')} at most",
         )
 
 

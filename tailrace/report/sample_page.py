@@ -10,7 +10,7 @@ from tailrace.samples import SampleRecord, shown_text
 _SAMPLES = 800
 """On a page, about: a browser shows them at once."""
 _PLACES = 60
-"""Steps and evaluations on a page, at the most."""
+"""Steps and evaluations on a page, at most."""
 CHARACTERS = 4000
 """Of a text on a page; samples.jsonl has more."""
 

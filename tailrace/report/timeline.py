@@ -21,12 +21,12 @@ from tailrace.report.workers import death_text, row_name, row_of, row_order, wei
 STEPS_SHOWN = 3
 """Steps in one window of the timeline."""
 MAX_SPANS = 8_000
-"""Spans that the page holds at the most; the windows of a longer run are thinned out."""
+"""Spans that the page holds at most; the windows of a longer run are thinned out."""
 
 _ROW, _LANE, _LANES = 1.0, 0.2, 14.0
-"""Heights of a row, of the lane of one response, and at the most of all such lanes together."""
+"""Heights of a row, of the lane of one response, and at most of all such lanes together."""
 _TALLEST = 2.0
-"""Height at the most of a worker's row in which other work overlaps: workers may be many."""
+"""Height at most of a worker's row in which other work overlaps: workers may be many."""
 _PIXELS, _MARGIN = 30, 110
 
 

@@ -15,7 +15,7 @@ from tailrace.report.workers import STATE_TITLES, WorkerSummary, summaries, weig
 
 _COLOURS = {"busy": BLUE, "data": ORANGE, "weights": RED, "idle": "#b8c1ca"}
 _POINTS = 600
-"""Of a line at the most: beyond that a point is the mean of several."""
+"""Of a line at most: beyond that a point is the mean of several."""
 _FIFTHS = [0, 0.2, 0.4, 0.6, 0.8, 1]
 _TIME = "Time since the start (s)"
 

@@ -50,7 +50,7 @@ class RolloutWorker:
         max_staleness: int = 0,
         gate: WeightsGate | None = None,
     ) -> None:
-        """`room`: rows that are in hand at the most, a group at the least; None leaves that to the queue's capacity.
+        """`room`: rows that are in hand at most, a group at least; None leaves that to the queue's capacity.
 
         `gate`: by default the engine always has the weights that its prompts wait for.
         """

@@ -202,7 +202,7 @@ def _temporary(path: Path) -> Path:
 def _remove(path: Path) -> None:
     """Delete a directory that nobody needs; a crash in the middle leaves a hidden one, not a damaged checkpoint.
 
-    What cannot be deleted is told of, and no error: what was to be saved is there.
+    What cannot be deleted gives a warning and no error: what was to be saved is there.
     """
     try:
         if not path.name.startswith(_TEMPORARY):

@@ -22,7 +22,7 @@ from tailrace.workers.weights import listen_at
 
 
 def rows_in_hand(config: RunConfig) -> int:
-    """Rows that a rollout worker claims at the most: what its engine runs at a time, and the group that comes next.
+    """Rows that a rollout worker claims at most: what its engine runs at a time, and the group that comes next.
 
     Of an engine that does not say how many it runs, a worker's share of a training step.
     """

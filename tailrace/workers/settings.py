@@ -1,4 +1,4 @@
-"""What a worker is told of its run."""
+"""What a worker knows about its run."""
 
 from collections.abc import Mapping
 

@@ -80,7 +80,7 @@ def test_another_users_home_is_found() -> None:
             "output_dir '$HOME/x' begins with a variable, which only a shell replaces; use ~ or ${oc.env:NAME}",
         ),
         ("''", "output_dir is '': it should have at least 1 character"),
-        ("a/" + "b" * 300, "is too long: names have 255 bytes at the most"),
+        ("a/" + "b" * 300, "is too long: names have 255 bytes at most"),
         ("a/" * 3000, "is too long"),
         ('"a\\0b"', "output_dir has the character \\0"),
     ],

@@ -114,7 +114,7 @@ def test_the_larger_priority_starts_first(core: VllmCore) -> None:
     ("sampling", "words"),
     [
         ({"temperature": 0.005}, "temperature 0.005; vLLM takes 0.01 or more"),
-        ({"temperature": 2.5}, "temperature 2.5; vLLM takes 2.0 at the most"),
+        ({"temperature": 2.5}, "temperature 2.5; vLLM takes 2.0 at most"),
         ({"min_p": 0.1, "top_p": 0.9}, "min_p and top_p, which vLLM applies in the other order"),
     ],
 )

@@ -73,7 +73,7 @@ class _Stage:
     most: int
     """How many these were."""
     fewest: int
-    """And at the least."""
+    """And at least."""
     ruled_out: dict[int, str] = field(default_factory=dict)
 
     def home_of(self, unfinished: int) -> int | None:

@@ -49,7 +49,7 @@ def shortest_length(steps: int) -> int:
 
 
 def tokens_reached(length: int, steps: int) -> int:
-    """Of a sequence at the end of such a window at the most."""
+    """Of a sequence at the end of such a window at most."""
     return length + steps + 1
 
 

@@ -14,7 +14,7 @@ TOKEN_BUDGET = 16384
 MAX_LENGTH = 2048
 """These two where nobody chooses; see `TPProfileConfig`."""
 PREFILL_TOKENS = 1024
-"""Of a prefill that is measured, at the most: what is longer takes in proportion."""
+"""Of a prefill that is measured, at most: what is longer takes in proportion."""
 PREFILL_POINTS = 6
 HELD_TOKENS = 2048
 """Of each rank, in the cache while switches are measured, in sequences of `HELD_LENGTH`."""

@@ -39,7 +39,7 @@ LOWEST_TEMPERATURE = 0.01
 HIGHEST_TEMPERATURE = 2.0
 
 STEP_TOKENS = 2048
-"""Tokens of a step on a CPU at the most, or one sequence, if that is longer."""
+"""Tokens of a step on a CPU at most, or one sequence, if that is longer."""
 
 IN_THIS_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 """Its scheduler too, so that a step is a call; whatever is set."""
@@ -225,7 +225,7 @@ def unsupported(sampling: SamplingConfig) -> str | None:
     if 0 < sampling.temperature < LOWEST_TEMPERATURE:
         return f"temperature {sampling.temperature}; vLLM takes {LOWEST_TEMPERATURE} or more, or 0, which is greedy"
     if sampling.temperature > HIGHEST_TEMPERATURE:
-        return f"temperature {sampling.temperature}; vLLM takes {HIGHEST_TEMPERATURE} at the most"
+        return f"temperature {sampling.temperature}; vLLM takes {HIGHEST_TEMPERATURE} at most"
     if sampling.min_p > 0 and sampling.top_p < 1:
         return "min_p and top_p, which vLLM applies in the other order; use one"
     return None
@@ -265,7 +265,7 @@ def _in_our_words(error: Exception) -> str:
 
 
 def _engine_args(config: VllmEngineConfig, model_dir: Path, context: int, device: torch.device) -> dict[str, Any]:
-    """`context`: tokens of a sequence at the most.
+    """`context`: tokens of a sequence at most.
 
     On CPUs a prompt is never computed in parts: vLLM 0.32 draws once for each part, and cannot take a seeded draw back.
     """
