@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from tailrace.config.recipe_text import in_yaml
 from tailrace.errors import UNREADABLE, ModelError, one_line
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -231,7 +232,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except UNREADABLE as error:
         raise ModelError(f"{path} is not JSON: {one_line(error)}") from None
     if not isinstance(content, dict):
-        raise ModelError(f"{path} holds a {type(content).__name__}; expected a JSON object")
+        raise ModelError(f"{path} holds {in_yaml(content)}; expected a JSON object")
     return content
 
 

@@ -84,7 +84,7 @@ def test_missing_answer_column_says_how_to_do_without(tmp_path: Path) -> None:
         ({"prompt": [], "answer": "a"}, "data.jsonl:2, column 'prompt': the prompt is empty"),
         (
             {"prompt": ["x"], "answer": "a"},
-            "message 1: a chat message must have the texts role and content, not str 'x'",
+            "message 1: a chat message must have the texts role and content, not text 'x'",
         ),
         ({"prompt": [{"role": "user"}], "answer": "a"}, "message 1, of the user, has no content"),
         ({"prompt": "q", "answer": ["a"]}, "data.jsonl:2, column 'answer': an answer must be a text, a number"),
@@ -212,7 +212,7 @@ def test_answers_without_a_match_are_counted_and_refused(tmp_path: Path) -> None
     rows = [*GSM8K, {"prompt": "a", "answer": "7"}, {"prompt": "b", "answer": None}, {"prompt": "c", "answer": "#### "}]
     message = refusal(jsonl(tmp_path, *rows).model_copy(update={"answer_pattern": r"####(.*)"}))
     assert "prompts.source.answer_pattern '####(.*)' finds nothing in 3 of 5 answers, the first that of" in message
-    assert ":3, str '7'" in message
+    assert ":3, text '7'" in message
 
 
 def test_a_pattern_without_answers_to_look_into_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from tailrace.config.base import INTEGERS
-from tailrace.config.recipe_text import MAX_DEPTH
+from tailrace.config.recipe_text import MAX_DEPTH, in_yaml
 from tailrace.errors import quoted
 
 _COLUMNS_SHOWN = 40
@@ -142,9 +142,20 @@ def _finite(number: float, text: str) -> float | None:
 
 
 def shown(value: Any) -> str:
-    """A value of a source in a message, with its type."""
-    return f"number {quoted(value, 60)[1:-1]}" if isinstance(value, Written) else _named(value)
-
-
-def _named(value: Any) -> str:
-    return f"{type(value).__name__} {quoted(value, 60)}"
+    """A value of a source in a message, with its kind; a value that JSON has not has Python's name of its type."""
+    match value:
+        case Written():
+            return f"number {quoted(str(value), 60)[1:-1]}"
+        case None | bool():
+            return in_yaml(value)
+        case str():
+            kind = "text"
+        case int() | float():
+            kind = "number"
+        case list():
+            kind = "list"
+        case Mapping():
+            kind = "mapping"
+        case _:
+            kind = type(value).__name__
+    return f"{kind} {in_yaml(value, 60)}"

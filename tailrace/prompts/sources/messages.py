@@ -63,5 +63,5 @@ def _part(part: Any, where: str) -> str:
     kind, text = fields.get("type"), fields.get("text")
     if kind == "text" and type(text) is str:
         return text
-    what = f"of type {shown(kind).removeprefix('str ')}" if kind and kind != "text" else f"that is {shown(part)}"
+    what = f"of type {shown(kind).removeprefix('text ')}" if kind and kind != "text" else f"that is {shown(part)}"
     raise CellError(f'{where} has a part {what}; models are given text alone: {{"type": "text", "text": "…"}}')
