@@ -86,19 +86,20 @@ def _last(key: str) -> str:
 
 def _meant(place: Place, kind: str, value: Any, shown: Shown) -> str:
     """How to write a value that has the wrong form; empty where it is not known."""
+    key = readable(place.key)
     if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
         entry = value if isinstance(value, str) else in_yaml(value)
         may_be_shown = shown(value, _last(place.key)) == value and readable(entry) == entry
-        return f"expected a list: {readable(place.key)}=[{entry if may_be_shown else '…'}]"
+        return f"expected a list: {key}=[{entry if may_be_shown else '…'}]"
     if kind in _EXPECTED and isinstance(value, str) and _is_scalar(value):
         return f"{_EXPECTED[kind]}, not the text of one; {_UNQUOTED}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         if isinstance(value, str) and value in place.variants:
-            return f"did you mean {place.key}.type={value}?"
+            return f"did you mean {key}.type={value}?"
         if place.variants:
-            return f"expected keys, {place.key}.type first: one of {', '.join(map(repr, place.variants))}"
+            return f"expected keys, {key}.type first: one of {', '.join(map(repr, place.variants))}"
         if place.schema:
-            return f"expected keys, such as {place.key}.{next(iter(place.keys))}"
+            return f"expected keys, such as {key}.{next(iter(place.keys))}"
     if kind == "string_type" and isinstance(value, bool | int | float | None):
         return "expected a text; YAML takes what is not in quotes for something else"
     return ""
@@ -128,12 +129,13 @@ def _unknown_key(root: type[Config], location: Sequence[int | str], value: objec
 
 def _nearest_key(root: type[Config], place: Place, unknown: str, value: object) -> str:
     """The valid key that was probably meant: in another variant or in the same place, else anywhere."""
-    section = f"{place.key}." if place.key else ""
+    section = f"{readable(place.key)}." if place.key else ""
     if owners := [tag for tag, variant in place.chosen_from.items() if unknown in variant.model_fields]:
         return f"it belongs to {section}type {' or '.join(owners)}"
     if isinstance(value, str) and value in place.chosen_from:
         return f"did you mean {section}type={value}?"
-    if other := called_here(section + unknown, value, {place.key for place in places(Place(schema=root))}):
+    known = {place.key for place in places(Place(schema=root))}
+    if other := called_here(f"{place.key}.{unknown}".removeprefix("."), value, known):
         return other
     if close := nearest(unknown, sorted(place.keys)):
         return f"did you mean {section}{close}?"
@@ -151,7 +153,6 @@ def _anywhere(root: type[Config], section: str, name: str) -> str | None:
     close = nearest(name, dict.fromkeys(map(_last, keys)), cutoff=0.8)
     if close is None:
         return None
-
     return max((key for key in keys if _last(key) == close), key=lambda key: (_shared(key, section), -key.count(".")))
 
 

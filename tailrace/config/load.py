@@ -103,8 +103,8 @@ def _of_training_alone(values: Mapping[str, Any], ours: Place, theirs: Place) ->
 
 def _first_key(values: Any, place: Place) -> str:
     """The key of the first of `values`, which are at `place`, down to where there is such a key."""
-    first = next(iter(values), None) if isinstance(values, dict) else None
-    return place.key if first not in place.keys else _first_key(values[first], place.below(first))
+    first = next(iter(values), "") if isinstance(values, dict) else ""
+    return _first_key(values[first], place.below(first)) if first in place.keys else place.key
 
 
 def keys_of(recipe: Path) -> set[str]:

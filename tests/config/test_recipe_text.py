@@ -163,3 +163,16 @@ def test_values_of_a_program_are_plain_or_refused() -> None:
     with pytest.raises(NotPlainError, match=r"^a\.0 is of type set"):
         plain({"a": [{1}]})
     assert plain({"a": (1, 2.5), "p": Path("x")}) == {"a": [1, 2.5], "p": "x"}
+
+
+@pytest.mark.parametrize(
+    "section", [5, {"type": "jsonl", "path": "p", "pathh": "x"}, {"type": "x"}, {}, {"type": "hub"}]
+)
+@pytest.mark.parametrize("name", ["\x1b[31m", "n" * 5000])
+def test_a_hint_for_a_key_of_ones_own_can_be_read(section: object, name: str) -> None:
+    recipe = {"output_dir": "o", "rewards": {"grader": {"type": "exact"}}, "prompts": {"validation": {name: section}}}
+    with pytest.raises(ConfigError) as caught:
+        load_as(RunConfig, recipe)
+    assert "prompts.validation." in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 700
