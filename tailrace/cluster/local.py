@@ -185,7 +185,7 @@ class LocalHandle(WorkerHandle):
 
 
 def _retrieve(task: Task[Any]) -> None:
-    """Its error is the waiting caller's; nobody's if that was told of a cancellation, or of the worker's death."""
+    """Its error is for the caller that waits; for nobody, where that has heard of a cancellation or a death instead."""
     if not task.cancelled():
         task.exception()
 

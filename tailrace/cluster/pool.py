@@ -249,7 +249,7 @@ class Pool:
     async def _bury(self, index: int, death: WorkerDied) -> None:
         """Give back what it had, so that another can start."""
         handle, self._handles[index] = self._handles[index], None
-        if handle is not None:  # else it had not opened, and was told of
+        if handle is not None:  # else it had not opened, and its death is in the log
             if handle not in self._dead:
                 self._tell_of(death)
             self._dead.discard(handle)

@@ -3,8 +3,8 @@
     RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ WorkerProcess ──▶ the worker
 
 Ray places keepers and carries what is said; each keeper has one worker process (tailrace/cluster/process.py). A
-worker that dies is told of by its keeper. A keeper that dies, with its machine or else, takes its worker with it, and
-is told of by Ray; one that does not answer a ping for `heartbeat_limit_s` is killed.
+keeper reports the death of its worker. A keeper that dies, with its machine or else, takes its worker with it, and Ray
+reports that; one that does not answer a ping for `heartbeat_limit_s` is killed.
 
 A process that is connected ends when its Ray does, and waits without a limit for one that stands still. So the driver
 of a run leaves all this to a process of its own (tailrace/cluster/broker.py).

@@ -160,7 +160,7 @@ class Round:
             yield f"rows {trained} were trained on"
         last = {event.step: event for event in steps_of(run)}
         if last.keys() != set(range(STEPS)):
-            yield f"steps {list(last)} were told of"
+            yield f"steps {list(last)} have events"
         for event in last.values():
             if event.samples != ROWS_PER_STEP or event.metrics["staleness_max"] > self._plan.mode.staleness:
                 yield f"step {event.step} has {event.samples} samples, staleness {event.metrics['staleness_max']}"

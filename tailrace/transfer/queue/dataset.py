@@ -85,7 +85,7 @@ class StreamingDataset(IterableDataset[TensorBatch]):
     ) -> None:
         """`rows`: None for as many as come until the queue is closed.
 
-        `limit`: rows of a batch at the most. `rank`: see `TransferQueue.claim`; `rows` are that rank's then.
+        `limit`: at most so many rows in a batch. `rank`: see `TransferQueue.claim`; `rows` are that rank's then.
         `layouts`: of columns of arrays, packed by default, see `tensors`. `timeout_s`: how long a claim may wait.
         `shared_memory`, `limit_s`: see `RemoteQueue`.
 

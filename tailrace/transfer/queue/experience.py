@@ -117,7 +117,7 @@ class Experience:
         layouts: Mapping[str, Layout] | None = None,
         timeout: float | None = None,
     ) -> TensorBatch:
-        """Claim rows for `task`, `count` at the most; wait until there are some. The columns are those it reads.
+        """Claim at most `count` rows for `task`; wait until there are some. The columns are those it reads.
 
         `rank`, `timeout`: see `TransferQueue.claim`. `layouts`: of columns of arrays, packed by default.
 

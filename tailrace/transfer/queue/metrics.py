@@ -87,7 +87,7 @@ def _of_units(stats: QueueStats) -> Iterator[Metric]:
     alive = GaugeMetricFamily("tailrace_queue_unit_alive", "Whether a unit gives signs of life.", labels=["unit"])
     rows = GaugeMetricFamily("tailrace_queue_unit_rows", "Rows of a unit.", labels=["unit"])
     size = GaugeMetricFamily("tailrace_queue_unit_bytes", "Bytes of cells that a unit stores.", labels=["unit"])
-    bound = GaugeMetricFamily("tailrace_queue_unit_max_bytes", "Bytes that a unit stores at the most.", labels=["unit"])
+    bound = GaugeMetricFamily("tailrace_queue_unit_max_bytes", "The most bytes that a unit stores.", labels=["unit"])
     for unit in stats.units:
         for family, value in ((alive, unit.alive), (rows, unit.rows), (size, unit.bytes), (bound, unit.max_bytes)):
             family.add_metric([unit.name], value)

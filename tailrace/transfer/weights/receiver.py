@@ -80,7 +80,7 @@ class WeightReceiver:
                 group of all receivers in the sender's datacentre that say so; what does not come so comes by TCP.
             limit_s: seconds without a sign of life after which a peer counts as lost.
             directory: of shared memory.
-            log: told of each version that has come, from this receiver's thread.
+            log: gets an event for each version that has come, from this receiver's thread.
 
         Raises:
             WeightsError: the sender cannot be reached from here, or there is no shared memory.
@@ -134,11 +134,11 @@ class WeightReceiver:
 
     @property
     def announced(self) -> WeightVersion | None:
-        """The newest version that the sender has told of."""
+        """The newest version that the sender has announced."""
         return known(self._follower.announced)
 
     async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
-        """Until the sender has told of `version` or a later one, which is on its way from then on.
+        """Until the sender has announced `version` or a later one, which is on its way from then on.
 
         Raises:
             WeightsTimeout, SenderLost, WeightsError: as for `wait`.

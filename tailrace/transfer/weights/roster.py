@@ -43,9 +43,9 @@ from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.weights.versions import Holding, sum_of
 
 _FAN_OUT = 2
-"""Receivers of a datacentre that get weights from one process over the network, at the most."""
+"""At most so many receivers of a datacentre get weights from one process over the network."""
 _OLDER = 2
-"""Versions that are kept beside the newest, at the most, for those that are at them: those that began first."""
+"""At most so many versions are kept beside the newest, for the receivers that are at them: those that began first."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Member:
     """See `Follow.backend`."""
     standing: Standing
     told: int = NOTHING
-    """The serial of the newest version that it was told of last: it may have begun it."""
+    """The serial of the newest version that was announced to it last: it may have begun it."""
     ticket: Ticket | None = None
     epoch: int = 0
     """Of what it knows."""

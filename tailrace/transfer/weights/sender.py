@@ -106,7 +106,7 @@ class WeightSender:
             listen: receivers on other hosts need an address of the network, such as tcp://10.0.0.7:*.
             limit_s: seconds without a sign of life after which a receiver counts as dead.
             directory: of shared memory.
-            log: told of each version that is published, in the thread that publishes.
+            log: gets an event for each version that is published, in the thread that publishes.
 
         Raises:
             WeightsError: there is no shared memory, or pieces are larger than messages may be.

@@ -68,7 +68,7 @@ class ServerThread:
             self._asked.discard(future)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it has ended, so long at the most."""
+        """Wait until it has ended, at most so long."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:

@@ -57,7 +57,7 @@ class Workers:
 
     def kill(self, name: str) -> None:
         """End a worker where it stands; another one takes its place."""
-        with suppress(ProcessLookupError):  # a producer that has put all; one that failed is told of at the end
+        with suppress(ProcessLookupError):  # a producer that has put all; one that failed is reported at the end
             os.kill(self.pids[name], signal.SIGKILL)
         self._start(name)
 

@@ -46,7 +46,7 @@ class Proxy:
         assert not self._thread.is_alive()
 
     def worsen(self, *, delay_s: float, cut_every: int) -> None:
-        """`delay_s`: of each piece at the most. `cut_every`: pieces after which, on average, connections are lost."""
+        """`delay_s`: the longest of a piece. `cut_every`: pieces after which, on average, connections are lost."""
         self._delay_s, self._cut_every = delay_s, cut_every
 
     def cut_after(self, word: bytes, times: int) -> None:

@@ -122,7 +122,7 @@ def passes(queue: SyncQueue) -> None:
 
 
 def rss() -> int:
-    """Bytes, at the most so far."""
+    """The most bytes so far."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

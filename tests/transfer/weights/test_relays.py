@@ -342,7 +342,7 @@ async def test_a_version_that_is_begun_after_another_is_said_to_be_read(
     answer = roster.shelf._chunk
 
     def give_slowly(holding: Any, chunk: int) -> Any:
-        """Of version 0 the first chunk, and the others when version 1 was told of; nothing of that."""
+        """Of version 0 the first chunk, and the others when version 1 was announced; nothing of that."""
         is_given = chunk == 0 or not is_slow.is_set()
         return answer(holding, chunk) if holding.manifest.version == 0 and is_given else None
 

@@ -251,7 +251,7 @@ def test_cancelling_forgets_what_waits_and_undoes_what_was_done(peer: Peer) -> N
 
 
 class Forgetting(Desk):
-    """Tells when it has been told of a client that is gone."""
+    """Tells when it has heard of a client that is gone."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)

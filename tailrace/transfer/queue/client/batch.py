@@ -17,7 +17,7 @@ class Batch:
     """Parts for some rows, to be written to one unit or several. Its arrays are the caller's until it has been."""
 
     def __init__(self, parts: Iterable[Parts], *, frame_bytes: int = MAX_FRAME_BYTES) -> None:
-        """`frame_bytes`: of one run at the most, but for one of a single row."""
+        """`frame_bytes`: at most so many in one run, except one of a single row."""
         self._parts = [piece for alike in parts for piece in _cut(alike, frame_bytes)]
         self.nbytes = sum(alike.nbytes for alike in self._parts)
 
@@ -57,7 +57,7 @@ class Batch:
 
 
 def _cut(parts: Parts, frame_bytes: int) -> Iterator[Parts]:
-    """Pieces of so many bytes at the most, but for one of a single row."""
+    """Pieces of at most so many bytes, except one of a single row."""
     first, nbytes = 0, 0
     if parts.nbytes > frame_bytes:
         for place, size in enumerate(parts.sizes.tolist()):

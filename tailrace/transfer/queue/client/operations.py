@@ -52,7 +52,7 @@ from tailrace.transfer.queue.wire.messages import (
 from tailrace.types import Value, WeightVersion
 
 SMALL_BYTES = 8 * 2**10
-"""A put of so many bytes at the most goes to the controller, cells and all."""
+"""A put of at most so many bytes goes to the controller, cells and all."""
 _PASSING = (PeerLost, StaleRowError, StorageFull)
 """Errors of units that another try may not meet."""
 

@@ -146,7 +146,7 @@ class RemoteQueue(TransferQueue):
     async def dismiss(self, name: str) -> None:
         """Clients of this name have ended, as the caller has seen: their rows go back now, and not after their limit.
 
-        `name`: as it was given to them, 100 characters at the most, and to nobody who lives.
+        `name`: as it was given to them, at most 100 characters, and to nobody who lives.
         """
         await self._run(operations.dismiss(self._session, name))
 

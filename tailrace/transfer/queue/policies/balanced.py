@@ -28,7 +28,7 @@ class BalancedByLength(GroupPolicy):
     the batch is complete without it. A row costs the elements of its cells in `cost_columns`: what a forward pass over
     prompt and response sees. The rows of a group may go to different ranks.
 
-    A claim names its rank and gets that rank's part by `order`, `limit` rows at the most; its next claim gets the rest.
+    A claim names its rank and gets that rank's part by `order`, at most `limit` rows; its next claim gets the rest.
 
     A batch waits until `rows` rows are ready: let groups fill it exactly and a run put whole batches, or the last rows
     are never handed out. A snapshot does not know of batches, so take it between them: after a restore, rows that were

@@ -109,7 +109,7 @@ class Policy(ABC):
 
     @abstractmethod
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
-        """Remove and return the ready rows of the next claim, `limit` at the most; [] says wait for more.
+        """Remove and return the ready rows of the next claim, at most `limit`; [] says wait for more.
 
         Raises:
             QueueError: `limit` can never be met, or `rank` is not among `ranks`; nothing was removed.

@@ -244,7 +244,7 @@ class ArenaStorage(Storage):
             number = next(iter(empty))
             mapped -= empty.pop(number)
             self._remove_segment(number)
-        # half of what is free at the most, so that the machine's other units find room for a segment, too
+        # at most half of what is free, so that the machine's other units find room for a segment, too
         size = max(needed, min(self._segment_bytes, self._max_bytes - mapped, _free_bytes(self.directory) // 2))
         while (failure := self._make_segment(size)) is not None:
             if size > needed:

@@ -213,7 +213,7 @@ class StorageUnit(Service):
         cells = self._index.locate(codec, rows, message.columns, tags)
         nbytes = int(cells.sizes.sum())
         if nbytes > self._longest_read:  # a short message that names a cell often would ask for endless memory
-            raise WireError(f"got a read of {nbytes} bytes, expected {self._longest_read} at the most; name cells once")
+            raise WireError(f"got a read of {nbytes} bytes, expected at most {self._longest_read}; name cells once")
         if message.shared and self._holds.arena is not None and nbytes >= _SHARED_BYTES:
             return self._share(cells, incoming.ticket.client)
         return self._copy(cells)

@@ -25,7 +25,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 MAX_FRAME_BYTES = 2**30
 """Of one frame."""
 PIECE_BYTES = 2**22
-"""Of what ZeroMQ sees: sockets refuse a longer piece before they make room for it. A stranger's is one at the most."""
+"""Of what ZeroMQ sees: sockets refuse a longer piece before they make room for it. A stranger may send one piece."""
 CUT = b"\xc1"
 """Begins no msgpack."""
 _LENGTHS = np.dtype("<i8")

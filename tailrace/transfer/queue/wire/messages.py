@@ -263,7 +263,7 @@ class Claim(Message, frozen=True):
     mutates: ClassVar[bool] = True
     task: str
     limit: Count | None
-    """Rows at the most."""
+    """At most so many rows."""
     rank: int | None
     """For policies that choose for each rank."""
     wait_s: Seconds

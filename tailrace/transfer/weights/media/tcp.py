@@ -12,7 +12,7 @@ from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard, e
 from tailrace.transfer.weights.versions import Holding, Manifest, sum_of
 
 _WINDOW = 8
-"""Chunks asked for at once, at the most."""
+"""At most so many chunks are asked for at once."""
 
 
 class TcpMedium(Medium):
