@@ -144,8 +144,8 @@ class TransferQueue(ABC):
     ) -> Claim:
         """Lease rows whose input columns are written, chosen by the task's policy; wait until there are some.
 
-        `limit`: at most so many rows, the number that the caller still wants: a policy that gathers rows (a token budget,
-        a whole batch) hands out what it has when it holds that many. A group bigger than the limit is an error.
+        `limit`: at most so many rows, those that the caller still wants: a policy that gathers rows (a token budget, a
+        whole batch) hands out what it has when it holds that many. A group bigger than the limit is an error.
         `rank`: for whom, where the policy splits batches among ranks; None where it does not.
 
         Raises:
