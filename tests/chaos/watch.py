@@ -18,6 +18,8 @@ _LOOK_S = 0.003
 """Between looks at the files of a run: the checkpoint of a tiny model is written in some milliseconds."""
 _TRY_S = 0.04
 """Between searches for a victim."""
+_MOST_ARE_THERE = 3
+"""Events: the trainer has started by then, where it is a worker."""
 _CHECKPOINT = re.compile(r"step_\d+")
 """In its name, while it is written, too."""
 _LOOK_AT_PROCESSES_S = 0.3
@@ -66,7 +68,6 @@ class Harm:
     driver: int
     """Its pid."""
     faults: list[Fault]
-    before: Callable[[], None]
     done: list[Fault] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     """What was done to which process."""
@@ -94,7 +95,6 @@ class Harm:
         return next((process.pid for process in family() if role(process) == victim), None)
 
     def _do(self, fault: Fault, pid: int) -> None:
-        self.before()
         _signal(pid, {"kill": signal.SIGKILL, "interrupt": signal.SIGINT}.get(fault.how, signal.SIGSTOP))
         if fault.how == "pause":
             self._paused[pid] = time.monotonic() + fault.pause_s
@@ -108,19 +108,23 @@ def _signal(pid: int, number: signal.Signals) -> None:
 
 
 def follow(
-    driver: int, run: Path, faults: list[Fault], limit_s: float, before: Callable[[], None]
+    driver: int, run: Path, faults: list[Fault], limit_s: float, look_around: Callable[[], None]
 ) -> tuple[int | None, Harm]:
     """Wait for the driver's end, and harm its run meanwhile; its exit code, or None where it had not ended in time.
 
-    `before`: is called before a process is harmed.
+    `look_around`: is called once, when most processes are there. It takes so long that no moment would be met after it.
     """
-    progress, harm = Progress(run), Harm(driver, faults, before)
+    progress, harm = Progress(run), Harm(driver, faults)
+    has_looked = False
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         pid, status = os.waitpid(driver, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status), harm
         progress.look()
+        if not has_looked and progress.counts["event"] >= _MOST_ARE_THERE:
+            has_looked = True
+            look_around()
         harm.when(progress.counts)
         time.sleep(_LOOK_S)
     with suppress(psutil.Error):
