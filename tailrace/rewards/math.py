@@ -8,7 +8,6 @@ a sentence are read as a response is.
 import logging
 import re
 from decimal import Decimal
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -26,8 +25,14 @@ _MATH_INSIDE = re.compile(
 )
 _SENTENCE = re.compile(r"[^\\]*\b[A-Za-z]{2,}\s+[A-Za-z]{2,}\s+[A-Za-z]{2,}\b[^\\]*")
 _MINUS = str.maketrans(dict.fromkeys("\u2212\u2013\u2010\u2011\ufe63\uff0d", "-"))
-_TAG = re.compile(r"</?[A-Za-z][\w-]+\s*/?>|</[A-Za-z]>")
-_MIXED = re.compile(r"(?<![\w.,/}-])(-?)(\d{1,9}) (\d{1,9})/(\d{1,9})(?![\w/{])")
+_TAG = re.compile(r"</?[A-Za-z][\w-]+\s*/?>|</[A-Za-z]\s*>|<[A-Za-z]\s*/>")
+_LETTER_TAG = re.compile(r"<([A-Za-z])>")
+_LETTER_END = re.compile(r"</([A-Za-z])\s*>")
+_MIXED = re.compile(
+    r"(?<![\w./^}])(?P<whole>\d{1,3}(?:,\d{3}){1,3}|\d{1,9})"
+    r"(?: (?P<over>\d{1,9})/(?P<under>\d{1,9})(?![\d/{]|\.\d)"
+    r"| ?\\[dt]?frac(?:\{(?P<frac_over>\d{1,9})\}\{(?P<frac_under>\d{1,9})\}|(?P<digit_over>\d)(?P<digit_under>\d)))"
+)
 _EXPONENT = re.compile(r"(?<![\w.])\d{1,30}(?:\.\d{1,30})?[eE][+-]?\d{1,2}(?![\w.]*\w)")
 
 
@@ -80,16 +85,22 @@ def read_response(text: str) -> tuple[Any, ...]:
 
 def _plain(text: str) -> str:
     """With one kind of minus, without tags, with mixed numbers and exponents as math-verify can read them."""
-    text = _TAG.sub(" ", text.translate(_MINUS))
+    text = _without_tags(text.translate(_MINUS))
     return _EXPONENT.sub(_as_decimal, _MIXED.sub(_as_fraction, text)).strip()
 
 
+def _without_tags(text: str) -> str:
+    """One letter between the signs of an inequality is a tag where it is closed: `1<b>2` is none, `<b>2</b>` is."""
+    closed = set(_LETTER_END.findall(text))
+    text = _LETTER_TAG.sub(lambda match: " " if match[1] in closed else match[0], text)
+    return _TAG.sub(" ", text)
+
+
 def _as_fraction(match: re.Match[str]) -> str:
-    sign, whole, over, under = match.groups()
-    if not int(under):
-        return match[0]
-    number = int(whole) + Fraction(int(over), int(under))
-    return f"{sign}{number}"
+    """One term, so that what follows belongs to all of it, such as a percent sign."""
+    whole = int(match["whole"].replace(",", ""))
+    over, under = (int(match[name] or match[f"frac_{name}"] or match[f"digit_{name}"]) for name in ("over", "under"))
+    return rf"\frac{{{whole * under + over}}}{{{under}}}" if under else match[0]
 
 
 def _as_decimal(match: re.Match[str]) -> str:

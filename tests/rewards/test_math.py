@@ -35,6 +35,22 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     (r"3\frac{1}{2}", ["3.5", r"\boxed{\frac{7}{2}}", "3 1/2"], [r"\boxed{\frac{3}{2}}", "1/2"]),
     ("3 1/2", ["7/2", r"\boxed{3\frac12}", "3 1/2"], ["2", "3", "1/2"]),
     ("-1 3/4", ["-1.75", r"\boxed{-\frac74}"], ["-1", "1.25"]),
+    ("2-1 1/2", ["0.5", r"\boxed{\frac12}"], ["3.5", "2", "1"]),
+    ("1,234 1/2", ["1234.5", r"\boxed{1{,}234.5}"], ["234.5", "1"]),
+    ("10 3/4%", ["10.75%", "10 3/4 %", r"\boxed{\frac{43}{4}\%}", "It is 10 3/4 percent."], ["1075%", "3", "43%"]),
+    ("33 1/3 percent", [r"\boxed{\frac{100}{3}\%}", r"$33\frac13\%$"], ["33%", r"\boxed{33\%}"]),
+    (r"10\frac{3}{4}\%", ["10.75%", "10 3/4%"], ["0.75%", "10%", r"\boxed{\frac34\%}"]),
+    (r"1 1/2 \pi", [r"\boxed{\frac{3\pi}{2}}", r"$1.5\pi$", r"$1\frac12\pi$"], [r"\boxed{\frac{3}{2\pi}}", "1.5"]),
+    (r"1 1/2\pi", [r"\boxed{\frac{3\pi}{2}}"], [r"\boxed{\frac{3}{2\pi}}", r"\boxed{\frac{\pi}{2}}"]),
+    ("2 1/2 x", [r"\boxed{\frac{5x}{2}}", "$2.5x$"], [r"\boxed{\frac{5}{2x}}", "2.5"]),
+    ("2 1/2x", [r"\boxed{\frac{5x}{2}}"], [r"\boxed{\frac{5}{2x}}", r"\boxed{\frac{x}{2}}"]),
+    (r"3 \dfrac{1}{2} x", [r"\boxed{\frac{7x}{2}}", "$3.5x$"], [r"\boxed{\frac{3x}{2}}"]),
+    ("(1 1/2,3)", [r"$(\frac32, 3)$"], ["$(1,3)$", "3"]),
+    ("1 1/2, 2 1/2", [r"\boxed{\frac52, \frac32}", "$1.5$ and $2.5$"], ["2.5", "1.5"]),
+    (r"\sqrt{2 1/4}", ["1.5", r"\boxed{\frac32}"], ["2.25"]),
+    (r"2^{1 1/2}", [r"\boxed{2\sqrt2}"], ["1.5", "2"]),
+    ("<b>5</b>", ["5", "It is <B>5</B>.", "<p><b> 5 </b><br/></p>"], ["6", "<b>6</b>"]),
+    ("1<b>2", [], ["1", "2"]),
     ("1,234", ["1234", "1,234", r"\boxed{1{,}234}"], ["1", "234"]),
     ("1{,}234", ["1234"], ["1"]),
     ("1e5", ["100000", r"\boxed{10^5}", "1e5"], ["1", "5"]),
@@ -68,21 +84,35 @@ CASES: list[tuple[str, list[str], list[str]]] = [
     ("2**10", ["1024", "2**10"], ["10", "2"]),
     (r"0.\overline{3}", [r"\boxed{0.\overline{3}}"], ["0", "3"]),
 ]
-OURS = {
-    "3 1/2",
-    "-1 3/4",
-    "1e5",
-    "1.5e-3",
-    "\u20137",
-    "<answer>5</answer>",
-    "The answer is 5",
-    "2**10",
-    "$5 and $6",
-    "42.",
-    "B.",
+MEANT = {
+    "3 1/2": r"\frac{7}{2}",
+    "-1 3/4": r"-\frac{7}{4}",
+    "2-1 1/2": r"2-\frac{3}{2}",
+    "1,234 1/2": r"\frac{2469}{2}",
+    "10 3/4%": r"10.75\%",
+    "33 1/3 percent": r"\frac{100}{3}\%",
+    r"10\frac{3}{4}\%": r"10.75\%",
+    r"1 1/2 \pi": r"\frac{3}{2} \pi",
+    r"1 1/2\pi": r"\frac{3}{2} \pi",
+    "2 1/2 x": r"\frac{5}{2} x",
+    "2 1/2x": r"\frac{5}{2} x",
+    r"3 \dfrac{1}{2} x": r"\frac{7}{2} x",
+    "(1 1/2,3)": r"(\frac{3}{2},3)",
+    "1 1/2, 2 1/2": r"\frac{3}{2}, \frac{5}{2}",
+    r"\sqrt{2 1/4}": r"\sqrt{\frac{9}{4}}",
+    r"2^{1 1/2}": r"2^{\frac{3}{2}}",
+    "1e5": "100000",
+    "1.5e-3": "0.0015",
+    "\u20137": "-7",
+    "<answer>5</answer>": "5",
+    "<b>5</b>": "5",
+    "The answer is 5": "5",
+    "2**10": "1024",
+    "$5 and $6": "5, 6",
+    "42.": "42",
+    "B.": "B",
 }
-"""Answers that math-verify does not read as they are meant within $…$.
-"""
+"""Answers that math-verify does not read as they are meant within $…$, and LaTeX for the same that it does."""
 
 
 @pytest.fixture(scope="module")
@@ -100,15 +130,16 @@ def test_answers_are_read_as_they_are_meant(
     assert given == {response: response in right or response == answer for response in given}
 
 
-@pytest.mark.parametrize("answer", [answer for answer, *_ in CASES if answer not in OURS])
+@pytest.mark.parametrize("answer", [answer for answer, *_ in CASES])
 def test_answers_and_responses_are_compared_as_math_verify_compares_them(grader: MathGrader, answer: str) -> None:
-    gold = parse(f"${answer}$", parsing_timeout=None)
+    gold = parse(f"${MEANT.get(answer, answer)}$", parsing_timeout=None)
     at = [case[0] for case in CASES].index(answer)
     for other, *_ in CASES[at % 8 :: 8]:
-        response = rf"It is \boxed{{{other}}}"
-        if other not in OURS and other != answer and "[ 7 ]" not in answer and "cases" not in answer + other:
-            theirs = verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None)
-            assert grader.grade(make_request(response, answer=answer)) == theirs, other
+        boxed = other != "The answer is 5"  # a sentence in a box is no number
+        if boxed and other != answer and "[ 7 ]" not in answer and "cases" not in answer + other:
+            response = parse(rf"It is \boxed{{{MEANT.get(other, other)}}}", parsing_timeout=None)
+            theirs = verify(gold, response, timeout_seconds=None)
+            assert grader.grade(make_request(rf"It is \boxed{{{other}}}", answer=answer)) == theirs, other
 
 
 @pytest.mark.parametrize("answer", ["", "   ", "$$"])
