@@ -27,9 +27,9 @@ _LOOKED_AT = 100
 _LIMIT_S = 10.0
 """For those of a set; what is not known by then is taken to be well."""
 _WHY_NOT = {
-    "exact": "have several lines, and a response has to be the answer letter for letter",
+    "exact": "are empty or have several lines, and a response has to be the answer letter for letter",
     "regex": "can never be what rewards.grader.pattern finds",
-    "math": "are no mathematical expression",
+    "math": "are no mathematical expression, or are a number among words, whose letters count as variables",
     "reasoning_gym": "are of no task of reasoning-gym",
 }
 
@@ -73,7 +73,7 @@ async def _check(config: RewardsConfig, key: str, prompts: Sequence[Prompt], poo
 
 def _check_there_are_some(config: RewardsConfig, key: str, prompts: Sequence[Prompt]) -> None:
     compares = isinstance(config.grader, ExactReward | RegexReward | MathReward)
-    if compares and all(prompt.answer is None for prompt in prompts):
+    if compares and all(prompt.answer is None or not str(prompt.answer).strip() for prompt in prompts):
         raise UserError(
             f"rewards.grader.type {config.grader.type} compares responses with answers, and none of the {len(prompts)} "
             f"prompts of {key} has one; set {key}.answer_column, or grade with a function"
@@ -114,6 +114,6 @@ def _doubt(config: RewardsConfig, key: str, doubted: Sequence[Prompt], looked_at
     fix = "the pattern, or " if isinstance(config.grader, RegexReward) else ""
     return (
         f"{len(doubted)} of {looked_at} answers of {key} that were looked at {_WHY_NOT[config.grader.type]}, such as "
-        f"that of {prompt.prompt_id}, {quoted(str(prompt.answer))}: their reward is always 0; mend {fix}the answers, "
-        f"maybe with {key}.answer_pattern, which takes the answer out of its column"
+        f"that of {prompt.prompt_id}, {quoted(str(prompt.answer))}: a right response gets no reward; mend {fix}the "
+        f"answers, maybe with {key}.answer_pattern, which takes the answer out of its column"
     )

@@ -80,11 +80,13 @@ def expected_text(request: GradingRequest) -> str:
     """The answer as stripped text; a number in the source counts as its text.
 
     Raises:
-        RewardError: the prompt came without an answer.
+        RewardError: the prompt came without an answer, or with an empty one, which an empty response would equal.
     """
-    if request.answer is None:
-        raise RewardError("the prompt has no answer to compare with; set answer_column of prompts.source")
-    return str(request.answer).strip()
+    answer = "" if request.answer is None else str(request.answer).strip()
+    if not answer:
+        what = "no answer" if request.answer is None else f"the empty answer {request.answer!r}"
+        raise RewardError(f"the prompt has {what} to compare with; set answer_column of prompts.source")
+    return answer
 
 
 def failure_kind(error: str) -> str:

@@ -33,6 +33,8 @@ _MIXED = re.compile(
     r"(?: (?P<over>\d{1,9})/(?P<under>\d{1,9})(?![\d/{]|\.\d)"
     r"| ?\\[dt]?frac(?:\{(?P<frac_over>\d{1,9})\}\{(?P<frac_under>\d{1,9})\}|(?P<digit_over>\d)(?P<digit_under>\d)))"
 )
+_AMONG_WORDS = re.compile(r"\d\s+\(?[A-Za-z]{3}|\d[A-Za-z]{4}|(?<!\\)\b[A-Za-z]{3,}:?\s+\d")
+"""A number beside a word, in what math-verify leaves of an answer: it makes each letter of the word a variable."""
 _EXPONENT = re.compile(r"(?<![\w.])\d{1,30}(?:\.\d{1,30})?[eE][+-]?\d{1,2}(?![\w.]*\w)")
 
 
@@ -59,8 +61,9 @@ class MathGrader(Grader):
         return bool(verify(list(gold), list(theirs), timeout_seconds=None))
 
     def can_be_right(self, request: GradingRequest) -> bool:
-        """Whether the answer is read as anything."""
-        return bool(read_answer(expected_text(request)))
+        """Whether the answer is read as anything, and as more than the letters of its words."""
+        read = read_answer(expected_text(request))[:2]
+        return bool(read) and not any(isinstance(text, str) and _AMONG_WORDS.search(text) for text in read)
 
 
 @lru_cache(maxsize=512)

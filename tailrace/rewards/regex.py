@@ -15,8 +15,9 @@ class RegexGrader(Grader):
         self._which = config.match
 
     def grade(self, request: GradingRequest) -> bool:
+        answer = expected_text(request)
         found = find(self._pattern, request.response, self._which)
-        return found is not None and found.strip() == expected_text(request)
+        return found is not None and found.strip() == answer
 
     def can_be_right(self, request: GradingRequest) -> bool:
         """Whether the pattern can find the answer in any response."""

@@ -42,26 +42,26 @@ async def said(rewards: RewardsConfig, asked: list[Prompt]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("grader", "answers", "text"),
+    ("grader", "answers", "says"),
     [
         (
             {"type": "regex", "pattern": r"-?\d+"},
             ["12", SOLUTION, SOLUTION],
-            "2 of 3 answers of prompts.source that were looked at can never be what rewards.grader.pattern finds",
+            (2, 3, "can never be what rewards.grader."),
         ),
-        ({"type": "exact"}, [SOLUTION, "x"], "1 of 2 answers of prompts.source that were looked at have several lines"),
-        (
-            {"type": "math"},
-            ["", "12", None],
-            "2 of 3 answers of prompts.source that were looked at are no mathematical",
-        ),
+        ({"type": "regex", "pattern": ".*"}, ["x", ""], (1, 2, "can never be what rewards.grader.pattern finds")),
+        ({"type": "exact"}, [SOLUTION, "x"], (1, 2, "are empty or have several lines")),
+        ({"type": "exact"}, ["x", "", " "], (2, 3, "are empty or have several lines")),
+        ({"type": "math"}, ["", "12", None], (2, 3, "are no mathematical expression")),
+        ({"type": "math"}, ["5", "5 dogs"], (1, 2, "are no mathematical expression, or are a number among words")),
     ],
 )
 async def test_answers_that_no_response_can_equal_are_counted_and_quoted(
-    grader: dict[str, Any], answers: list[str | None], text: str
+    grader: dict[str, Any], answers: list[str | None], says: tuple[int, int, str]
 ) -> None:
     (warning,) = await said(config(**grader), prompts(*answers))
-    assert text in warning
+    doubted, looked_at, why = says
+    assert f"{doubted} of {looked_at} answers of prompts.source that were looked at {why}" in warning
     assert "prompts.source.answer_pattern" in warning
     assert "\n" not in warning
 
@@ -91,7 +91,7 @@ async def test_a_grader_that_compares_needs_answers(grader: dict[str, Any]) -> N
     says = r"none of the 2 prompts of prompts\.validation\.x has one; set prompts\.validation\.x\.answer_column"
     with pytest.raises(UserError, match=says):
         await check_answers(
-            config(**grader), {"prompts.source": prompts("1"), "prompts.validation.x": prompts(None, None)}
+            config(**grader), {"prompts.source": prompts("1"), "prompts.validation.x": prompts(None, "")}
         )
 
 

@@ -142,10 +142,40 @@ def test_answers_and_responses_are_compared_as_math_verify_compares_them(grader:
             assert grader.grade(make_request(rf"It is \boxed{{{other}}}", answer=answer)) == theirs, other
 
 
-@pytest.mark.parametrize("answer", ["", "   ", "$$"])
-def test_an_answer_that_is_nothing_is_an_error_that_quotes_it(grader: MathGrader, answer: str) -> None:
-    with pytest.raises(RewardError, match="is not a mathematical expression"):
-        grader.grade(make_request("1", answer=answer))
+def test_an_answer_that_is_nothing_is_an_error_that_quotes_it(grader: MathGrader) -> None:
+    with pytest.raises(RewardError, match=r"the answer '\$\$' is not a mathematical expression"):
+        grader.grade(make_request("1", answer="$$"))
+
+
+@pytest.mark.parametrize("answer", [answer for answer, *_ in CASES])
+def test_answers_that_are_read_as_they_are_meant_are_not_doubted(grader: MathGrader, answer: str) -> None:
+    assert grader.can_be_right(make_request(answer, answer=answer))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "5 dogs",
+        "5dogs",
+        "x = 5 dogs",
+        "dogs: 5",
+        "5 red dogs.",
+        "3 dogs and 4 cats",
+        "about 5",
+        r"\text{5 dogs}",
+        "5 (dogs)",
+    ],
+)
+def test_a_number_among_words_that_are_no_units_is_doubted(grader: MathGrader, answer: str) -> None:
+    assert not grader.can_be_right(make_request(answer, answer=answer))
+    assert not grader.grade(make_request("5", answer=answer))
+
+
+@pytest.mark.parametrize(
+    "answer", ["5 apples", "x = 5 miles", r"5 \text{ dogs}", "yes", "no solution", "2abc", r"2 \sin x"]
+)
+def test_units_and_words_alone_are_not_doubted(grader: MathGrader, answer: str) -> None:
+    assert grader.can_be_right(make_request(answer, answer=answer))
 
 
 @pytest.mark.parametrize(
