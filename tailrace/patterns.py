@@ -6,12 +6,16 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator
 
-_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?P<\w+>|\(\?[^()]?|.", re.DOTALL)
-"""Of a pattern: an escape, a class of characters, the head of a group, or one character."""
+_PIECE = re.compile(
+    r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|\(\?#(?:\\.|[^)\\])*\)|\(\?P<\w+>|\(\?[aiLmsux-]+:|\(\?[^()]?|.", re.DOTALL
+)
+"""Of a pattern: an escape, a class of characters, a comment, the head of a group, or one character."""
+_FLAGS = re.compile(r"\(\?[aiLmsux-]+:")
+"""The head of a group that is matched with other flags."""
 _EDGES = frozenset(("^", "$", r"\A", r"\Z", r"\b", r"\B"))
 """Pieces that take no text; without them a pattern finds all that it found, and maybe more."""
-_ELSEWHERE = re.compile(r"\(\?(?:<?[=!]|P=|\()|\\[1-9]")
-"""What looks around, or refers to another part."""
+_ELSEWHERE = re.compile(r"\(\?(?:<?[=!]|P=|\(|[aiLmsu]*x)|\\[1-9]")
+"""What looks around, refers to another part, or is verbose."""
 _AROUND = ("", " ", "\n")
 
 
@@ -45,19 +49,35 @@ def can_find(pattern: re.Pattern[str], text: str) -> bool:
 
 
 def _group_1(pattern: str) -> str | None:
-    """The inside of the first capturing parentheses; None where they are not found."""
+    """The inside of the first capturing parentheses, with the flags that hold there; None where they are not found."""
     pieces = _pieces(pattern)
-    starts = [number for number, piece in enumerate(pieces) if piece == "(" or piece.startswith("(?P<")]
-    depth = 0
-    for end in range(starts[0], len(pieces)) if starts else ():
-        depth += pieces[end].startswith("(") - (pieces[end] == ")")
+    heads: list[str] = []
+    """Of the groups that are open."""
+    for start, piece in enumerate(pieces):
+        if piece == "(" or piece.startswith("(?P<"):
+            inside = _up_to_its_end(pieces[start + 1 :])
+            flags = [head for head in heads if _FLAGS.fullmatch(head)]
+            return None if inside is None else "".join(flags) + inside + ")" * len(flags)
+        if piece.startswith("("):
+            heads.append(piece)
+        elif piece == ")":
+            heads.pop()
+    return None
+
+
+def _up_to_its_end(pieces: list[str]) -> str | None:
+    """What comes before the parenthesis that closes the group that `pieces` begin in."""
+    depth = 1
+    for end, piece in enumerate(pieces):
+        depth += piece.startswith("(") - (piece == ")")
         if depth == 0:
-            return "".join(pieces[starts[0] + 1 : end])
+            return "".join(pieces[:end])
     return None
 
 
 def _pieces(pattern: str) -> list[str]:
-    return [match[0] for match in _PIECE.finditer(pattern)]
+    """All but comments."""
+    return [match[0] for match in _PIECE.finditer(pattern) if not match[0].startswith("(?#")]
 
 
 def find(pattern: re.Pattern[str], text: str, which: Which) -> str | None:
