@@ -35,7 +35,7 @@ class ReasoningGymGrader(Grader):
         if answer is None:
             return {"reward": 0.0, CORRECT: False}
         metadata = restore(request.metadata)
-        entry = {"question": request.prompt, "answer": request.answer, "metadata": metadata}
+        entry = {"question": _text(request.question), "answer": request.answer, "metadata": metadata}
         score = float(task.score_answer(answer.strip(), entry))
         return {"reward": score, CORRECT: score >= 1.0}
 
@@ -51,6 +51,11 @@ class ReasoningGymGrader(Grader):
         if key not in self._tasks:
             self._tasks[key] = reasoning_gym.create_dataset(name, **parameters)
         return self._tasks[key]
+
+
+def _text(question: str | list[dict[str, Any]]) -> str:
+    """The problem, which a conversation ends with."""
+    return question if isinstance(question, str) else str(question[-1].get("content", ""))
 
 
 def restore(value: Any) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import reasoning_gym  # type: ignore[import-untyped]
+from reasoning_gym.dataset import ProceduralDataset  # type: ignore[import-untyped]
 
 from tailrace.config.prompts import ReasoningGymSource
 from tailrace.config.rewards import ExactReward, MathReward, ReasoningGymReward, RegexReward
@@ -12,6 +13,7 @@ from tailrace.errors import RewardError
 from tailrace.prompts.sources.reasoning_gym import reasoning_gym_rows
 from tailrace.rewards.base import AsyncGrader, Grader
 from tailrace.rewards.factory import make_grader
+from tailrace.rewards.reasoning_gym import ReasoningGymGrader
 from tailrace.rewards.results import read_result
 from tests.rewards.requests import make_request
 
@@ -121,6 +123,26 @@ def test_scores_survive_the_way_through_json(task: str) -> None:
         best = entry["answer"] or json.dumps(entry["metadata"]["possible_answer"])
         metadata = json.loads(json.dumps(row.metadata))
         assert score(grader, best, row.answer, metadata) == dataset.score_answer(best.strip(), entry) == 1.0
+
+
+@pytest.mark.parametrize(
+    "question", ["2 + 2 = ", [{"role": "user", "content": "Hello"}, {"role": "user", "content": "2 + 2 = "}]]
+)
+def test_reasoning_gym_scorer_is_given_the_problem_without_the_chat_template(
+    question: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def score_answer(_: ProceduralDataset, answer: str, entry: dict[str, Any]) -> float:
+        asked.append(entry["question"])
+        return 0.25
+
+    monkeypatch.setattr(ProceduralDataset, "score_answer", score_answer)
+    grader = ReasoningGymGrader(ReasoningGymReward())
+    metadata = {"source_dataset": "course_schedule"}
+    request = make_request("5", prompt="<user>2 + 2 = <assistant>", question=question, answer="4", metadata=metadata)
+    assert read_result(grader.grade(request))[0] == 0.25
+    assert asked == ["2 + 2 = "]
 
 
 def test_reasoning_gym_needs_to_know_the_task() -> None:
