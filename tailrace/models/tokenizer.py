@@ -43,7 +43,7 @@ class ResponseText:
         ends = {tokenizer.eos_token_id, tokenizer.pad_token_id, *read_eos_ids(model_dir, vocab_size=sys.maxsize)}
         self._ends = ends - {None}
         marks = {tokenizer.bos_token_id, tokenizer.unk_token_id, *self._ends, *sampling.stop_token_ids}
-        self._words = set(tokenizer.all_special_ids) - marks
+        self._words = _special_ids(tokenizer) - marks
         """Special tokens that mean something in the middle of a response."""
 
     def __call__(self, token_ids: list[int]) -> str:
@@ -66,3 +66,9 @@ class ResponseText:
             stacklevel=3,
         )
         self._words = set()  # it is said once
+
+
+def _special_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
+    """All that decoding can skip: those with a name, such as eos_token, and those that are only marked as special."""
+    marked = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return marked | set(tokenizer.all_special_ids)

@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from tailrace.config.engine import SamplingConfig
@@ -53,6 +53,18 @@ def test_special_tokens_that_mean_something_are_left_out_with_one_warning(tmp_pa
         texts = [decode([THINK, A, UNTHINK, B, EOS]) for _ in range(2)]
     assert texts == ["a b"] * 2
     assert len(said) == 1
+
+
+def test_a_special_token_without_a_name_is_one_that_is_left_out(tmp_path: Path) -> None:
+    """It has `special: true` in tokenizer.json, and is in no list of tokenizer_config.json."""
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="c"))
+    tokenizer.add_special_tokens([AddedToken("<think>")])
+    tokenizer.add_tokens([AddedToken("</think>")])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")  # type: ignore[no-untyped-call]
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": EOS}))
+    decode = ResponseText(fast, tmp_path, SamplingConfig())
+    with pytest.warns(TailraceWarning, match=r"such as <think>: "):
+        assert decode([THINK, C, UNTHINK, EOS]) == "c </think>"
 
 
 def test_nothing_is_said_of_ends_and_stops(tmp_path: Path) -> None:
