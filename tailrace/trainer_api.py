@@ -73,7 +73,6 @@ class Trainer:
         """
         if not isinstance(recipe, str | Path | Mapping | RunConfig):
             raise ConfigError(f"recipe is {recipe!r:.80}; expected the path of a YAML file, a mapping, or a RunConfig")
-        self._prompts = None if prompts is None else written_rows(prompts)
         given: dict[str, Any] = {}
         if reward is not None:
             given["rewards"] = {"grader": reward_section(reward)}
@@ -83,6 +82,8 @@ class Trainer:
             self.config = recipe
         else:
             self.config = load_config(_with(recipe, given), overrides)
+        answers = getattr(self.config.prompts.source, "answer_column", None)
+        self._prompts = None if prompts is None else written_rows(prompts, answers)
 
     def fit(self, *, resume: bool = False) -> FitResult:
         """Train, export and report, as `tailrace train` does; once more with another output_dir, or with `resume`.

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from tailrace.config.base import has_numbers_of_json
 from tailrace.config.plain import NotPlainError, plain
+from tailrace.config.recipe_text import MAX_DEPTH
 from tailrace.errors import PromptError, quoted
+from tailrace.prompts.sources.cells import answer_text, find_cell, with_cell
 
 FILE = "given/prompts.jsonl"
 """In the run's directory."""
@@ -18,11 +21,14 @@ def prompts_section() -> dict[str, Any]:
     return {"type": "jsonl", "path": f"${{output_dir}}/{FILE}"}
 
 
-def written_rows(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Prompts as lines of JSON.
+def written_rows(rows: Iterable[Mapping[str, Any]], answer_column: str | None) -> bytes:
+    """Prompts as lines of JSON. NumPy's numbers become Python's. An answer that is a float becomes its shortest
+    decimal, as it does when a Parquet file is read.
+
+    `answer_column`: of `prompts.source`.
 
     Raises:
-        PromptError: there are none, or one is no mapping of texts, numbers, lists and the like.
+        PromptError: there are none, or one is no mapping of texts, finite numbers, lists and the like.
     """
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise PromptError(
@@ -30,12 +36,46 @@ def written_rows(rows: Iterable[Mapping[str, Any]]) -> bytes:
         )
     lines = []
     for number, row in enumerate(rows):
+        name = f"prompts[{number}]"
         if not isinstance(row, Mapping):
-            raise PromptError(f"prompts[{number}] is {quoted(row)}; expected a mapping, such as {{'prompt': …}}")
+            raise PromptError(f"{name} is {quoted(row)}; expected a mapping, such as {{'prompt': …}}")
         try:
-            lines.append(msgspec.json.encode(has_numbers_of_json(plain(row))) + b"\n")
-        except (NotPlainError, ValueError) as error:
-            raise PromptError(f"prompts[{number}]: {error}") from None
+            record = plain(_of_python(_with_answer(row, answer_column), name), name)
+            has_numbers_of_json({name: record})
+        except NotPlainError as error:
+            raise PromptError(str(error)) from None
+        except ValueError as error:
+            raise PromptError(f"a row {error}") from None
+        lines.append(msgspec.json.encode(record) + b"\n")
     if not lines:
         raise PromptError("prompts is empty; give at least one")
     return b"".join(lines)
+
+
+def _with_answer(row: Mapping[str, Any], column: str | None) -> Mapping[str, Any]:
+    """The row, whose answer is a text where it is a float."""
+    try:
+        answer = find_cell(row, column) if column is not None else None
+    except KeyError:
+        return row  # reading the file refuses it
+    if not isinstance(answer, float | np.floating) or not np.isfinite(answer):
+        return row
+    narrow = type(answer) if isinstance(answer, np.floating) else None
+    return with_cell(row, str(column), answer_text(float(answer), narrow))
+
+
+def _of_python(value: Any, name: str, levels: int = MAX_DEPTH + 1) -> Any:
+    """With Python's numbers in place of NumPy's.
+
+    Raises:
+        NotPlainError: it has no end; names the row by `name`.
+    """
+    if isinstance(value, np.integer | np.floating | np.bool_):
+        return value.item()
+    if not isinstance(value, Mapping | list | tuple):
+        return value
+    if not levels:
+        raise NotPlainError(f"{name} has more than {MAX_DEPTH} mappings and lists within one another")
+    if isinstance(value, Mapping):
+        return {key: _of_python(entry, name, levels - 1) for key, entry in value.items()}
+    return [_of_python(entry, name, levels - 1) for entry in value]

@@ -47,6 +47,24 @@ def find_cell(record: Mapping[str, Any], column: str) -> Any:
     raise KeyError(column)
 
 
+def with_cell(record: Mapping[str, Any], column: str, cell: Any) -> dict[str, Any]:
+    """A copy of `record` with another cell where `find_cell` finds one.
+
+    Raises:
+        KeyError: there is none.
+    """
+    if column in record:
+        return {**record, column: cell}
+    for place, character in enumerate(column):
+        inside = record.get(column[:place]) if character == "." else None
+        if isinstance(inside, Mapping):
+            try:
+                return {**record, column[:place]: with_cell(inside, column[place + 1 :], cell)}
+            except KeyError:
+                continue
+    raise KeyError(column)
+
+
 def column_names(record: Mapping[str, Any]) -> list[str]:
     """The columns, and the fields in them as dotted paths; not more than messages can show."""
     return [path for path, _ in zip(_paths(record, "", MAX_DEPTH), range(_COLUMNS_SHOWN), strict=False)]
