@@ -34,6 +34,8 @@ Processes = Annotated[int, Field(gt=0, le=1024)]
 """Or threads, of one machine."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
+LOWEST_TEMPERATURE = 0.001
+"""Log-probabilities are divided by a temperature: with less they lose what precision they have, or are no numbers."""
 Seconds = Annotated[float, Field(ge=0.001, le=1e6)]
 """A limit; 1e6 are eleven days, and less than what operating systems can wait for."""
 

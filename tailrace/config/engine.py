@@ -4,7 +4,18 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Config, Count, CountFromZero, Keywords, Listed, PathText, Processes, Seconds
+from tailrace.config.base import (
+    LOWEST_TEMPERATURE,
+    Batch,
+    Config,
+    Count,
+    CountFromZero,
+    Keywords,
+    Listed,
+    PathText,
+    Processes,
+    Seconds,
+)
 
 
 class SamplingConfig(Config):
@@ -31,6 +42,16 @@ class SamplingConfig(Config):
     keep_special_tokens: bool = False
     """Special tokens stay in the text of a response, which graders see, but for the end-of-sequence tokens at its end.
     Where `<think>` is one, a grader that looks for it needs this."""
+
+    @field_validator("temperature")
+    @classmethod
+    def _greedy_or_well_above_zero(cls, temperature: float) -> float:
+        if 0 < temperature < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"is {temperature:g}, by which no log-probability can be divided; use 0, which is greedy, or at least "
+                f"{LOWEST_TEMPERATURE}"
+            )
+        return temperature
 
     @field_validator("stop")
     @classmethod
@@ -96,7 +117,7 @@ class NativeEngineConfig(Config):
     can be."""
     block_size: Batch = 64
     """Tokens in a KV cache block."""
-    kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    kv_cache_gib: Annotated[float, Field(ge=1e-9, le=1e6)] = 1.0
     """Memory of the KV cache on each rank, in GiB."""
     max_batch_size: Batch = 128
     """Sequences that a copy of the model decodes together at most."""
@@ -162,7 +183,7 @@ class VllmEngineConfig(Config):
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
     instructions for bfloat16."""
-    kv_cache_gib: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    kv_cache_gib: Annotated[float, Field(ge=1e-9, le=1e6)] = 1.0
     """Memory of the KV cache, in GiB."""
     max_batch_size: Batch = 128
     """Sequences that decode together at most."""

@@ -4,7 +4,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.config.base import Config, Count
+from tailrace.config.base import LOWEST_TEMPERATURE, Config, Count
 
 
 class EvaluationConfig(Config):
@@ -18,7 +18,7 @@ class EvaluationConfig(Config):
     """Answer each prompt once, with the most likely tokens."""
     samples: Annotated[int, Field(ge=0, le=2**16)] = 0
     """Also answer each prompt so many times at random: for the mean accuracy, and for pass@k from two samples on."""
-    temperature: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    temperature: Annotated[float, Field(ge=LOWEST_TEMPERATURE, le=1e6)] | None = None
     """Of these samples; by default `sampling.temperature`. Their top_k, top_p and min_p are those of `sampling`."""
 
     @model_validator(mode="after")

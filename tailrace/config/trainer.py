@@ -27,7 +27,7 @@ class AdapterTrainerBackend(Config):
 TrainerBackend = Annotated[SingleTrainerBackend | AdapterTrainerBackend, Field(discriminator="type")]
 
 
-Mismatch = Annotated[float, Field(gt=0, le=1000)]
+Mismatch = Annotated[float, Field(ge=1e-9, le=1000)]
 
 
 def _trains(steps: Any) -> Any:
@@ -57,7 +57,7 @@ class TrainerConfig(Config):
     precision: Literal["bf16", "fp32"] = "bf16"
     """bf16 is autocast over fp32 master weights. The default is fp32 on this machine's CPU, if that has no instructions
     for bf16."""
-    lr: Annotated[float, Field(gt=0, le=10)] = 1e-6
+    lr: Annotated[float, Field(ge=1e-15, le=10)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """How the learning rate decays after the warm-up."""
@@ -65,11 +65,11 @@ class TrainerConfig(Config):
     """Optimizer steps in which the learning rate rises linearly from 0."""
     betas: Annotated[tuple[Beta, Beta], Strict(False)] = (0.9, 0.999)
     """Of AdamW."""
-    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    eps: Annotated[float, Field(ge=1e-15, le=1)] = 1e-8
     """Of AdamW."""
     weight_decay: Annotated[float, Field(ge=0, le=100)] = 0.0
     """Of AdamW; on matrices only."""
-    max_grad_norm: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    max_grad_norm: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
     """Gradients are scaled down to this norm."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""

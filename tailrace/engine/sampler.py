@@ -72,7 +72,7 @@ class SamplingRows:
     def of(cls, rows: Sequence[Settings], device: torch.device) -> Self:
         """The settings of a batch."""
         greedy = torch.tensor([row.temperature == 0 for row in rows], device=device)
-        scale = [1 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in rows]
+        scale = [1 / row.temperature if row.temperature else 1.0 for row in rows]
         return cls(greedy, torch.tensor(scale, device=device), _Filters.of(rows, device))
 
 

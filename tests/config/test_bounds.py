@@ -1,6 +1,7 @@
 """Every number of every schema is bounded on both sides, and every value has the type of its key."""
 
 import math
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,7 @@ from tailrace.config.load import load_config
 from tailrace.config.places import schemas_in
 from tailrace.config.queue_table import ServeConfig
 from tailrace.config.run import RunConfig
+from tailrace.errors import ConfigError
 from tests.config.test_load import QUICKSTART
 
 ROOTS = (RunConfig, GenerateConfig, EvalConfig, ProfileConfig, TPProfileConfig, ServeConfig)
@@ -56,6 +58,30 @@ def test_no_key_takes_a_number_without_bounds() -> None:
     assert len(numbers) > 70
     extremes = (2**70, -(2**70), 1.7e308, -1.7e308, math.nan, math.inf, -math.inf)
     assert [(key, value) for key in numbers for value in extremes if takes(key, value)] == []
+
+
+def test_a_number_that_has_to_be_above_zero_is_not_next_to_it() -> None:
+    """Where 0 has a meaning of its own, or multiplies, as the coefficient of the KL term does, less than that is 0."""
+    floats = [key for key in KEYS if takes(key, 0.5) or takes(key, 1.5)]
+    assert len(floats) > 20
+    assert [key for key in floats if takes(key, 1e-40) and not takes(key, 0.0)] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "least"),
+    [
+        ("sampling.temperature", "0.001"),
+        ("evaluation.temperature", "0.001"),
+        ("trainer.lr", "0.000000000000001"),
+        ("trainer.eps", "0.000000000000001"),
+        ("trainer.max_grad_norm", "0.000001"),
+    ],
+)
+def test_what_divides_or_scales_a_step_is_large_enough_for_fp32(key: str, least: str) -> None:
+    others = ["evaluation.samples=1"]
+    load_config(QUICKSTART, [*others, f"{key}={least}"])
+    with pytest.raises(ConfigError, match=rf"{re.escape(key)} is 1e-40\b.* {least}$"):
+        load_config(QUICKSTART, [*others, f"{key}=1e-40"])
 
 
 def test_no_integer_key_takes_a_truth_value_a_fraction_or_a_text() -> None:

@@ -223,7 +223,7 @@ def test_greedy_takes_the_first_of_the_most_likely_tokens() -> None:
             assert log_probs == pytest.approx(logits.log_softmax(-1)[[0, 1], [270, 0]].tolist(), abs=1e-6)
 
 
-def test_a_temperature_near_zero_is_nearly_greedy() -> None:
+def test_the_lowest_temperature_is_nearly_greedy() -> None:
     logits = logits_of(1, 700)
-    rows = SamplingRows.of([SamplingConfig(temperature=1e-40, top_p=0.9)], CPU)
+    rows = SamplingRows.of([SamplingConfig(temperature=0.001, top_p=0.9)], CPU)
     assert sample(logits, rows, np.array([0.7])) == ([int(logits.argmax())], [0.0])
