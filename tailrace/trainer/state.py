@@ -2,7 +2,7 @@
 
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -21,8 +21,8 @@ OPTIMIZER = "optimizer.safetensors"
 RANDOM = "random.safetensors"
 COUNTERS = "trainer.json"
 
-
-_ADAMW = ("step", "exp_avg", "exp_avg_sq")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+"""Of AdamW, beside the number of steps."""
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -65,7 +65,7 @@ def load(directory: Path, model: torch.nn.Module, optimizer: torch.optim.Optimiz
     shapes = {name: parameter.shape for name, parameter in parameters.items()}
     weights = _read(directory / WEIGHTS, shapes)
     moments = _read(directory / OPTIMIZER, None)
-    _check_moments(directory / OPTIMIZER, moments, parameters, optimizer)
+    _check_optimizer(directory / OPTIMIZER, moments, parameters, optimizer)
     generators = _read(directory / RANDOM, None)
     numbers = _read_numbers(directory / COUNTERS)
     _check_random(directory, generators, numbers)
@@ -81,11 +81,23 @@ def _optimizer_tensors(
     parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> dict[str, torch.Tensor]:
     """The optimizer's tensors under `field/parameter`."""
-    return {
-        f"{key}/{name}": tensor
-        for name, parameter in parameters.items()
-        for key, tensor in optimizer.state.get(parameter, {}).items()
-    }
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in parameters.items()}
+    if isinstance(optimizer, torch.optim.AdamW) and any(states.values()):
+        for name in _trained(parameters, optimizer):
+            states[name] = states[name] or _first_state(parameters[name])
+    return {f"{key}/{name}": tensor for name, state in states.items() for key, tensor in state.items()}
+
+
+def _trained(parameters: Mapping[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> list[str]:
+    """Names of the parameters that the optimizer may change."""
+    owned = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [name for name, parameter in parameters.items() if parameter.requires_grad and id(parameter) in owned]
+
+
+def _first_state(parameter: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+    """What AdamW begins with at the first gradient of a parameter, which this one has not had."""
+    moments = {field: torch.zeros_like(parameter, requires_grad=False) for field in _MOMENTS}
+    return {"step": torch.zeros((), dtype=torch.float32), **moments}
 
 
 def _restore_optimizer(
@@ -98,22 +110,52 @@ def _restore_optimizer(
         optimizer.state[owner][key] = tensor.to(owner.device, copy=True)  # what was read is a view of the file
 
 
-def _check_moments(
+def _check_optimizer(
     path: Path,
     tensors: Mapping[str, torch.Tensor],
     parameters: Mapping[str, torch.nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Whether they are numbers, or tensors of the parameter's shape, and those that AdamW has if `optimizer` is one."""
-    fields: dict[str, set[str]] = {}
+    """Whether they are numbers, or tensors of the parameter's shape, and what AdamW has if `optimizer` is one."""
     for name, tensor in tensors.items():
-        field, _, parameter = name.partition("/")
-        fields.setdefault(parameter, set()).add(field)
-        owner = parameters.get(parameter)
+        owner = parameters.get(name.partition("/")[2])
         if owner is None or not tensor.is_floating_point() or (tensor.dim() and tensor.shape != owner.shape):
             raise CheckpointError(f"{path} is of another model: it has {quoted(name)} of shape {list(tensor.shape)}")
-    if isinstance(optimizer, torch.optim.AdamW) and any(set(_ADAMW) != found for found in fields.values()):
-        raise CheckpointError(f"{path} is not of AdamW: each parameter has {', '.join(_ADAMW)} there")
+    if tensors and isinstance(optimizer, torch.optim.AdamW):
+        _check_adamw(path, tensors, parameters, _trained(parameters, optimizer))
+
+
+def _check_adamw(
+    path: Path,
+    tensors: Mapping[str, torch.Tensor],
+    parameters: Mapping[str, torch.nn.Parameter],
+    trained: Sequence[str],
+) -> None:
+    expected = {f"{field}/{name}" for name in trained for field in ("step", *_MOMENTS)}
+    if other := min(expected ^ tensors.keys(), default=None):
+        what = "has no" if other in expected else "has"
+        raise CheckpointError(
+            f"{path} is not of this AdamW: it {what} {quoted(other)}; expected step, {', '.join(_MOMENTS)} of each "
+            "parameter; resume from another checkpoint"
+        )
+    for name, tensor in tensors.items():
+        if wrong := _wrong_in_adamw(name.partition("/")[0], tensor, parameters[name.partition("/")[2]]):
+            raise CheckpointError(f"{path} has {quoted(name)} {wrong}; resume from another checkpoint")
+
+
+def _wrong_in_adamw(field: str, tensor: torch.Tensor, parameter: torch.nn.Parameter) -> str | None:
+    """How a tensor of AdamW's state differs from what it can be."""
+    shape = torch.Size() if field == "step" else parameter.shape
+    if tensor.shape != shape:
+        return f"of shape {list(tensor.shape)}; expected {list(shape)}"
+    if field == "step":
+        whole = bool(tensor.isfinite()) and float(tensor) >= 0 and float(tensor).is_integer()
+        return None if whole else f"with the value {float(tensor):g}; expected a whole number, 0 or more"
+    if tensor.dtype != parameter.dtype:
+        return f"of {tensor.dtype}; expected {parameter.dtype}"
+    if not tensor.isfinite().all():
+        return "with a number that is not finite"
+    return "with a number below 0" if field == "exp_avg_sq" and tensor.lt(0).any() else None
 
 
 def _check_random(directory: Path, generators: Mapping[str, torch.Tensor], numbers: _Numbers) -> None:
