@@ -7,21 +7,15 @@ or is gone in any way, everything below the guard is killed, wherever it hid: th
 descendants to the guard. Nothing else is done here, so that nothing here can hang.
 """
 
-import ctypes
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 
-import psutil
-
-_PR_SET_CHILD_SUBREAPER = 36
-_KILL_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
+from tailrace.descendants import KILL_LIMIT_S, adopt_orphans, kill_descendants
 
 
 def main() -> None:
@@ -30,8 +24,7 @@ def main() -> None:
     if os.fork():
         os._exit(0)  # Ray kills the children of a keeper that ends, and this has to live longer
     os.set_inheritable(int(lifeline), False)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     worker = subprocess.Popen([*command, str(os.getpid()), messages], pass_fds=[int(messages)]).pid
     threading.Thread(target=_end_with_keeper, args=(int(lifeline),), daemon=True).start()
     for descriptor in (1, 2, int(messages)):  # the keeper reads until the worker and its children have closed them
@@ -39,7 +32,7 @@ def main() -> None:
     _tell(int(lifeline), worker)
     while (ended := os.wait())[0] != worker:
         pass  # an orphan
-    _kill_descendants()
+    kill_descendants()
     _tell(int(lifeline), os.waitstatus_to_exitcode(ended[1]))
 
 
@@ -50,18 +43,9 @@ def _tell(lifeline: int, number: int) -> None:
 
 def _end_with_keeper(lifeline: int) -> None:
     select.select([lifeline], [], [])  # nothing is ever said over it: it was hung up
-    _kill_descendants()
-    time.sleep(_KILL_LIMIT_S)  # the main thread sees the worker end
+    kill_descendants()
+    time.sleep(KILL_LIMIT_S)  # the main thread sees the worker end
     os._exit(1)
-
-
-def _kill_descendants() -> None:
-    deadline = time.monotonic() + _KILL_LIMIT_S
-    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for child in children:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has become another user's
-                os.kill(child.pid, signal.SIGKILL)
-        psutil.wait_procs(children, timeout=0.1)
 
 
 if __name__ == "__main__":

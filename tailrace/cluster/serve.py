@@ -6,7 +6,6 @@ process when its parent, the guard (tailrace/cluster/guard.py), ends.
 """
 
 import asyncio
-import ctypes
 import os
 import pickle
 import signal
@@ -36,10 +35,10 @@ from tailrace.cluster.wire import (
     read_to_worker,
 )
 from tailrace.cpu import usable_cores
+from tailrace.descendants import signal_at_end_of_parent
 from tailrace.errors import ConfigError
 from tailrace.streams import replace_unencodable
 
-_PR_SET_PDEATHSIG = 1
 _BATCH_S = 0.2
 """Events that come within this time go in one message."""
 
@@ -48,8 +47,7 @@ def main() -> None:
     """Serve until told to close, or until the keeper is gone."""
     replace_unencodable()
     parent, descriptor = int(sys.argv[2]), int(sys.argv[3])
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_at_end_of_parent(signal.SIGKILL)
     os.set_inheritable(descriptor, False)
     if os.getppid() != parent:
         return  # it ended before the kernel was told

@@ -7,24 +7,17 @@ found, too. When the worker ends, when the pool asks (SIGTERM), or when the pool
 and the guard ends as the worker has. The guard runs none of the user's code, so that it cannot hang.
 """
 
-import ctypes
 import os
 import resource
 import select
 import signal
-import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import psutil
+from tailrace.descendants import adopt_orphans, kill_descendants, signal_at_end_of_parent
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
-_KILL_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 
 
 def fork_worker(requests_fd: int) -> None:
@@ -37,8 +30,8 @@ def fork_worker(requests_fd: int) -> None:
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     for number in _SIGNALS:
         signal.signal(number, lambda *_: None)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    adopt_orphans()
+    signal_at_end_of_parent(signal.SIGTERM)
     if worker := os.fork():
         _guard(worker, news, requests_fd)
     signal.set_wakeup_fd(-1)
@@ -46,19 +39,14 @@ def fork_worker(requests_fd: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     os.close(news)
     os.close(wake)
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal_at_end_of_parent(signal.SIGKILL)
     with suppress(OSError):  # there is none outside of Linux
         Path("/proc/self/oom_score_adj").write_text("1000")  # a grader that fills the memory, and not the trainer
 
 
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
-
-
 def _guard(worker: int, news: int, requests_fd: int) -> NoReturn:
     code = _ended(worker, news, requests_fd)
-    _kill_descendants()
+    kill_descendants()
     if code is not None and code >= 0:
         os._exit(code)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -90,12 +78,3 @@ def _reaped() -> tuple[int, int] | None:
     except ChildProcessError:
         return None
     return (pid, status) if pid else None
-
-
-def _kill_descendants() -> None:
-    deadline = time.monotonic() + _KILL_LIMIT_S
-    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for child in children:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has become another user's
-                os.kill(child.pid, signal.SIGKILL)
-        psutil.wait_procs(children, timeout=0.1)

@@ -226,12 +226,12 @@ async def test_what_a_worker_started_ends_with_it(ending: str) -> None:
         await gone(child, worker.pid)
 
 
-@pytest.mark.parametrize("kill", ["guard._kill_descendants()", "process._kill_group(os.getpgid(refused.pid))"])
+@pytest.mark.parametrize("kill", ["descendants.kill_descendants()", "process._kill_group(os.getpgid(refused.pid))"])
 def test_a_child_that_may_not_be_killed_keeps_none_of_the_others_alive(kill: str) -> None:
     """The kernel refuses where it has become another user's; here a stand-in for it does."""
     code = (
-        "import os, subprocess; from tailrace.cluster import guard, process\n"
-        "guard._KILL_LIMIT_S = 0.2\n"
+        "import os, subprocess; from tailrace import descendants; from tailrace.cluster import process\n"
+        "descendants.KILL_LIMIT_S = 0.2\n"
         "refused = subprocess.Popen(['sleep', '600'], process_group=0)\n"
         "other = subprocess.Popen(['sleep', '600'], process_group=refused.pid)\n"
         "kill = os.kill\n"
