@@ -343,18 +343,16 @@ def test_a_driver_that_is_killed_while_ranks_meet_again_leaves_no_directory_behi
 ) -> None:
     """Rank 0 waits for rank 1, which is stopped; what it opens in the directory shows that it has its order."""
     script = """
-        from time import monotonic
         from tailrace.engine.collectives.rendezvous import rendezvous
         from tailrace.engine.ranks.wire import Meet
+        from tests.waiting import until
         memory_module.MEMORY_BACKED = Path(sys.argv[2])
         replica = ProcessReplica(settings(2), read_architecture(Path(sys.argv[1])), 0, device=CPU)
         replica.settle()
         os.kill(replica.pids[1], signal.SIGSTOP)
         with rendezvous() as place:
             replica.tell([Meet({2: place.directory})] * 2, doing="meeting")
-            limit = monotonic() + END_LIMIT_S
-            while not os.listdir(place.directory) and monotonic() < limit:
-                pass
+            until(lambda: os.listdir(place.directory))
             print(*replica.pids, flush=True)
             sys.stdin.read()
     """
