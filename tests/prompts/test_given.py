@@ -85,7 +85,10 @@ ENDLESS += [ENDLESS, ENDLESS]
         ([{"prompt": {1}}], r"^prompts\[0\]\.prompt is of type set"),
         ([{"prompt": "\ud800"}], r"^prompts\[0\]\.prompt has '\\ud800', which is no character"),
         ([{"prompt": "x", "a": {"b": [float("nan")]}}], r"^a row has \.nan at prompts\[0\]\.a\.b\.0, and a"),
-        ([{"prompt": "x", "answer": float("nan")}], r"^a row has \.nan at prompts\[0\]\.answer, and a number has to be"),
+        (
+            [{"prompt": "x", "answer": float("nan")}],
+            r"^a row has \.nan at prompts\[0\]\.answer, and a number has to be",
+        ),
         ([{"prompt": "x", "answer": np.float32("inf")}], r"^a row has \.inf at prompts\[0\]\.answer"),
         ([{"prompt": "x", "answer": np.zeros(2)}], r"^prompts\[0\]\.answer is of type ndarray; expected a text"),
         ([{"prompt": "x", 1: 2}], r"^prompts\[0\] has the key 1, which is no text; put it in quotes"),
