@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import psutil
@@ -26,13 +27,35 @@ def signal_at_end_of_parent(number: signal.Signals) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill everything below this process until nothing is left there, for `KILL_LIMIT_S` at most."""
-    deadline = time.monotonic() + KILL_LIMIT_S
-    while (children := psutil.Process().children(recursive=True)) and time.monotonic() < deadline:
-        for child in children:
-            with suppress(ProcessLookupError, PermissionError):  # it has ended, or has become another user's
-                os.kill(child.pid, signal.SIGKILL)
-        psutil.wait_procs(children, timeout=0.1)
+    """Kill everything below this process, see `kill_all`."""
+    kill_all(lambda: psutil.Process().children(recursive=True))
+
+
+def kill_all(left: Callable[[], Sequence[psutil.Process]], limit_s: float = KILL_LIMIT_S) -> None:
+    """Kill what `left` finds until it finds nothing, for at most `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while (found := left()) and time.monotonic() < deadline:
+        for process in found:
+            with suppress(psutil.Error):  # it has ended, or has become another user's
+                process.kill()
+        psutil.wait_procs(found, timeout=0.1)
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """The processes of this machine that have `variable` with this value in their environment, where that can be read.
+
+    It finds those that have left their parents and their session. This process is left out.
+    """
+    return [
+        process for process in psutil.process_iter() if process.pid != os.getpid() and _has(process, variable, value)
+    ]
+
+
+def _has(process: psutil.Process, variable: str, value: str) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(variable) == value)
+    except psutil.Error:  # it has ended, or is another user's
+        return False
 
 
 def _prctl(option: int, value: int) -> None:

@@ -12,12 +12,12 @@ import shutil
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from subprocess import DEVNULL, PIPE
 
 import psutil
 
 from tailrace.cluster.environment import environment
+from tailrace.descendants import kill_all, marked
 
 MARK = "TAILRACE_RAY"
 """The variable that all processes of a local Ray, and what they start, have in their environment."""
@@ -39,12 +39,7 @@ def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
 
 def bury(mark: str, directory: str, *, limit_s: float = _LIMIT_S) -> None:
     """Kill what is left of a Ray, and remove its files."""
-    deadline = time.monotonic() + limit_s
-    while (left := _left(mark, directory)) and time.monotonic() < deadline:
-        for process in left:
-            with suppress(psutil.Error):  # it has ended, or may not be killed
-                process.kill()
-        psutil.wait_procs(left, timeout=1.0)
+    kill_all(lambda: _left(mark, directory), limit_s)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -72,18 +67,16 @@ def _remove_leftovers() -> None:
 
 
 def _left(mark: str, directory: str) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _is_of(process, mark, directory)]
-
-
-def _is_of(process: psutil.Process, mark: str, directory: str) -> bool:
-    """Whether it has the mark, or writes a log below `directory`: agents of Ray change their title, and in doing so
+    """Those that have the mark, or write a log below `directory`: agents of Ray change their title, and in doing so
     overwrite what the kernel shows of their environment, more or less of it.
     """
+    return [*marked(MARK, mark), *(process for process in psutil.process_iter() if _writes_below(process, directory))]
+
+
+def _writes_below(process: psutil.Process, directory: str) -> bool:
     try:
         if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
             return False
-        if process.environ().get(MARK) == mark:
-            return True
         return any(file.path.startswith(f"{directory}/") and file.mode != "r" for file in process.open_files())
     except psutil.Error:  # it has ended, or is another user's
         return False

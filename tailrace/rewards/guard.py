@@ -50,7 +50,7 @@ def _guard(worker: int, news: int, requests_fd: int) -> NoReturn:
     if code is not None and code >= 0:
         os._exit(code)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    how = signal.SIGKILL if code is None else -code
+    how = signal.SIGTERM if code is None else -code
     with suppress(OSError, ValueError):  # SIGKILL has no handler
         signal.signal(how, signal.SIG_DFL)
     os.kill(os.getpid(), how)

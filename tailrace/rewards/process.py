@@ -9,6 +9,7 @@ Who waits on whom: a call on its reply, up to its limit; when the process ends, 
 import asyncio
 import itertools
 import os
+import secrets
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
@@ -18,6 +19,7 @@ from contextlib import suppress
 import msgspec
 
 from tailrace.config.rewards import RewardsConfig
+from tailrace.descendants import kill_all, marked
 from tailrace.errors import UNREADABLE, RewardError, UserError, how_ended
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.output import Lines
@@ -25,6 +27,7 @@ from tailrace.rewards.wire import LENGTH, Call, Message, Ready, Reply, Setup, fr
 
 START_LIMIT_S = 120.0
 """Importing a grader's libraries on a busy machine takes seconds; a module that takes longer hangs."""
+_MARK = "TAILRACE_GRADER"
 _REAP_LIMIT_S = 5.0
 """A guard ends at once, with all that it guards; one that is stopped is killed."""
 _EXIT_LIMIT_S = 1.0
@@ -40,10 +43,12 @@ class GraderDied(RewardError):
 class GraderProcess:
     """One running worker. A call that is too late kills it; so does one that is cancelled, if it was the only one."""
 
-    def __init__(self, process: Process, on_line: Callable[[str], None]) -> None:
+    def __init__(self, process: Process, mark: str, on_line: Callable[[str], None]) -> None:
         self.concurrency = 1
         """Calls that it takes at a time."""
         self._process = process
+        self._mark = mark
+        """What it and all that it starts have in their environment."""
         self._killed = False
         self._why = ""
         self._lines = Lines(on_line)
@@ -61,13 +66,14 @@ class GraderProcess:
         """
         # -P: a file of the working directory named like a module of Python must not take its place.
         command = (sys.executable, "-P", "-m", "tailrace.rewards.worker")
+        mark = secrets.token_hex(16)
         try:
             process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True
+                *command, stdin=PIPE, stdout=PIPE, stderr=PIPE, start_new_session=True, env={**os.environ, _MARK: mark}
             )
         except OSError as error:
             raise GraderDied(f"died: no process could be started: {error.strerror}") from None
-        return cls(process, on_line)
+        return cls(process, mark, on_line)
 
     @property
     def alive(self) -> bool:
@@ -138,6 +144,8 @@ class GraderProcess:
         if self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
+        if self._process.returncode in (None, -signal.SIGKILL):  # its guard may have been killed, which saw to nothing
+            await asyncio.to_thread(kill_all, lambda: marked(_MARK, self._mark))
         tasks = {self._hearing, *({self._listening} if self._listening else ())} - {asyncio.current_task()}
         _, stuck = await asyncio.wait(tasks, timeout=_REAP_LIMIT_S)
         for task in stuck:

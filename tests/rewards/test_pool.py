@@ -75,7 +75,7 @@ async def test_endless_loop_is_killed_and_its_slot_grades_on() -> None:
 
 @pytest.mark.parametrize(
     ("what", "how"),
-    [("exit", "exit code 3"), ("crash", "SIGSEGV"), ("close all", "exit code 1"), ("signal its group", "SIGKILL")],
+    [("exit", "exit code 3"), ("crash", "SIGSEGV"), ("close all", "exit code 1"), ("signal its group", "SIGTERM")],
 )
 async def test_death_of_a_worker_is_a_grade_that_says_how(what: str, how: str) -> None:
     async with pool() as graders:
@@ -199,6 +199,20 @@ async def test_what_became_a_daemon_ends_with_its_worker(tmp_path: Path) -> None
         assert all_ended(tmp_path / "others")
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+async def test_what_became_a_daemon_ends_although_its_guard_cannot_see_to_it(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.rewards.process._REAP_LIMIT_S", 0.2)
+    started = tmp_path / "pids"
+    async with pool("daemonize", timeout_s=30.0) as graders:
+        assert (await graders.grade(request(str(started)))).reward == 1.0
+        (guard,) = worker_pids()
+        os.kill(guard, number)
+    assert all_ended(started)
+    assert not is_running(guard)
+
+
 async def test_what_graders_print_is_shown_behind_their_name(capfd: pytest.CaptureFixture[str]) -> None:
     async with pool() as graders:
         await graders.grade(request("say"))
@@ -317,7 +331,7 @@ def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_starte
             worker.stdin.flush()
             asyncio.run(until(started.exists))
             worker.stdin.close()
-            assert worker.wait(30) == -signal.SIGKILL
+            assert worker.wait(30) == -signal.SIGTERM
             asyncio.run(until(lambda: all_ended(started)))
         finally:
             with suppress(ProcessLookupError):
