@@ -41,7 +41,9 @@ def read_result(result: Any) -> tuple[float, dict[str, float]]:
     if REWARD not in result:
         raise TypeError(f"the grader's mapping has no {REWARD!r}; it has {', '.join(map(str, result)) or 'nothing'}")
     if len(result) > MAX_PARTS:
-        raise ValueError(f"the grader's mapping has {len(result)} entries; at most {MAX_PARTS} are kept")
+        raise ValueError(
+            f"the grader's mapping has {len(result)} entries; expected at most {MAX_PARTS}, the reward among them"
+        )
     parts = {_name(name): _finite(value, f"part {name!r} must be a number", name) for name, value in result.items()}
     if parts.get(CORRECT, 0.0) not in (0.0, 1.0):
         raise ValueError(f"part {CORRECT!r} must be true or false, not {parts[CORRECT]:g}")

@@ -8,10 +8,12 @@ import pytest
 import yaml
 
 from tailrace.config.load import load_config
+from tailrace.config.places import schemas_in
 from tailrace.config.rewards import FunctionReward, RewardsConfig
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.function import NAMES
 from tailrace.rewards.pool import GraderPool
+from tailrace.rewards.results import MAX_PARTS
 from tests.rewards.requests import make_request
 
 ROOT = Path(__file__).parents[2]
@@ -30,6 +32,14 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def grades(grader: dict[str, Any], *requests: GradingRequest) -> list[Grade]:
     async with GraderPool(RewardsConfig(grader=FunctionReward.model_validate(grader), workers=1)) as pool:
         return [await pool.grade(request) for request in requests]
+
+
+def test_the_page_has_every_grader_and_the_limit_of_parts() -> None:
+    types = [
+        grader.model_fields["type"].default for grader in schemas_in(RewardsConfig.model_fields["grader"].annotation)
+    ]
+    assert re.findall(r"^\| `(\w+)` \| .* \| .* \|$", PAGE.partition("## Answers")[0], re.MULTILINE) == ["type", *types]
+    assert f"A mapping has at most {MAX_PARTS} entries" in PAGE
 
 
 @pytest.mark.usefixtures("module")

@@ -133,7 +133,7 @@ FAILURES = {
     "a part of text": "TypeError: part 'why' must be a number, not str",
     "a strange name": "ValueError: the name of part 'a b' cannot be that of a metric: .*",
     "half correct": "ValueError: part 'correct' must be true or false, not 0.5",
-    "many parts": "ValueError: the grader's mapping has 1001 entries; at most 64 are kept",
+    "many parts": "ValueError: the grader's mapping has 1001 entries; expected at most 64, the reward among them",
     "sys.exit": r"SystemExit: 4 \(.*\)",
     "interrupt": r"KeyboardInterrupt \(.*\)",
     "generator exit": r"GeneratorExit \(.*\)",
