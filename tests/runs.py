@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from tailrace.config.load import parse_as
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, read_events
@@ -59,3 +62,16 @@ def learned(event: Event) -> dict[str, float]:
     rounded = ("sampling_entropy", "rollout_mismatch", "on_policy_mismatch")
     timed = [name for name in event.metrics if name.startswith("time/") or name.endswith("_per_s")]
     return {name: value for name, value in event.metrics.items() if name not in (*timed, *rounded)}
+
+
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Of the model that it has exported."""
+    return load_file(run / "model" / "model.safetensors")
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Figures of every step and the final weights are equal bit for bit."""
+    assert {e.step: learned(e) for e in steps_of(one)} == {e.step: learned(e) for e in steps_of(other)}
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -5,12 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from tailrace.cluster.base import WorkerSpec
 from tailrace.events import Event, EventLog, read_events
-from tests.runs import learned, steps_of
 
 KL: dict[str, Any] = {"algorithm__kl": {"coefficient": 0.01}}
 SYNCHRONOUS: dict[str, Any] = {"placement": "separated"}
@@ -30,18 +27,6 @@ def at_events(monkeypatch: pytest.MonkeyPatch, deeds: dict[str, Callable[[dict[s
                 deed(pids)
 
     monkeypatch.setattr("tailrace.run.EventLog", Watched)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "model.safetensors")
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Figures of every step and the final weights are equal bit for bit."""
-    assert {e.step: learned(e) for e in steps_of(one)} == {e.step: learned(e) for e in steps_of(other)}
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def of(run: Path, task: str) -> list[Event]:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.config.run import RunConfig
@@ -28,24 +27,12 @@ from tailrace.samples import read_samples
 from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import UpdateResult
 from tests.conftest import TinyModel
-from tests.runs import learned, small_run, steps_of, write_prompts
+from tests.runs import assert_same_run, small_run, steps_of, weights, write_prompts
 
 
 @pytest.fixture
 def prompts(tmp_path: Path) -> Path:
     return write_prompts(tmp_path / "prompts.jsonl")
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(run / "model" / "model.safetensors")
-
-
-def assert_same_run(one: Path, other: Path) -> None:
-    """Figures of every step and the final weights are equal bit for bit."""
-    assert {e.step: learned(e) for e in steps_of(one)} == {e.step: learned(e) for e in steps_of(other)}
-    ours, theirs = weights(one), weights(other)
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_tiny_model_learns_its_task(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:

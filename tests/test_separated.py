@@ -26,16 +26,14 @@ from tailrace.transfer.queue.base import Claim
 from tailrace.workers.base import WatchedQueue
 from tests.conftest import TinyModel
 from tests.report.test_prometheus import scrape
-from tests.runs import small_run, steps_of, write_prompts
+from tests.runs import assert_same_run, small_run, steps_of, weights, write_prompts
 from tests.separated_runs import (
     FULLY_ASYNCHRONOUS,
     KL,
     SYNCHRONOUS,
-    assert_same_run,
     at_events,
     hold_trainer,
     of,
-    weights,
 )
 
 

@@ -18,8 +18,8 @@ from tailrace.events import Event, EventLog
 from tailrace.run import train
 from tailrace.separated import RemoteLearner
 from tests.conftest import TinyModel
-from tests.runs import small_run, steps_of, write_prompts
-from tests.separated_runs import FULLY_ASYNCHRONOUS, KL, SYNCHRONOUS, assert_same_run, hold_trainer, of
+from tests.runs import assert_same_run, small_run, steps_of, write_prompts
+from tests.separated_runs import FULLY_ASYNCHRONOUS, KL, SYNCHRONOUS, hold_trainer, of
 
 
 @pytest.fixture
