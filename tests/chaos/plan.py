@@ -112,7 +112,7 @@ class Plan:
         queue = {"type": "service", "units": 2, "replicas": self.replicas, "unit_limit_s": 5.0, "client_limit_s": 8.0}
         changes = {
             "queue": queue,
-            "cluster": {**pools, "heartbeat_limit_s": 8.0, "max_deaths": 50},
+            "cluster": {**pools, "start_limit_s": 60.0, "heartbeat_limit_s": 8.0, "max_deaths": 50},
             "rewards": {
                 "grader": {"type": "function", "path": f"tests.chaos.graders.{function}"},
                 "workers": 1,
