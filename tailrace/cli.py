@@ -136,7 +136,8 @@ def generate(
     config = load_as(GenerateConfig, recipe, [*sources, *overrides])
     from tailrace.generate import generate as run_generation
 
-    raise typer.Exit(run_generation(config, texts, output, force=force))
+    inputs = [recipe] if recipe else []
+    raise typer.Exit(run_generation(config, texts, output, force=force, inputs=inputs))
 
 
 @app.command(name="eval")
@@ -189,7 +190,9 @@ def evaluate(
     from tailrace.evaluate import evaluate as run_evaluation
 
     checkpoint = None if step is None else (_path(model), step)
-    raise typer.Exit(run_evaluation(config, output, force=force, as_json=json, checkpoint=checkpoint))
+    inputs = [*([recipe] if recipe else []), _path(model) / "**"]
+    code = run_evaluation(config, output, force=force, as_json=json, checkpoint=checkpoint, inputs=inputs)
+    raise typer.Exit(code)
 
 
 @app.command()

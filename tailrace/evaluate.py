@@ -106,6 +106,7 @@ def evaluate(
     force: bool = False,
     as_json: bool = False,
     checkpoint: tuple[Path, int] | None = None,
+    inputs: Sequence[str | Path] = (),
 ) -> int:
     """Evaluate `config.model`, and print the figures; the exit code: 0, or 130 when interrupted.
 
@@ -114,12 +115,15 @@ def evaluate(
         force: replace that file where it exists.
         as_json: print one JSON object in place of a table.
         checkpoint: the directory of a run and a step, whose weights are evaluated in place of `config.model`.
+        inputs: files, or patterns of them, that `output` never replaces, beside those of the prompts.
 
     Raises:
         UserError: something about the input is wrong, and nothing was written; or the output cannot be written.
         TailraceError: generation failed, or nothing could be graded. What was graded before is written.
     """
-    lines = None if output is None else JsonLines(output, force=force)
+    sources = [config.prompts.source, *config.prompts.validation.values()]
+    inputs = [*inputs, *(getattr(source, "path", "") for source in sources)]
+    lines = None if output is None else JsonLines(output, force=force, inputs=inputs)
     prepare_torch(config.device, config.threads)
     with exported_checkpoint(*checkpoint) if checkpoint else nullcontext(config.model.path) as path:
         model = config.model.model_copy(update={"path": str(path)})

@@ -15,7 +15,6 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from rich.console import Console
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import GenerateConfig
-from tailrace.config.prompts import AnySource, ColumnsConfig
+from tailrace.config.prompts import ColumnsConfig
 from tailrace.engine.base import Engine, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.interrupt import INTERRUPTED, Interrupt
@@ -86,21 +85,25 @@ class Inputs:
 
 
 def generate(
-    config: GenerateConfig, texts: Sequence[str] = (), output: Path | None = None, *, force: bool = False
+    config: GenerateConfig,
+    texts: Sequence[str] = (),
+    output: Path | None = None,
+    *,
+    force: bool = False,
+    inputs: Sequence[str | Path] = (),
 ) -> int:
     """Answer `texts`, or the prompts of `config.prompts.source`; the exit code: 0, or 130 when interrupted.
 
     Args:
         output: the file to write; standard output by default.
         force: replace that file where it exists.
+        inputs: files that are never replaced, beside those of the prompts.
 
     Raises:
         UserError: something about the input is wrong, and nothing was written; or the output cannot be written.
         EngineError: generation failed. What was finished before is written.
     """
-    if output is not None and config.prompts.source is not None:
-        _check_apart(config.prompts.source, output)
-    lines = JsonLines(output, force=force)
+    lines = JsonLines(output, force=force, inputs=[*inputs, getattr(config.prompts.source, "path", "")])
     prepare_torch(config.device, config.threads)
     inputs = load_inputs(config, texts)
     try:
@@ -133,18 +136,6 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
     check_tokens(prompts, model_dir)
     return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
-
-
-def _check_apart(source: AnySource, output: Path) -> None:
-    """Whether the prompts are still there when the output has been written.
-
-    Raises:
-        UserError: they are not.
-    """
-    given = getattr(source, "path", "")
-    files = [path for path in map(Path, (given, *glob(given, recursive=True))) if path.exists()]
-    if output.exists() and any(map(output.samefile, files)):
-        raise UserError(f"--output {output} holds the prompts; give another file")
 
 
 def _typed(argument: str, number: int) -> str:

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterable
+from glob import glob
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,12 +21,12 @@ class JsonLines:
     where nothing was written.
     """
 
-    def __init__(self, path: Path | None, *, force: bool) -> None:
-        """`force`: replace the file at `path`.
+    def __init__(self, path: Path | None, *, force: bool, inputs: Iterable[str | Path] = ()) -> None:
+        """`force`: replace the file at `path`. `inputs`: files, or patterns of them, that are never replaced.
 
         Raises:
-            UserError: the file exists and is not to be replaced, is a directory, or has none to be in; or it is
-                standard output, which is closed.
+            UserError: the file exists and is not to be replaced, is an input or a directory, or has none to be in; or
+                it is standard output, which is closed.
         """
         self._path = path = None if path == Path("/dev/stdout") else path
         self._length = 0
@@ -32,6 +34,7 @@ class JsonLines:
             raise UserError("standard output is closed; give a file with --output FILE")
         if path is not None:
             self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
+            _check_apart(path, inputs)
             check_new_file("--output", path, force=self._replace)
 
     @property
@@ -74,3 +77,10 @@ class JsonLines:
                 os.truncate(self._path, self._length)
             raise UserError(f"{self._path or 'standard output'} cannot be written: {error.strerror}") from None
         self._length += size
+
+
+def _check_apart(output: Path, inputs: Iterable[str | Path]) -> None:
+    for given in map(str, inputs):
+        files = (path for path in map(Path, (given, *glob(given, recursive=True))) if path.is_file())
+        if output.is_file() and any(map(output.samefile, files)):
+            raise UserError(f"--output {output} is an input of this command; give another file")

@@ -171,7 +171,7 @@ def test_prompts_are_never_overwritten_with_their_answers(tmp_path: Path, model:
     (tmp_path / "link").symlink_to(source)
     for output in (source, tmp_path / "link"):
         prompts = {"source": {"type": "parquet", "path": str(tmp_path / pattern), "answer_column": None}}
-        with pytest.raises(UserError, match="holds the prompts; give another file"):
+        with pytest.raises(UserError, match="is an input of this command; give another file"):
             generate(configured(model, prompts=prompts), output=output, force=True)
     assert lines_of(source) == [{"prompt": "hi"}]
 

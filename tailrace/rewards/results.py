@@ -1,7 +1,6 @@
 """What a grader may return, and what is made of it."""
 
 import inspect
-import math
 import re
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
@@ -11,6 +10,8 @@ from tailrace.user_code import describe, user_traceback
 
 REWARD = "reward"
 MAX_PARTS = 64
+_LARGEST = 1e9
+"""Of a number: metrics add up squares of rewards, and training computes with them in fp32."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Of a part: it becomes the name of a metric."""
 
@@ -59,8 +60,10 @@ def _finite(value: Any, expected: str, name: Any) -> float:
     if isinstance(value, str | bytes) or not isinstance(value, SupportsFloat):  # NumPy's and scalar tensors are
         raise TypeError(f"{expected}, not {type(value).__name__}")
     number = float(value)
-    if not math.isfinite(number):
-        raise ValueError(f"the grader returned {number}; a {name} must be finite")
+    if not abs(number) <= _LARGEST:  # nor is NaN
+        raise ValueError(
+            f"the grader returned {number:g}; a {name} must be a number from {-_LARGEST:g} to {_LARGEST:g}"
+        )
     return number
 
 

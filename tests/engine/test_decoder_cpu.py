@@ -17,6 +17,7 @@ from tailrace.cpu import cpu_flags
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.cpu import CpuDecoder, Packed, rope_tables, unsupported
+from tailrace.engine.decoder.packing import Packing
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable
 from tailrace.engine.profile import PARTS
 from tailrace.engine.ranks.layout import Shard
@@ -79,6 +80,21 @@ def test_a_packed_matrix_holds_its_rows_side_by_side(columns: int, dtype: torch.
     for row, column in itertools.product(range(48), range(columns)):
         assert up[row // 16, column // 2, row % 16, column % 2] == weight_NK[row, column].bfloat16()
     assert not gate.any()
+
+
+def test_master_weights_make_the_numbers_of_the_model_that_is_exported_of_them(models: dict[str, Path]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    architecture, named = read_model(models["biased"])
+    masters = {name: tensor + torch.randn(tensor.shape, generator=generator) for name, tensor in named.items()}
+    exported = {name: tensor.bfloat16() for name, tensor in masters.items()}
+    shard, packing = Shard(0, 1), Packing(local_architecture(architecture, 1), Packed())
+    for group in packing.groups:
+        made = []
+        for weights in (masters, exported):
+            memory = torch.zeros(packing.size(group), dtype=torch.uint8)
+            packing.write(group, memory, shard_weights(architecture, shard, weights))
+            made.append(memory)
+        assert torch.equal(*made)
 
 
 @pytest.fixture

@@ -130,6 +130,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "recursion": recurse,
     "memory": lambda: bytearray(2**62),
     "nan": lambda: float("nan"),
+    "too large": lambda: 1e308,
     "text": lambda: "1.0",
     "true": lambda: True,
     "numpy's true": lambda: np.True_,

@@ -123,7 +123,8 @@ async def test_standard_input_of_a_grader_is_empty() -> None:
 
 FAILURES = {
     "divide": r"ZeroDivisionError: division by zero \(tests/rewards/graders_for_tests.py, line \d+\)",
-    "nan": "ValueError: the grader returned nan; a reward must be finite",
+    "nan": r"ValueError: the grader returned nan; a reward must be a number from -1e\+09 to 1e\+09",
+    "too large": r"ValueError: the grader returned 1e\+308; a reward must be a number from -1e\+09 to 1e\+09",
     "text": "TypeError: the grader must return a number or a mapping, not str",
     "text of its own kind": "TypeError: the grader must return a number or a mapping, not Text",
     "awaitable": "TypeError: the grader returned an awaitable; define it with async def",

@@ -135,12 +135,16 @@ class Packing:
         return parts | {f"{mlp}gate_proj.weight": gate, f"{mlp}up_proj.weight": up}
 
     def write(self, group: Group, memory: torch.Tensor, named: Mapping[str, torch.Tensor]) -> None:
-        """Fill it with the shard's own part of these tensors (`sharding.shard_weights`), of any float dtype."""
+        """Fill it with the shard's own part of these tensors (`sharding.shard_weights`), of any float dtype.
+
+        Vectors, which may be stored in a wider dtype, are rounded to that of the matrices: master weights of a trainer
+        and the model that is exported of them make the same numbers.
+        """
         for name, part in self.parts(group, memory).items():
             if part.ndim > 1:
                 self._form.write(named[name], part)
             else:
-                part.copy_(named[name])
+                part.copy_(named[name].to(self._form.matrices))
 
     def _fields(self, group: Group) -> dict[str, _Field]:
         return self._ends[group] if isinstance(group, str) else self._layer
