@@ -105,9 +105,9 @@ def generate(
     """
     lines = JsonLines(output, force=force, inputs=[*inputs, getattr(config.prompts.source, "path", "")])
     prepare_torch(config.device, config.threads)
-    inputs = load_inputs(config, texts)
+    loaded = load_inputs(config, texts)
     try:
-        return asyncio.run(_generate(config, inputs, lines))
+        return asyncio.run(_generate(config, loaded, lines))
     except asyncio.CancelledError:
         print("Interrupted.", file=sys.stderr)
         return INTERRUPTED

@@ -53,9 +53,9 @@ class RunDirectory:
         except OSError as error:
             raise UserError(f"output_dir {self.path} cannot be used: {error.strerror}") from None
         if taken:
-            raise UserError(
-                f"output_dir {self.path} holds a run already; go on with it (--resume) or choose another output_dir"
-            )
+            can_go_on = any(self.checkpoints.glob("step_*"))
+            fix = "go on with it (--resume) or " if can_go_on else "it has saved no checkpoint to go on with, so "
+            raise UserError(f"output_dir {self.path} holds a run already; {fix}choose another output_dir")
 
     def check_makeable(self) -> None:
         """Raises UserError where the directory cannot be made, or written to. Leaves nothing."""

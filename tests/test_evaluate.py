@@ -124,7 +124,9 @@ def test_ctrl_c_keeps_what_is_graded(
     ("arguments", "message"),
     [
         (["RUN", "--step", "7"], "has no checkpoint of step 7; it has those of 1, 2"),
-        (["MODEL"], "there are no prompts: give a file with --prompts, or a training recipe with --recipe"),
+        (["MODEL"], "is not the directory of a run, and there are no prompts: give that directory, a file"),
+        (["RUN", "--prompts", "MINE", "--output", "MINE", "--force"], "is an input of this command; give another file"),
+        (["RUN", "--output", "CONFIG", "--force"], "is an input of this command; give another file"),
         (["MODEL", "--step", "1", "--recipe", "CONFIG"], "--step 1 is for the directory of a run"),
         (["MODEL", "--prompts", "MINE"], "rewards is required and missing"),
         (["RUN", "trainer.lr=1"], "trainer.lr is for training, and this command trains nothing; leave it out"),

@@ -8,7 +8,7 @@ from tailrace.config.base import expanded, path_text
 from tailrace.config.generate import EvalConfig
 from tailrace.config.load import load_as
 from tailrace.config.shorthand import file_source, model_override
-from tailrace.errors import ConfigError, UserError
+from tailrace.errors import ConfigError, UserError, quoted
 
 RECIPE = "config.yaml"
 """Of a run, in its directory."""
@@ -44,7 +44,10 @@ def evaluated_config(
     elif step is not None:
         raise UserError(f"--step {step} is for the directory of a run, and {model} is none: it has no {RECIPE}")
     elif recipe is None and prompts is None:
-        raise ConfigError("there are no prompts: give a file with --prompts, or a training recipe with --recipe")
+        raise ConfigError(
+            f"{quoted(model)} is not the directory of a run, and there are no prompts: give that directory, a file "
+            "with --prompts, or a training recipe with --recipe"
+        )
     if prompts is None:
         return load_as(EvalConfig, recipe, [chosen, *overrides])
     if any(override.startswith("prompts.validation") for override in overrides):

@@ -1,5 +1,6 @@
 """What pydantic finds wrong with a configuration, as one line that names the key and the fix."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from itertools import takewhile
@@ -108,10 +109,9 @@ def _meant(place: Place, kind: str, value: Any, shown: Shown) -> str:
 def _is_scalar(text: str) -> bool:
     """Whether it reads as a number or a truth value."""
     try:
-        float(text)
+        return math.isfinite(float(text))
     except ValueError:
         return text.lower() in ("true", "false", "yes", "no", "on", "off")
-    return True
 
 
 def _unknown_key(root: type[Config], location: Sequence[int | str], value: object, shown: Shown) -> str:
