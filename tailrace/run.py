@@ -137,6 +137,8 @@ def train(
 
 def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
     if checkpoint is not None:
+        if newest := CheckpointStore(checkpoint / "checkpoints", keep=store.keep).latest():
+            raise CheckpointError(f"{checkpoint} is a run, and no checkpoint; its newest is {newest}")
         CheckpointStore(checkpoint.parent, keep=store.keep).verify(checkpoint)
         return Resume.read(checkpoint)
     path = store.latest()

@@ -238,6 +238,7 @@ def test_a_run_branches_off_the_checkpoint_of_another_one(run: Path, tmp_path: P
         (["seed=3"], "seed cannot change when a run is resumed"),
         (["prompts.held_out=3"], "prompts.held_out cannot change"),
         (["--resume-from", "NOWHERE"], "NOWHERE is not a directory"),
+        (["--resume-from", "RUN"], "is a run, and no checkpoint; its newest is "),
         (
             ["trainer.steps=0"],
             "trainer.steps is 0, which trains nothing; to evaluate the model as it is: tailrace eval",
@@ -248,6 +249,7 @@ def test_a_branch_that_cannot_begin_leaves_nothing(
     run: Path, tmp_path: Path, tailrace_here: Command, arguments: list[str], message: str
 ) -> None:
     checkpoint = ["--resume-from", str(run / "checkpoints" / "step_000001")]
+    arguments = [str(run) if argument == "RUN" else argument for argument in arguments]
     given = arguments if arguments[0] == "--resume-from" else [*arguments, *checkpoint]
     told = tailrace_here("train", str(run / RECIPE), f"output_dir={tmp_path / 'branch'}", *given)
     assert told.returncode == 2

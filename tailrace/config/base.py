@@ -79,8 +79,10 @@ def expanded(path: str) -> str:
     """A path as a shell would have it: `~` and `~user` are home directories.
 
     Raises:
-        ValueError: there is no such user, it begins with a variable, or no file can have it as its name.
+        ValueError: it is a URL, there is no such user, it begins with a variable, or no file can have it as its name.
     """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", path):  # which is not shown: it may hold a password
+        raise ValueError("is a URL, and has to be a path on this machine; download it first")
     full = os.path.expanduser(path)
     if full.startswith("~"):
         raise ValueError(f"{quoted(path)} begins with a user who is not known here; a file called so is ./~…")

@@ -79,6 +79,7 @@ def test_another_users_home_is_found() -> None:
             "$HOME/x",
             "output_dir '$HOME/x' begins with a variable, which only a shell replaces; use ~ or ${oc.env:NAME}",
         ),
+        ("https://me:secret@host/x", "output_dir is a URL, and has to be a path on this machine; download it first"),
         ("''", "output_dir is '': it should have at least 1 character"),
         ("a/" + "b" * 300, "is too long: names have 255 bytes at most"),
         ("a/" * 3000, "is too long"),
@@ -89,6 +90,7 @@ def test_what_can_be_no_path_is_refused(path: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(BASE, [f"output_dir={path}"])
     assert says in str(caught.value)
+    assert "secret" not in str(caught.value)
     assert len(str(caught.value)) < 300
 
 
