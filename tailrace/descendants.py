@@ -41,20 +41,18 @@ def kill_all(left: Callable[[], Sequence[psutil.Process]], limit_s: float = KILL
         psutil.wait_procs(found, timeout=0.1)
 
 
-def marked(variable: str, value: str) -> list[psutil.Process]:
-    """The processes of this machine that have `variable` with this value in their environment, where that can be read.
+def living(is_one: Callable[[psutil.Process], bool]) -> list[psutil.Process]:
+    """The processes of this machine, without this one, of which `is_one` is true; they need be no descendants.
 
-    It finds those that have left their parents and their session. This process is left out.
+    One that ends meanwhile, or that this user may not look at, is none.
     """
-    return [
-        process for process in psutil.process_iter() if process.pid != os.getpid() and _has(process, variable, value)
-    ]
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and _is(process, is_one)]
 
 
-def _has(process: psutil.Process, variable: str, value: str) -> bool:
+def _is(process: psutil.Process, is_one: Callable[[psutil.Process], bool]) -> bool:
     try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE and process.environ().get(variable) == value)
-    except psutil.Error:  # it has ended, or is another user's
+        return process.status() != psutil.STATUS_ZOMBIE and is_one(process)
+    except psutil.Error:
         return False
 
 

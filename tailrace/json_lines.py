@@ -34,7 +34,8 @@ class JsonLines:
             raise UserError("standard output is closed; give a file with --output FILE")
         if path is not None:
             self._replace = force or (path.exists() and not path.is_file())  # a device or a pipe has nothing to lose
-            _check_apart(path, inputs)
+            if path.is_file():
+                _check_apart(path, inputs)
             check_new_file("--output", path, force=self._replace)
 
     @property
@@ -82,5 +83,5 @@ class JsonLines:
 def _check_apart(output: Path, inputs: Iterable[str | Path]) -> None:
     for given in map(str, inputs):
         files = (path for path in map(Path, (given, *glob(given, recursive=True))) if path.is_file())
-        if output.is_file() and any(map(output.samefile, files)):
+        if any(map(output.samefile, files)):
             raise UserError(f"--output {output} is an input of this command; give another file")

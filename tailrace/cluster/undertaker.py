@@ -17,7 +17,7 @@ from subprocess import DEVNULL, PIPE
 import psutil
 
 from tailrace.cluster.environment import environment
-from tailrace.descendants import kill_all, marked
+from tailrace.descendants import kill_all, living
 
 MARK = "TAILRACE_RAY"
 """The variable that all processes of a local Ray, and what they start, have in their environment."""
@@ -70,16 +70,13 @@ def _left(mark: str, directory: str) -> list[psutil.Process]:
     """Those that have the mark, or write a log below `directory`: agents of Ray change their title, and in doing so
     overwrite what the kernel shows of their environment, more or less of it.
     """
-    return [*marked(MARK, mark), *(process for process in psutil.process_iter() if _writes_below(process, directory))]
 
-
-def _writes_below(process: psutil.Process, directory: str) -> bool:
-    try:
-        if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
-            return False
+    def is_left(process: psutil.Process) -> bool:
+        if process.environ().get(MARK) == mark:
+            return True
         return any(file.path.startswith(f"{directory}/") and file.mode != "r" for file in process.open_files())
-    except psutil.Error:  # it has ended, or is another user's
-        return False
+
+    return living(is_left)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
+import psutil
 
 from tailrace.config.rewards import RewardsConfig
-from tailrace.descendants import kill_all, marked
+from tailrace.descendants import kill_all, living
 from tailrace.errors import UNREADABLE, RewardError, UserError, how_ended
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.output import Lines
@@ -145,11 +146,14 @@ class GraderProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         if self._process.returncode in (None, -signal.SIGKILL):  # its guard may have been killed, which saw to nothing
-            await asyncio.to_thread(kill_all, lambda: marked(_MARK, self._mark))
+            await asyncio.to_thread(kill_all, lambda: living(self._has_mark))
         tasks = {self._hearing, *({self._listening} if self._listening else ())} - {asyncio.current_task()}
         _, stuck = await asyncio.wait(tasks, timeout=_REAP_LIMIT_S)
         for task in stuck:
             task.cancel()
+
+    def _has_mark(self, process: psutil.Process) -> bool:
+        return bool(process.environ().get(_MARK) == self._mark)
 
     async def _listen(self) -> None:
         """Hand each reply to its call, until the process ends or breaks the protocol."""

@@ -46,7 +46,8 @@ def main() -> int:
         "left_behind": sum(bool(outcome.left) for outcome in outcomes),
         "exposed": sum(bool(outcome.exposed) for outcome in outcomes),
     }
-    planned, done = (sum(getattr(one, f"faults_{what}") for one in outcomes) for what in ("planned", "done"))
+    planned = sum(len(plan.faults) for plan in plans)
+    done = sum(outcome.faults_done for outcome in outcomes)
     failed = any(counts.values()) or done < _ENOUGH * planned
     if not failed:
         remove(directory)

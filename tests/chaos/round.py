@@ -42,7 +42,6 @@ class Outcome(msgspec.Struct, kw_only=True):
     plan: str
     done: list[str]
     """What was harmed, and how the run took it."""
-    faults_planned: int
     faults_done: int
     wrong: list[str]
     """Rows, steps, weights or messages that are not as they should be."""
@@ -61,11 +60,9 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 def no_outcome(plan: Plan) -> Outcome:
     """Of a round that has not begun."""
-    planned = len(plan.faults)
     return Outcome(
         plan=str(plan),
         done=[],
-        faults_planned=planned,
         faults_done=0,
         wrong=[],
         hung=[],
