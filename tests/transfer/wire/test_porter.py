@@ -3,6 +3,7 @@
 import os
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -103,6 +104,23 @@ def test_a_descriptor_that_somebody_else_has_by_now_stays_as_it_is(tmp_path: Pat
         assert set(os.listdir("/proc/self/fd")) == before
         left.sendall(b"on")
         assert right.recv(2) == b"on"
+
+
+def test_who_proved_itself_is_not_hung_up_on_though_the_porter_hears_of_it_late() -> None:
+    """It may have taken in a hundred strangers since it looked who is known."""
+    with ExitStack() as stack:
+        context: zmq.Context[zmq.SyncSocket] = stack.enter_context(zmq.Context())
+        listening = stack.enter_context(context.socket(zmq.ROUTER))
+        idle = porter.Porter(context, listening, TOKEN, on_failure=lambda _: None)
+        stack.callback(idle.close)
+        pairs = [socket.socketpair() for _ in range(STRANGERS + 3)]
+        for near, far in pairs:
+            far.setblocking(False)
+            stack.enter_context(near), stack.enter_context(far)
+            idle._strangers[near.fileno()] = porter._Stranger(time.monotonic(), porter.ends_of(near.fileno()))
+        idle.know(pairs[0][0].fileno())
+        idle._send_away()
+        assert [number for number, (_, far) in enumerate(pairs) if not is_open(far)] == [1, 2]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

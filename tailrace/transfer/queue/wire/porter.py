@@ -103,6 +103,8 @@ class Porter:
         """In the order in which they came."""
         self._known: deque[int] = deque()
         """By the server's thread."""
+        self._hanging_up = threading.Lock()
+        """So that who is known is not hung up on: before that, or not at all."""
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         few = max(limit - _OTHER_DESCRIPTORS, limit // 2)  # a process may have no more than macOS gives it, 256
         self._most = sys.maxsize if limit == resource.RLIM_INFINITY else few
@@ -110,8 +112,12 @@ class Porter:
         self._thread.start()
 
     def know(self, connection: int) -> None:
-        """Who is behind this connection, a descriptor, has proved it: it is no stranger. From the server's thread."""
-        self._known.append(connection)
+        """Who is behind this connection, a descriptor, has proved it: it is no stranger. From the server's thread.
+
+        Before the answer that welcomes the client, which therefore never comes from a connection that is hung up on.
+        """
+        with self._hanging_up:
+            self._known.append(connection)
 
     def close(self) -> None:
         """Before the server's socket is closed."""
@@ -123,6 +129,8 @@ class Porter:
             self._watch()
         except BaseException as error:  # whatever it is, the server must not go on as if all were well
             self._on_failure(error)
+            while self._take_in():  # until `close`, since ZeroMQ waits for whoever it tells of events
+                pass
             raise
         finally:
             self._asked.close(0)
@@ -174,13 +182,14 @@ class Porter:
     def _send_away(self) -> None:
         """Hang up on the first where too many wait, or for too long; on the last where descriptors end."""
         latest = time.monotonic() - _HANDSHAKE_S
-        for descriptor in list(self._strangers):
-            if len(self._strangers) <= _MAX_STRANGERS and self._strangers[descriptor].came_at > latest:
-                break
-            hang_up(descriptor, self._strangers.pop(descriptor).ends)
-        for _ in range(min(len(self._open) - self._most, len(self._strangers))):
-            descriptor, stranger = self._strangers.popitem()
-            hang_up(descriptor, stranger.ends)
+        with self._hanging_up:
+            strangers = [descriptor for descriptor in self._strangers if descriptor not in self._known]
+            too_many = max(0, len(strangers) - _MAX_STRANGERS)
+            late = sum(self._strangers[descriptor].came_at <= latest for descriptor in strangers)
+            without_descriptors = max(0, len(self._open) - self._most)
+            first, last = strangers[: max(too_many, late)], strangers[::-1][:without_descriptors]
+            for descriptor in dict.fromkeys([*first, *last]):
+                hang_up(descriptor, self._strangers.pop(descriptor).ends)
 
 
 def hang_up(descriptor: int, ends: Ends) -> None:
