@@ -2,15 +2,14 @@
 
 import logging
 import sys
-import warnings
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
 from tailrace import __version__
-from tailrace.errors import TailraceError, TailraceWarning, UserError, one_line, printable
-from tailrace.streams import replace_unencodable
+from tailrace.errors import TailraceError, UserError, one_line
+from tailrace.streams import replace_unencodable, warn_in_one_line
 
 app = typer.Typer(
     add_completion=False,
@@ -342,7 +341,7 @@ def main() -> None:
     log = logging.getLogger("tailrace")  # says on stderr what takes a while
     log.addHandler(logging.StreamHandler())
     log.setLevel(logging.INFO)
-    warnings.showwarning = _warn
+    warn_in_one_line("tailrace: ")
     try:
         app()
     except UserError as error:
@@ -351,21 +350,6 @@ def main() -> None:
         sys.exit(_fail(error, 1))
     except OSError as error:  # a full disk, a missing right: it names what was refused, and a traceback adds nothing
         sys.exit(_fail(error, 1))
-
-
-def _warn(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """One line: where in Tailrace's code one of its own warnings was given is of no interest."""
-    if issubclass(category, TailraceWarning):
-        print(f"tailrace: warning: {printable(str(message))}", file=sys.stderr)
-    else:
-        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
 
 
 def _fail(error: Exception, code: int) -> int:

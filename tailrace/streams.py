@@ -4,9 +4,12 @@ import errno
 import io
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from tailrace.errors import TailraceWarning, printable
 
 
 def replace_unencodable() -> None:
@@ -25,6 +28,28 @@ def unencodable_replaced() -> Iterator[None]:
     finally:
         for stream in changed:
             stream.reconfigure(errors="strict")
+
+
+def warn_in_one_line(speaker: str = "") -> None:
+    """From now on a warning of Tailrace's is one line: where in its code it was given is of no interest.
+
+    Warnings of other libraries stay as they are. `speaker`: how the line begins.
+    """
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, TailraceWarning):
+            print(f"{speaker}warning: {printable(str(message))}", file=sys.stderr)
+        else:
+            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    warnings.showwarning = show
 
 
 @contextmanager

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tailrace import cli
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
-from tailrace.errors import TailraceWarning
 from tailrace.run import train
 from tests.conftest import Command, TinyModel
 from tests.runs import small_run, write_prompts
@@ -49,13 +47,6 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(recipe: Path) -> None:
     assert done.returncode == 2
     assert done.stderr == f"tailrace: {recipe}: unknown key trainer.lrr; did you mean trainer.lr?\n"
     assert done.stdout == ""
-
-
-def test_a_warning_of_its_own_is_one_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    cli._warn(TailraceWarning("TP stays 1"), TailraceWarning, "core.py", 56)
-    assert capsys.readouterr().err == "tailrace: warning: TP stays 1\n"
-    cli._warn(UserWarning("of a library"), UserWarning, "torch.py", 7)
-    assert "torch.py:7: UserWarning: of a library" in capsys.readouterr().err
 
 
 def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothing(

@@ -22,7 +22,7 @@ ALLOWED = {
     "cpu": set(),
     "descendants": set(),
     "patterns": set(),
-    "streams": set(),
+    "streams": {"errors"},
     "user_code": {"errors"},
     "config": {"errors", "types", "cpu", "patterns"},
     "algorithms": set(),

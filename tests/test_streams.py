@@ -4,17 +4,18 @@ import io
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tailrace.errors import PromptError, UserError
+from tailrace.errors import PromptError, TailraceWarning, UserError
 from tailrace.generate import _typed
 from tailrace.json_lines import JsonLines
 from tailrace.report.display import Display
-from tailrace.streams import outliving_readers, replace_unencodable, unencodable_replaced
+from tailrace.streams import outliving_readers, replace_unencodable, unencodable_replaced, warn_in_one_line
 from tests.report.synthetic import resumed_run
 
 TEXT = "accuracy 18 % · Grüße · 日本 ▁█ \udce9\n"
@@ -48,6 +49,16 @@ def test_what_an_encoding_lacks_is_a_question_mark(encoding: str, printed: str, 
     replace_unencodable()
     print(TEXT, end="")
     assert output.getvalue() == printed.encode(encoding)
+
+
+@pytest.mark.filterwarnings("always")
+def test_a_warning_of_its_own_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warn_in_one_line("tailrace: ")
+        warnings.warn("TP stays 1", TailraceWarning, stacklevel=1)
+        assert capsys.readouterr().err == "tailrace: warning: TP stays 1\n"
+        warnings.warn("of a library", UserWarning, stacklevel=1)
+        assert "UserWarning: of a library" in capsys.readouterr().err
 
 
 def test_text_that_fails_for_another_reason_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

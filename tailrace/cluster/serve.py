@@ -37,7 +37,7 @@ from tailrace.cluster.wire import (
 from tailrace.cpu import usable_cores
 from tailrace.descendants import signal_at_end_of_parent
 from tailrace.errors import ConfigError
-from tailrace.streams import replace_unencodable
+from tailrace.streams import replace_unencodable, warn_in_one_line
 
 _BATCH_S = 0.2
 """Events that come within this time go in one message."""
@@ -46,6 +46,7 @@ _BATCH_S = 0.2
 def main() -> None:
     """Serve until told to close, or until the keeper is gone."""
     replace_unencodable()
+    warn_in_one_line()
     parent, descriptor = int(sys.argv[2]), int(sys.argv[3])
     signal_at_end_of_parent(signal.SIGKILL)
     os.set_inheritable(descriptor, False)
