@@ -28,7 +28,7 @@ from tailrace.events import EventLog
 from tailrace.learner import Learner, LocalLearner, Publisher
 from tailrace.models.tokenizer import ResponseText
 from tailrace.pipeline import Pipeline, Service
-from tailrace.preparation import check_cache, check_tokens, max_prompt_tokens, open_engine, open_model
+from tailrace.preparation import check_cache, check_context, check_tokens, max_prompt_tokens, open_engine, open_model
 from tailrace.prompts.load import PromptSet, load_prompts
 from tailrace.queue_observer import QueueObserver
 from tailrace.recording import SampleRecorder
@@ -81,6 +81,7 @@ def load_inputs(config: RunConfig) -> Inputs:
     prompts = load_prompts(config.prompts, tokenizer, max_tokens=max_tokens)
     for of_set in (prompts.train, *prompts.evaluated.values()):
         check_tokens(of_set, model_dir)
+    check_cache(config.engine, model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens)
     return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
 
 
@@ -120,12 +121,7 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     loop = asyncio.get_running_loop()
     engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
     stack.push_async_callback(engine.close)
-    check_cache(
-        config.engine,
-        engine,
-        longest_prompt=inputs.longest_prompt,
-        max_new_tokens=config.sampling.max_new_tokens,
-    )
+    check_context(engine, longest_prompt=inputs.longest_prompt)
     trainer = await loop.run_in_executor(
         executor, lambda: make_run_trainer(config, inputs.model_dir, reference=algorithm.needs_reference)
     )

@@ -64,7 +64,7 @@ def train(
         typer.Argument(help="Changes to the recipe, such as trainer.lr=1e-5.", metavar="[KEY=VALUE]..."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the whole configuration with an estimate; start nothing.")
+        bool, typer.Option("--dry-run", help="Print the whole configuration with an estimate; start no run.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of the run.")] = False,
     resume_from: Annotated[

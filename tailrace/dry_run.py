@@ -1,9 +1,11 @@
-"""`tailrace train --dry-run`: the resolved configuration and what the run would take. Starts and writes nothing."""
+"""`tailrace train --dry-run`: the resolved configuration and what the run would take. Writes nothing, and starts nothing
+but a grader, which is asked whether answers can be right."""
 
+import asyncio
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,10 +19,13 @@ from tailrace.errors import quoted
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.preparation import prepare_torch
+from tailrace.rewards.answers import check_answers
+from tailrace.rewards.pool import GraderPool
 from tailrace.run_directory import RunDirectory
 from tailrace.run_queue import check_queue, run_table
 from tailrace.separated import run_pools
 from tailrace.transfer.weights.segments import check_shared_memory
+from tailrace.types import Prompt
 
 MAX_SHOWN = 2000
 """Characters of a prompt."""
@@ -32,8 +37,8 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
 
     Raises:
-        UserError: the model, the prompts, the queue, the machine or the directory do not fit what was asked for, or the
-            run to resume.
+        UserError: the model, the prompts, the grader, the queue, the machine or the directory do not fit what was asked
+            for, or the run to resume.
     """
     directory = RunDirectory(Path(config.output_dir))
     if resume:
@@ -55,6 +60,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
         intermediate=info.intermediate,
     )
     prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
+    asyncio.run(_check_rewards(config, inputs.prompts.by_source))
     plan = estimate(config, size, prompt_tokens, measure_machine(config))
     print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
@@ -69,6 +75,12 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
         print(f"#   {line}")
     for line in _lines(config, plan):
         print(f"# {line}")
+
+
+async def _check_rewards(config: RunConfig, sources: Mapping[str, Sequence[Prompt]]) -> None:
+    """Make the grader in a process of its own, as a run does, and ask it about answers."""
+    async with GraderPool(config.rewards.model_copy(update={"workers": 1})) as pool:
+        await check_answers(config.rewards, sources, pool)
 
 
 def _shown(text: str) -> list[str]:

@@ -41,6 +41,7 @@ from tailrace.json_lines import JsonLines
 from tailrace.models.tokenizer import ResponseText
 from tailrace.preparation import (
     check_cache,
+    check_context,
     check_tokens,
     max_prompt_tokens,
     open_engine,
@@ -159,7 +160,10 @@ def load_inputs(config: EvalConfig) -> Inputs:
     for prompts in loaded.values():
         check_tokens(prompts, model_dir)
     sets = {name: prompts[: config.evaluation.max_prompts] for name, prompts in loaded.items()}
-    return Inputs(model_dir=model_dir, sets=sets, decode=decode)
+    inputs = Inputs(model_dir=model_dir, sets=sets, decode=decode)
+    longest, new = inputs.longest_prompt, config.sampling.max_new_tokens
+    check_cache(config.engine, model_dir, longest_prompt=longest, max_new_tokens=new)
+    return inputs
 
 
 async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None, answers: list[Answer]) -> int:
@@ -172,8 +176,7 @@ async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None,
         executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
         engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
         stack.push_async_callback(engine.close)
-        longest, new = inputs.longest_prompt, config.sampling.max_new_tokens
-        check_cache(config.engine, engine, longest_prompt=longest, max_new_tokens=new)
+        check_context(engine, longest_prompt=inputs.longest_prompt)
         evaluator = Evaluator(
             engine,
             pool,

@@ -32,6 +32,7 @@ from tailrace.models.tokenizer import ResponseText
 from tailrace.planning.order import first_in, longest_first
 from tailrace.preparation import (
     check_cache,
+    check_context,
     check_tokens,
     context_length,
     open_engine,
@@ -82,6 +83,11 @@ class Inputs:
     prompts: list[Prompt]
     decode: ResponseText
     """Makes text of responses."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of it."""
+        return max(len(prompt.prompt_ids) for prompt in self.prompts)
 
 
 def generate(
@@ -135,7 +141,10 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     context = context_length(config.engine, model_dir)
     check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
     check_tokens(prompts, model_dir)
-    return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
+    inputs = Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
+    longest, new = inputs.longest_prompt, config.sampling.max_new_tokens
+    check_cache(config.engine, model_dir, longest_prompt=longest, max_new_tokens=new)
+    return inputs
 
 
 def _typed(argument: str, number: int) -> str:
@@ -199,12 +208,7 @@ async def _generate(config: GenerateConfig, inputs: Inputs, lines: JsonLines) ->
         interrupt = stack.enter_context(Interrupt().watching())
         requests = make_requests(config, inputs.prompts)
         engine = await _open_engine(config, inputs, stack)
-        check_cache(
-            config.engine,
-            engine,
-            longest_prompt=max(len(prompt.prompt_ids) for prompt in inputs.prompts),
-            max_new_tokens=config.sampling.max_new_tokens,
-        )
+        check_context(engine, longest_prompt=inputs.longest_prompt)
         stream = await stack.enter_async_context(aclosing(_submit(engine, requests)))
         stack.enter_context(lines)
         throughput = Throughput(len(requests), engine.stats)

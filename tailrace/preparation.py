@@ -24,8 +24,10 @@ from tailrace.config.run import RunConfig
 from tailrace.engine.backends.adapter import load_engine_factory
 from tailrace.engine.backends.vllm import check_installed, unsupported
 from tailrace.engine.base import Engine
+from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.factory import make_engine
 from tailrace.errors import ConfigError, ModelError, UserError
+from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.loading import check_model
 from tailrace.models.resolve import resolve_model
@@ -208,9 +210,8 @@ def check_tokens(prompts: Sequence[Prompt], model_dir: Path) -> None:
             )
 
 
-def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, max_new_tokens: int) -> None:
-    """Whether the longest sequence fits the engine and its KV cache by itself: if not, it would fail in the middle of
-    the run.
+def check_context(engine: Engine, *, longest_prompt: int) -> None:
+    """Whether the longest prompt fits the engine: if not, it would fail in the middle of the run.
 
     Raises:
         ConfigError: it does not.
@@ -220,10 +221,21 @@ def check_cache(config: EngineConfig, engine: Engine, *, longest_prompt: int, ma
             f"the longest prompt has {longest_prompt} tokens, and the engine has a context of "
             f"{engine.max_model_len}; remove it"
         )
+
+
+def check_cache(config: EngineConfig, model_dir: Path, *, longest_prompt: int, max_new_tokens: int) -> None:
+    """Whether the longest sequence fits the KV cache of a native engine by itself.
+
+    Raises:
+        ConfigError: it does not.
+        ModelError: the model cannot be split in `engine.tp` shards.
+    """
     if not isinstance(config, NativeEngineConfig):
         return
-    room = engine.stats().total_blocks // config.dp * config.block_size
-    needed = min(longest_prompt + max_new_tokens, engine.max_model_len)
+    architecture = read_architecture(model_dir)
+    _, blocks = local_sizes(config, architecture, config.tp)
+    room = blocks * config.block_size
+    needed = min(longest_prompt + max_new_tokens, longest_sequence(config, architecture))
     if needed > room:
         raise ConfigError(
             f"engine.kv_cache_gib {config.kv_cache_gib} holds {room} tokens, but the longest prompt with "

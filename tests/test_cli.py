@@ -83,6 +83,12 @@ def test_a_dry_run_shows_a_prompt_as_the_model_reads_it(
         (["pipeline.placement=separated", "queue.type=service", "cluster.rollout.cpus=1e6"], "cluster.rollout"),
         (["output_dir=/proc/run"], "output_dir /proc/run"),
         (["queue.type=service", "queue.listen=203.0.113.7"], "queue.listen=203.0.113.7"),
+        (["engine.tp=7"], "engine.tp"),
+        (["engine.kv_cache_gib=1e-9"], "engine.kv_cache_gib"),
+        (["engine.kv_cache_gib=1e-5"], "engine.kv_cache_gib"),
+        (["rewards.grader={type: function, path: no_such_module.grade}"], "rewards.grader.path"),
+        (["rewards.grader={type: function, path: tests.test_cli.no_such_function}"], "rewards.grader.path"),
+        (["rewards.grader={type: math}", "prompts.source.answer_column=null"], "prompts.source.answer_column"),
         (["queue.type=remote", "queue.connection=nowhere/connection.json"], "nowhere/connection.json"),
     ],
 )

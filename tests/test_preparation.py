@@ -17,7 +17,7 @@ from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine
 from tailrace.errors import ConfigError, ModelError, TailraceWarning
 from tailrace.preparation import (
-    check_cache,
+    check_context,
     check_engine,
     check_sampling,
     check_tokens,
@@ -69,7 +69,7 @@ def test_only_the_machines_of_a_joined_cluster_know_their_memory(tmp_path: Path,
                 tmp_path / "run",
                 tiny_model("llama"),
                 write_prompts(tmp_path / "p.jsonl"),
-                engine=NativeEngineConfig(tp=1000),
+                engine=NativeEngineConfig(dp=1000),
                 pipeline={"placement": placement},
                 cluster={"address": "10.0.0.1:6379"},
             )
@@ -118,9 +118,9 @@ def test_stop_tokens_that_the_model_does_not_have_are_refused(tiny_model: TinyMo
 async def test_prompts_that_an_engine_has_no_room_for_are_refused(executor: ThreadPoolExecutor) -> None:
     engine = FakeEngine(executor=executor, playwright=RandomPlaywright(9))
     room = engine.max_model_len
-    check_cache(FakeEngineConfig(), engine, longest_prompt=room - 1, max_new_tokens=8)
+    check_context(engine, longest_prompt=room - 1)
     with pytest.raises(ConfigError, match=rf"longest prompt has {room} tokens, and the engine has a context of {room}"):
-        check_cache(FakeEngineConfig(), engine, longest_prompt=room, max_new_tokens=8)
+        check_context(engine, longest_prompt=room)
 
 
 async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_is_closed(

@@ -99,7 +99,7 @@ def change(values: Any, rng: random.Random) -> tuple[Any, str]:
         return put(values, (*path, name), rng.choice(ODD)), name
     if kind < 0.14 and path:
         return put(values, path, rng.choice(ODD)), place.key.rpartition(".")[2]
-    value = fitting(place.schema, name, rng) if kind < 0.6 else rng.choice(ODD)
+    value = fitting(place.schema, name, rng) if kind < 0.75 else rng.choice(ODD)
     return put(values, (*path, name), value), name
 
 

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from tailrace.cluster.base import Report, WorkerSpec
 from tailrace.cluster.local import LocalCluster, LocalHandle
 from tailrace.config.run import RunConfig
-from tailrace.errors import CheckpointError, ClusterError, ConfigError, ModelError, WorkerDied
+from tailrace.errors import CheckpointError, ClusterError, ConfigError, ModelError, UserError, WorkerDied
 from tailrace.events import Event, EventLog
 from tailrace.report.prometheus import PrometheusSink
 from tailrace.run import train
@@ -378,9 +378,9 @@ def test_a_run_whose_worker_cannot_start_is_none(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: object
 ) -> None:
     run = tmp_path / "run"
-    engine = {"type": "native", "dtype": "float32", "kv_cache_gib": 0.00001}
+    engine = {"type": "adapter", "path": "tests.test_adapters.makes_no_engine"}
     config = small_run(run, tiny_model("llama"), prompts, pipeline=FULLY_ASYNCHRONOUS, engine=engine)
-    with pytest.raises(ConfigError, match="kv_cache_gib"):
+    with pytest.raises(UserError, match=r"made a str; it must make a tailrace\.engine\.base\.Engine"):
         train(config, resume=False)
     assert not run.exists()
 

@@ -12,7 +12,7 @@ from tailrace.cluster.base import WorkerContext
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
 from tailrace.config.run import RunConfig
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
-from tailrace.preparation import check_cache, check_engine, open_engine
+from tailrace.preparation import check_context, check_engine, open_engine
 from tailrace.rollout.updater import EngineUpdater
 from tailrace.rollout.worker import RolloutWorker
 from tailrace.transfer.weights.receiver import WeightReceiver
@@ -49,12 +49,7 @@ class RolloutHost(RunWorker):
         self._engine = await open_engine(config.engine, self.model_dir, device=config.device, executor=self.executor)
         self.stack.push_async_callback(self._engine.close)
         self._engine.log_to(self.log)
-        check_cache(
-            config.engine,
-            self._engine,
-            longest_prompt=self.settings.longest_prompt,
-            max_new_tokens=config.sampling.max_new_tokens,
-        )
+        check_context(self._engine, longest_prompt=self.settings.longest_prompt)
         tokenizer = load_tokenizer(self.model_dir)
         receiver = WeightReceiver(
             self.settings.weights,
