@@ -1,5 +1,7 @@
-"""`tailrace train --dry-run`: the resolved configuration and what the run would take. Writes nothing, and starts nothing
-but a grader, which is asked whether answers can be right."""
+"""`tailrace train --dry-run`: the resolved configuration and what the run would take.
+
+It writes nothing, and starts nothing but a grader, which is asked whether answers can be right.
+"""
 
 import asyncio
 import math

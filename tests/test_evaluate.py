@@ -169,6 +169,7 @@ def test_generate_takes_a_training_recipe_but_not_its_prompts(run: Path, tailrac
 def test_an_export_of_a_checkpoint_loads_with_its_tokenizer(run: Path, tmp_path: Path, tailrace_here: Command) -> None:
     told = tailrace_here("export", str(run), "--step", "1", "--output", str(tmp_path / "m"))
     assert (told.returncode, told.stdout.strip()) == (0, str(tmp_path / "m"))
+    assert len({path.stat().st_mode for path in (tmp_path / "m").iterdir()}) == 1, "others may read some of the model"
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
     saved = load_file(run / "checkpoints" / "step_000001" / "weights.safetensors")
     assert all(torch.equal(saved[name], value.detach()) for name, value in model.named_parameters())

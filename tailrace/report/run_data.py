@@ -1,6 +1,7 @@
 """A run, read once from its events, without the work that was lost when it was resumed."""
 
 import math
+import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -114,19 +115,26 @@ def load_run(run_dir: Path) -> RunData:
 def write_file(run_dir: Path, name: str, content: bytes) -> Path:
     """Write the file `name` into the directory of a run, whole or not at all, and return its path.
 
+    It is the owner's alone, as the events and the samples are that it shows.
+
     Raises:
         UserError: the operating system refused to, a full disk for one.
     """
     path, partial = run_dir / name, run_dir / f".{name}.partial"
     try:
         try:
-            partial.write_bytes(content)
+            with open(partial, "wb", opener=_private) as file:
+                file.write(content)
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; make room, or see who may write there") from None
     return path
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def drop_superseded(events: Iterable[Event]) -> list[Event]:

@@ -76,6 +76,7 @@ class TensorBoardSink:
     """
 
     def __init__(self, directory: Path) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has texts of samples, which are the owner's alone
         self._writer = EventFileWriter(str(directory))
         self._lengths = StepLengths()
 

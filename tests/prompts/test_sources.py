@@ -74,7 +74,10 @@ def test_missing_answer_column_says_how_to_do_without(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"prompt": "q", "answer": \n', "line 2, is not a JSON object"),
+        (
+            '{"prompt": "q", "answer": \n',
+            'such as {"prompt": "…"}: Expecting value at its character 28',
+        ),
         ("[1]\n", "line 2, is not a JSON object"),
         (
             {"prompt": 3, "answer": "a"},

@@ -30,6 +30,7 @@ def words(page: str) -> str:
 def report(run_dir: Path, events: list[Event]) -> str:
     path = write_report(write_run(run_dir, events))
     assert path == run_dir / "report.html"
+    assert path.stat().st_mode & 0o777 == 0o600
     return path.read_text(encoding="utf-8")
 
 

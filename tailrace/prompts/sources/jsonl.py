@@ -68,6 +68,10 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise PromptError(f"{where} is nested too deep") from None
+    except json.JSONDecodeError as error:
+        raise PromptError(
+            f"{where} is not a JSON object, such as {_EXAMPLE}: {error.msg} at its character {error.pos + 1}"
+        ) from None
     except ValueError as error:
         raise PromptError(f"{where} is not a JSON object, such as {_EXAMPLE}: {one_line(error)}") from None
     if not isinstance(record, dict):
