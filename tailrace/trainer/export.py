@@ -37,9 +37,7 @@ def export_model(
         _set_dtype(partial / "config.json", dtype)
         tensors = {name: tensor.to(dtype).contiguous() for name, tensor in weights}
         save_file(tensors, partial / WEIGHTS, metadata={"format": "pt"})
-        shutil.copymode(
-            partial / "config.json", partial / WEIGHTS
-        )  # safetensors makes a file that is the owner's alone
+        shutil.copymode(partial / "config.json", partial / WEIGHTS)  # safetensors lets nobody else read it
 
 
 def export_dtype(model_dir: Path, generated_in: str | None) -> torch.dtype:
