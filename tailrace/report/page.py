@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
+from tailrace.events import Event
 from tailrace.report.adaptive_tp import adaptive_tp_figure
 from tailrace.report.figures import Section, detail_sections, progress_sections
 from tailrace.report.run_data import (
@@ -77,7 +78,7 @@ def render(run: RunData) -> str:
         run=run,
         facts=_facts(run),
         state=_state(run),
-        warnings=[(f"Step {shown_step(event)}", str(event.info["text"])) for event in run.of("warning")],
+        warnings=list(_warnings(run)),
         cards=list(_cards(run)),
         progress=progress,
         details=details,
@@ -94,6 +95,16 @@ def _json(value: Any) -> Markup:
     """JSON that can stand inside a script element."""
     text = msgspec.json.encode(value).decode()
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _warnings(run: RunData) -> Iterator[tuple[str, str]]:
+    """When each kind of warning was given, and the last of its texts."""
+    kinds: dict[str, list[Event]] = {}
+    for event in run.of("warning"):
+        kinds.setdefault(str(event.info["kind"]), []).append(event)
+    for events in kinds.values():
+        more = f", {len(events)} times since step {shown_step(events[0])}" if len(events) > 1 else ""
+        yield f"Step {shown_step(events[-1])}{more}", str(events[-1].info["text"])
 
 
 def _facts(run: RunData) -> dict[str, str]:

@@ -91,6 +91,19 @@ def test_warnings_stand_at_the_head_with_their_steps(tmp_path: Path) -> None:
     assert "<b>teach" not in page
 
 
+def test_warnings_of_one_kind_are_one_line(tmp_path: Path) -> None:
+    def warning(step: int, kind: str) -> Event:
+        return Event(
+            task="warning", actor="driver", start=1, end=1, step=step, info={"kind": kind, "text": f"text {step}"}
+        )
+
+    given = [warning(4, "flat_groups"), warning(6, "entropy"), warning(9, "flat_groups"), warning(19, "flat_groups")]
+    page = words(report(tmp_path, [*resumed_run()[:1], *given]))
+    assert "Step 20, 3 times since step 5 text 19" in page
+    assert "Step 7 text 6" in page
+    assert "text 4" not in page
+
+
 def test_response_lengths_are_percentiles_of_each_steps_samples(figures: dict[str, Any]) -> None:
     lengths = [event.tokens for event in resumed_run() if event.task == "sample" and event.step == 59]
     low, high, median, longest = (trace["y"][59] for trace in figures["lengths"]["data"])
