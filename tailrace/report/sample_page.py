@@ -51,10 +51,14 @@ def sample_pages(records: Iterable[SampleRecord]) -> SamplePages | None:
     if not by_place:
         return None
     largest = max(map(len, by_place.values()))
-    chosen = _spread(list(by_place), max(2, min(_PLACES, _SAMPLES // largest)))
+    kinds = [[place for place in by_place if place[1] == kind] for kind in ("training", "evaluation")]
+    ends = {end for of_kind in kinds for end in (*of_kind[:1], *of_kind[-1:])}
+    between = [place for place in by_place if place not in ends]
+    chosen = ends.union(_spread(between, min(_PLACES, _SAMPLES // largest) - len(ends)))
     places = [
         Place(id=f"{kind}-{step}", title=place_title(kind, step), groups=_groups(by_place[step, kind]))
-        for step, kind in chosen
+        for step, kind in by_place
+        if (step, kind) in chosen
     ]
     return SamplePages(places=places, kept=len(by_place))
 
@@ -65,9 +69,8 @@ def _order(record: SampleRecord) -> tuple[int, bool]:
 
 
 def _spread(places: Sequence[tuple[int, str]], count: int) -> list[tuple[int, str]]:
-    if len(places) <= count:
-        return list(places)
-    return [places[round(index * (len(places) - 1) / (count - 1))] for index in range(count)]
+    count = min(count, len(places))
+    return [places[(2 * index + 1) * len(places) // (2 * count)] for index in range(count)]
 
 
 def _groups(samples: Sequence[SampleRecord]) -> list[Group]:

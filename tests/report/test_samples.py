@@ -183,6 +183,22 @@ def test_a_page_has_the_first_and_the_last_step_and_not_all_of_a_long_run() -> N
     assert (ids[0], ids[-1], len(ids)) == ("training-1", "training-500", 50)
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 100, 1000])
+def test_a_page_of_a_long_run_has_the_first_and_the_last_of_each_kind(steps: int) -> None:
+    records = [make_sample(step, kind="evaluation") for step in range(0, steps + 1, steps)]
+    pages = sample_pages(records + [make_sample(step) for step in range(1, steps + 1)])
+    assert pages is not None
+    ids = [place.id for place in pages.places]
+    assert len(ids) == min(60, steps + 2)
+    assert (ids[0], ids[1], ids[-2], ids[-1]) == (
+        "evaluation-0",
+        "training-1",
+        f"training-{steps}",
+        f"evaluation-{steps}",
+    )
+    assert pages.newest.id == f"training-{steps}"
+
+
 def test_a_page_with_huge_groups_stays_bounded() -> None:
     records = [make_sample(step, group, sample) for step in (1, 2, 3) for group in range(20) for sample in range(100)]
     pages = sample_pages(records)
