@@ -86,7 +86,7 @@ bench-queue: $(READY) ## the transfer queue beside TransferQueue, in an environm
 bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the best one beside TRL
 	$(BIN)/python benchmarks/bench_pipeline.py
 
-chaos: $(READY) ## 100 rounds of runs that lose a process of any kind, each checked, an hour on 2 cores
+chaos: $(READY) ## 100 rounds of runs that lose a process of any kind, each checked, 25 minutes on 2 cores
 	$(BIN)/python -m tests.chaos --rounds 100
 
 clean: ## remove what was built and installed, but no run
