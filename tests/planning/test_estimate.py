@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tailrace.config.run import RunConfig
-from tailrace.planning.estimate import PROCESS_BYTES, MachineSpeed, ModelSize, estimate
+from tailrace.planning.estimate import PROCESS_BYTES, TRAINING_EFFICIENCY, MachineSpeed, ModelSize, estimate
 from tests.runs import small_run
 
 SIZE = ModelSize(parameters=1_000_000, layers=4, hidden=64, intermediate=256)
@@ -49,8 +49,18 @@ def test_time_grows_with_response_length_and_shrinks_with_speed() -> None:
 def test_a_shared_prompt_is_trained_on_once_a_group() -> None:
     small = estimate(config(), SIZE, 0, SPEED)
     large = estimate(config(), SIZE, 100, SPEED)
-    groups = 2
-    assert large.actor_s - small.actor_s == pytest.approx(6 * SIZE.parameters * groups * 100 / SPEED.flops)
+    groups, rate = 2, SPEED.flops * TRAINING_EFFICIENCY
+    assert large.actor_s - small.actor_s == pytest.approx(6 * SIZE.parameters * groups * 100 / rate)
+
+
+def test_the_steps_of_the_quickstart_take_no_longer_than_estimated() -> None:
+    """Its second step on 2 cores of an AMD EPYC: 890 tokens of 32 responses, trained on in 3.96 s, made in 1.06 s."""
+    small_llama = ModelSize(parameters=134_515_008, layers=30, hidden=576, intermediate=1536)
+    machine = MachineSpeed(flops=407e9, bytes_per_s=18e9, threads=2)
+    shapes = {"algorithm__group_size": 8, "trainer__train_batch_size": 32, "sampling__max_new_tokens": 28}
+    plan = estimate(config(engine={"type": "native"}, **shapes), small_llama, 47, machine)
+    assert 3.96 < plan.actor_s < 2 * 3.96
+    assert plan.rollout_s > 1.06
 
 
 def test_worker_processes_add_themselves_and_staged_weights_old_and_new() -> None:
