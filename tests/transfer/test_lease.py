@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tailrace.config.transfer import LocalQueueConfig
-from tailrace.errors import LeaseError, PeerLost
+from tailrace.errors import LeaseError, PeerLost, TailraceWarning
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
-from tailrace.transfer.queue.lease import held, next_claim
+from tailrace.transfer.queue.lease import ack_if_held, held, next_claim
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tests.transfer.tables import group, one_task, outputs, queue_of
@@ -47,6 +47,17 @@ async def test_work_longer_than_the_lease_keeps_its_rows() -> None:
         await queue.ack(claim, outputs(claim))
     assert (await queue.stats()).tasks["only"].consumed == 2
     assert (await queue.stats()).tasks["only"].expired == 0
+
+
+@virtual_time
+async def test_work_on_a_lease_that_has_ended_is_warned_of_and_not_acked() -> None:
+    queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
+    await queue.put(group(0, 2))
+    claim = await queue.claim("only")
+    await asyncio.sleep(2 * LEASE_S)
+    with pytest.warns(TailraceWarning, match=r"task 'only' took longer than its lease, .* raise queue\.lease_s"):
+        assert not await ack_if_held(queue, claim, outputs(claim))
+    assert (await queue.stats()).tasks["only"].consumed == 0
 
 
 @virtual_time
