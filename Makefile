@@ -48,9 +48,8 @@ $(VLLM_READY): requirements-vllm.lock pyproject.toml
 quickstart: $(READY) ## train SmolLM2-135M on two-number sums, six minutes on 2 cores with AVX512-BF16
 	$(BIN)/tailrace train recipes/quickstart.yaml output_dir=runs/quickstart-$$(date +%Y%m%d-%H%M%S)
 
-# Tests that start processes wait for them half of the time, so there is one process more than there are cores.
-test: $(READY) ## the tests, several at a time; any warning is an error
-	$(BIN)/pytest --numprocesses $$(( $$(getconf _NPROCESSORS_ONLN) + 1 )) --dist loadfile --no-loadscope-reorder
+test: $(READY) ## the tests, one process for each core; any warning is an error
+	$(BIN)/pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 test-vllm: $(VLLM_READY) ## the tests of the vLLM engine
 	$(VLLM_VENV)/bin/pytest tests/engine/test_vllm.py tests/engine/test_conformance.py -k vllm
