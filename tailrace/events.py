@@ -110,7 +110,7 @@ class EventFile:
         self._path = path
         try:
             drop_cut_line(path)
-            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+            self._file = open(path, "ab", opener=owner_only)  # noqa: SIM115  (until `close`)
         except OSError as error:
             raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -133,6 +133,11 @@ class EventFile:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def owner_only(path: str, flags: int) -> int:
+    """For `open(path, "wb", opener=owner_only)`: a new file is the owner's alone, as all is that has texts of a run."""
+    return os.open(path, flags, 0o600)
 
 
 def drop_cut_line(path: Path) -> None:

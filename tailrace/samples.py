@@ -7,16 +7,15 @@ The event travels like any other, from a worker's process too, but `events.jsonl
 depends on the seed and the step alone: never on which responses finish first, since those are short.
 """
 
-import os
 import random
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import IO, Literal
+from typing import Literal
 
 import msgspec
 
 from tailrace.errors import UNREADABLE, UserError
-from tailrace.events import SAMPLES_TASK, Event, drop_cut_line
+from tailrace.events import SAMPLES_TASK, Event, drop_cut_line, owner_only
 
 SAMPLES_FILE = "samples.jsonl"
 
@@ -141,7 +140,7 @@ class SampleFile:
     def _add(self, records: Sequence[SampleRecord]) -> None:
         new = {record.place for record in records}
         self._keep(lambda place: place not in new)
-        with _opened(self._path, os.O_APPEND) as file:
+        with open(self._path, "ab", opener=owner_only) as file:
             file.write(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
         self._places |= new
 
@@ -152,7 +151,7 @@ class SampleFile:
             return
         partial = self._path.with_name(f".{self._path.name}.partial")
         try:
-            with self._path.open("rb") as old, _opened(partial, os.O_TRUNC) as new:
+            with self._path.open("rb") as old, open(partial, "wb", opener=owner_only) as new:
                 new.writelines(line for line in old if _PLACE.decode(line).place in kept)
             partial.replace(self._path)
         finally:
@@ -164,11 +163,6 @@ class SampleFile:
             f"{self._path} cannot be written: {error.strerror}; mend that, then go on with --resume, or with "
             "observe.sample_groups=0, which keeps no samples"
         )
-
-
-def _opened(path: Path, how: int) -> IO[bytes]:
-    """For writing, and for the owner alone, as events are."""
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | how, 0o600), "wb")
 
 
 class _Place(msgspec.Struct):

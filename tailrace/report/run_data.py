@@ -1,7 +1,6 @@
 """A run, read once from its events, without the work that was lost when it was resumed."""
 
 import math
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tailrace.errors import UserError
-from tailrace.events import Event, read_events
+from tailrace.events import Event, owner_only, read_events
 from tailrace.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 EVENTS_FILE = "events.jsonl"
@@ -123,7 +122,7 @@ def write_file(run_dir: Path, name: str, content: bytes) -> Path:
     path, partial = run_dir / name, run_dir / f".{name}.partial"
     try:
         try:
-            with open(partial, "wb", opener=_private) as file:
+            with open(partial, "wb", opener=owner_only) as file:
                 file.write(content)
             partial.replace(path)
         finally:
@@ -131,10 +130,6 @@ def write_file(run_dir: Path, name: str, content: bytes) -> Path:
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; make room, or see who may write there") from None
     return path
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def drop_superseded(events: Iterable[Event]) -> list[Event]:

@@ -68,12 +68,11 @@ def _record(line: bytes, where: str) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise PromptError(f"{where} is nested too deep") from None
-    except json.JSONDecodeError as error:
-        raise PromptError(
-            f"{where} is not a JSON object, such as {_EXAMPLE}: {error.msg} at its character {error.pos + 1}"
-        ) from None
     except ValueError as error:
-        raise PromptError(f"{where} is not a JSON object, such as {_EXAMPLE}: {one_line(error)}") from None
+        why = one_line(error)
+        if isinstance(error, json.JSONDecodeError):  # its own text counts lines, of which this is one
+            why = f"{error.msg} at its character {error.pos + 1}"
+        raise PromptError(f"{where} is not a JSON object, such as {_EXAMPLE}: {why}") from None
     if not isinstance(record, dict):
         array = "; a file of one JSON array has to be written as one object a line" if line.lstrip()[:1] == b"[" else ""
         raise PromptError(f"{where} is not a JSON object, such as {_EXAMPLE}{array}")

@@ -124,11 +124,12 @@ def test_who_proved_itself_is_not_hung_up_on_though_the_porter_hears_of_it_late(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_server_ends_with_its_porter_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["_answer", "_take_in"])
+def test_a_server_ends_with_its_porter_and_says_why(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     def fail(self: porter.Porter) -> None:
         raise ValueError("too many frames")
 
-    monkeypatch.setattr(porter.Porter, "_answer", fail)
+    monkeypatch.setattr(porter.Porter, where, fail)
     with serving(Server("desk", TOKEN)) as desk, closing(Peer(desk.endpoints[1])):
         until(lambda: desk.stopped_by != "")
         assert desk.stopped_by == "no connection can be let in any more: ValueError: too many frames"

@@ -129,7 +129,7 @@ class Porter:
             self._watch()
         except BaseException as error:  # whatever it is, the server must not go on as if all were well
             self._on_failure(error)
-            while self._take_in():  # until `close`, since ZeroMQ waits for whoever it tells of events
+            while self._next_event()[0] != zmq.EVENT_MONITOR_STOPPED:  # ZeroMQ waits for whoever it tells of events
                 pass
             raise
         finally:
@@ -168,7 +168,7 @@ class Porter:
 
     def _take_in(self) -> bool:
         """Take in what has happened; False once nothing will any more."""
-        event, descriptor = _EVENT.unpack_from(self._told.recv_multipart()[0])
+        event, descriptor = self._next_event()
         match event:
             case zmq.EVENT_ACCEPTED:
                 self._open.add(descriptor)
@@ -178,6 +178,11 @@ class Porter:
                 self._open.discard(descriptor)
                 self._strangers.pop(descriptor, None)
         return bool(event != zmq.EVENT_MONITOR_STOPPED)
+
+    def _next_event(self) -> tuple[int, int]:
+        """What has happened, with the descriptor of the connection; waits for it."""
+        event, descriptor = _EVENT.unpack_from(self._told.recv_multipart()[0])
+        return event, descriptor
 
     def _send_away(self) -> None:
         """Hang up on the first where too many wait, or for too long; on the last where descriptors end."""
