@@ -52,7 +52,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": str(len(CORES)),
     "HF_HUB_OFFLINE": "1",
 }
-"""Of every contestant; MALLOC_… is what `tailrace.allocator` does."""
+"""Of every contestant; MALLOC_… is what `tailrace.host.allocator` does."""
 VLLM_ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, CORES)),
     "VLLM_LOGGING_STREAM": "ext://sys.stderr",

@@ -30,7 +30,7 @@ from replay import Lengths, recorded, scaled
 
 from tailrace.config.load import load_config
 from tailrace.config.model import ModelConfig
-from tailrace.cpu import multiplies_bfloat16
+from tailrace.host.cpu import multiplies_bfloat16
 from tailrace.models.resolve import resolve_model
 
 HERE = Path(__file__).parent

@@ -17,9 +17,9 @@ import numpy as np
 from replay import Lengths
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.assembly import Parts, load_inputs, open_parts
 from tailrace.config.run import RunConfig
 from tailrace.preparation import prepare_torch
+from tailrace.run.assembly import Parts, load_inputs, open_parts
 from tailrace.trainer.base import TrainSample
 from tailrace.types import IntArray, Request, Sample
 

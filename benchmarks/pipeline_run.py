@@ -15,15 +15,15 @@ from pathlib import Path
 
 import psutil
 
-from tailrace.assembly import Colocated, Placement, load_inputs
 from tailrace.cluster.pool import DeathBudget
 from tailrace.cluster.undertaker import MARK
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
-from tailrace.metrics import TaskTimes
 from tailrace.preparation import prepare_torch
-from tailrace.run_queue import open_queue, run_table
-from tailrace.separated import Separated
+from tailrace.run.assembly import Colocated, Placement, load_inputs
+from tailrace.run.queue import open_queue, run_table
+from tailrace.run.separated import Separated
+from tailrace.run.step_metrics import TaskTimes
 from tailrace.trainer.checkpoint import CheckpointStore
 
 PROGRAMS = {

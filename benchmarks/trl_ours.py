@@ -8,13 +8,13 @@ from pathlib import Path
 
 import gate
 
-from tailrace.assembly import build_pipeline, load_inputs, open_parts
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
-from tailrace.metrics import TaskTimes
 from tailrace.preparation import prepare_torch
-from tailrace.run_queue import open_queue, run_table
+from tailrace.run.assembly import build_pipeline, load_inputs, open_parts
+from tailrace.run.queue import open_queue, run_table
+from tailrace.run.step_metrics import TaskTimes
 from tailrace.trainer.checkpoint import CheckpointStore
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"

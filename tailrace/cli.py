@@ -9,7 +9,7 @@ import typer
 
 from tailrace import __version__
 from tailrace.errors import TailraceError, UserError, one_line
-from tailrace.streams import replace_unencodable, warn_in_one_line
+from tailrace.host.streams import replace_unencodable, warn_in_one_line
 
 app = typer.Typer(
     add_completion=False,
@@ -83,11 +83,11 @@ def train(
     config = load_config(recipe, overrides or ())
     resume = resume or resume_from is not None
     if dry_run:
-        from tailrace.dry_run import print_plan
+        from tailrace.commands.dry_run import print_plan
 
         print_plan(config, resume=resume, checkpoint=resume_from)
         return
-    from tailrace.run import train as run_training
+    from tailrace.run.train import train as run_training
 
     try:
         code = run_training(config, resume=resume, checkpoint=resume_from)
@@ -133,7 +133,7 @@ def generate(
     texts, overrides = split_arguments(arguments or (), GenerateConfig.model_fields)
     sources = [] if prompts is None else [source_override(prompts)]
     config = load_as(GenerateConfig, recipe, [*sources, *overrides])
-    from tailrace.generate import generate as run_generation
+    from tailrace.commands.generate import generate as run_generation
 
     inputs = [recipe] if recipe else []
     raise typer.Exit(run_generation(config, texts, output, force=force, inputs=inputs))
@@ -186,7 +186,7 @@ def evaluate(
 
     given = [] if samples is None else [f"evaluation.samples={samples}"]
     config = evaluated_config(model, recipe=recipe, prompts=prompts, step=step, overrides=[*given, *(overrides or ())])
-    from tailrace.evaluate import evaluate as run_evaluation
+    from tailrace.commands.evaluate import evaluate as run_evaluation
 
     checkpoint = None if step is None else (_path(model), step)
     inputs = [*([recipe] if recipe else []), _path(model) / "**"]
@@ -205,7 +205,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help="Replace the directory where it exists.")] = False,
 ) -> None:
     """Write the model of a checkpoint as a directory that transformers loads."""
-    from tailrace.export import export as export_checkpoint
+    from tailrace.commands.export import export as export_checkpoint
 
     typer.echo(export_checkpoint(run, step=step, output=output, force=force))
 
@@ -231,7 +231,7 @@ def engine(
     from tailrace.config.load import load_as
 
     config = load_as(ProfileConfig, recipe, overrides or ())
-    from tailrace.profiling import profile_engine
+    from tailrace.commands.profile_engine import profile_engine
 
     profile_engine(config, json, force=force)
 
@@ -257,7 +257,7 @@ def tp(
 
     given = model_override(model, TPProfileConfig.model_fields)
     config = load_as(TPProfileConfig, recipe, [given, *(overrides or ())])
-    from tailrace.tp_profiling import profile_tp
+    from tailrace.commands.profile_tp import profile_tp
 
     profile_tp(config, force=force)
 
@@ -284,8 +284,8 @@ def serve(
 ) -> None:
     """Serve a queue until Ctrl-C. Started again with the same directory, it knows what it has had; its rows are there
     again with queue.storage.type=redis alone, else they have to be put again."""
-    from tailrace.queue_serving import load_served
-    from tailrace.queue_serving import serve as serve_queue
+    from tailrace.commands.queue_serve import load_served
+    from tailrace.commands.queue_serve import serve as serve_queue
 
     serve_queue(load_served(recipe, overrides or ()), directory, metrics_port=metrics_port)
 
@@ -298,7 +298,7 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print the counts once, and exit.")] = False,
 ) -> None:
     """Show what a queue holds and who waits for what, anew each second until Ctrl-C."""
-    from tailrace.queue_top import show
+    from tailrace.commands.queue_top import show
 
     show(connection, once=once)
 

@@ -45,7 +45,7 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
 Sink = Callable[[Event], None]
 
 SAMPLES_TASK = "samples"
-"""Of events that carry texts for people, see `tailrace.samples`."""
+"""Of events that carry texts for people, see `tailrace.report.samples`."""
 
 
 class EventLog:

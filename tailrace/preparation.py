@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from tailrace.allocator import keep_freed_memory
 from tailrace.config.engine import (
     AdapterEngineConfig,
     EngineConfig,
@@ -27,6 +26,7 @@ from tailrace.engine.base import Engine
 from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.factory import make_engine
 from tailrace.errors import ConfigError, ModelError, UserError
+from tailrace.host.allocator import keep_freed_memory
 from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.loading import check_model

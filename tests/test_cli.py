@@ -10,9 +10,9 @@ import yaml
 
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
-from tailrace.run import train
+from tailrace.run.train import train
 from tests.conftest import Command, TinyModel
-from tests.runs import small_run, write_prompts
+from tests.helpers.runs import small_run, write_prompts
 
 
 def tailrace(*arguments: str) -> subprocess.CompletedProcess[str]:

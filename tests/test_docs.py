@@ -13,11 +13,11 @@ import yaml
 from typer.main import get_command
 
 from tailrace.cli import app
+from tailrace.commands.generate import Line
+from tailrace.commands.queue_serve import load_served
 from tailrace.config.load import load_config
 from tailrace.config.queue_table import TableConfig
-from tailrace.generate import Line
-from tailrace.queue_serving import load_served
-from tailrace.run_queue import run_table
+from tailrace.run.queue import run_table
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow, QueueStats
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
@@ -28,7 +28,7 @@ from tailrace.transfer.queue.table import check_table
 from tailrace.transfer.queue.tensors import PaddedTensor
 from tailrace.types import ColumnKind, Value
 from tests.conftest import TinyModel
-from tests.runs import small_run
+from tests.helpers.runs import small_run
 from tests.transfer.test_processes import queue
 
 ROOT = Path(__file__).parents[1]

@@ -159,8 +159,8 @@ def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None
         "tailrace.config.load",
         "tailrace.types",
         "tailrace.events",
-        "tailrace.trainer_api",
-        "tailrace.workers.reward",
+        "tailrace.api",
+        "tailrace.run.workers.reward",
     ],
 )
 def test_what_computes_nothing_loads_without_torch(module: str) -> None:

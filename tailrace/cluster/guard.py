@@ -15,7 +15,7 @@ import threading
 import time
 from contextlib import suppress
 
-from tailrace.descendants import KILL_LIMIT_S, adopt_orphans, kill_descendants
+from tailrace.host.descendants import KILL_LIMIT_S, adopt_orphans, kill_descendants
 
 
 def main() -> None:

@@ -28,9 +28,9 @@ from tailrace.cluster.base import (
     make_worker,
 )
 from tailrace.config.cluster import ClusterConfig
-from tailrace.cpu import usable_cores
 from tailrace.errors import WorkerDied
 from tailrace.events import Event
+from tailrace.host.cpu import usable_cores
 
 Result = TypeVar("Result")
 

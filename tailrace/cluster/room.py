@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 
 from tailrace.config.cluster import PoolConfig
-from tailrace.cpu import usable_cores
 from tailrace.errors import ConfigError, did_you_mean
+from tailrace.host.cpu import usable_cores
 
 Resources = Mapping[str, float]
 """Amounts by Ray's names: CPU, GPU and others."""

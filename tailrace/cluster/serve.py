@@ -34,10 +34,10 @@ from tailrace.cluster.wire import (
     pack_error,
     read_to_worker,
 )
-from tailrace.cpu import usable_cores
-from tailrace.descendants import signal_at_end_of_parent
 from tailrace.errors import ConfigError
-from tailrace.streams import replace_unencodable, warn_in_one_line
+from tailrace.host.cpu import usable_cores
+from tailrace.host.descendants import signal_at_end_of_parent
+from tailrace.host.streams import replace_unencodable, warn_in_one_line
 
 _BATCH_S = 0.2
 """Events that come within this time go in one message."""

@@ -17,7 +17,7 @@ from subprocess import DEVNULL, PIPE
 import psutil
 
 from tailrace.cluster.environment import environment
-from tailrace.descendants import kill_all, living
+from tailrace.host.descendants import kill_all, living
 
 MARK = "TAILRACE_RAY"
 """The variable that all processes of a local Ray, and what they start, have in their environment."""

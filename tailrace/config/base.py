@@ -10,8 +10,8 @@ from typing import Annotated, Any, Self, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict, model_validator
 
 from tailrace.config.recipe_text import in_yaml
-from tailrace.cpu import multiplies_bfloat16
 from tailrace.errors import quoted
+from tailrace.host.cpu import multiplies_bfloat16
 
 _IN_BFLOAT16 = ("native", "vllm")
 """Engines whose dtype is that by default."""

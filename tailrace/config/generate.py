@@ -11,7 +11,7 @@ from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import AnySource, EvaluatedPromptsConfig, Presentation, PromptsConfig
 from tailrace.config.rewards import RewardsConfig
-from tailrace.cpu import usable_cores
+from tailrace.host.cpu import usable_cores
 
 
 class _OnEngine(OnDevice):

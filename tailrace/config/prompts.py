@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from tailrace.config.base import Config, Count, CountFromZero, Keywords, PathText, Seed
-from tailrace.patterns import Pattern
+from tailrace.config.patterns import Pattern
 
 
 class ColumnsConfig(Config):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tailrace.config.base import Config, Keywords, Processes, Seconds
-from tailrace.patterns import Pattern, Which
+from tailrace.config.patterns import Pattern, Which
 
 MAX_PICKLED_CHARS = 2**19
 """Of a function in a recipe."""

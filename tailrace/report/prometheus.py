@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from tailrace.activity import STATES
 from tailrace.events import Event
-from tailrace.metrics_server import MetricsServer
+from tailrace.host.metrics_server import MetricsServer
 from tailrace.report.workers import VERSION_TASKS, worker_of
 
 SETTING = "observe.metrics_port"

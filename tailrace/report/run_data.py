@@ -12,7 +12,7 @@ import msgspec
 
 from tailrace.errors import UserError
 from tailrace.events import Event, owner_only, read_events
-from tailrace.samples import SAMPLES_FILE, SampleRecord, read_samples
+from tailrace.report.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 EVENTS_FILE = "events.jsonl"
 

@@ -9,8 +9,8 @@ from rich.text import Text
 
 from tailrace.errors import UserError
 from tailrace.report.sample_text import Group, figures, grouped, load_samples, place_title, reward_words, visible
+from tailrace.report.samples import SampleRecord
 from tailrace.report.text import counted
-from tailrace.samples import SampleRecord
 
 _HEAD, _TAIL = 18, 6
 """Lines of a long text that are shown."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from tailrace.report.sample_text import Group, grouped, place_title
-from tailrace.samples import SampleRecord, shown_text
+from tailrace.report.samples import SampleRecord, shown_text
 
 _SAMPLES = 800
 """On a page, about: a browser shows them at once."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tailrace.errors import UserError
 from tailrace.report.run_data import EVENTS_FILE
+from tailrace.report.samples import SAMPLES_FILE, SampleRecord, read_samples
 from tailrace.report.text import counted, number
-from tailrace.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"

@@ -21,10 +21,10 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type
 from tailrace.config.pipeline import ObserveConfig
 from tailrace.errors import UserError, one_line
 from tailrace.events import SAMPLES_TASK, Event
-from tailrace.metrics_server import check_port
+from tailrace.host.metrics_server import check_port
 from tailrace.report.prometheus import SETTING, PrometheusSink
 from tailrace.report.sample_text import figures, grouped, reward_words, visible
-from tailrace.samples import SampleRecord, samples_in
+from tailrace.report.samples import SampleRecord, samples_in
 
 LENGTHS_TAG = "train/response_tokens"
 _TEXT = create_summary_metadata(display_name="", description="")

@@ -7,9 +7,9 @@ from typing import Any
 
 from tailrace.config.rewards import FunctionReward, GivenReward
 from tailrace.errors import UserError, did_you_mean
+from tailrace.host.user_code import load_callable
 from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest
 from tailrace.rewards.given import given_function
-from tailrace.user_code import load_callable
 
 KEY = "rewards.grader.path"
 NAMES = GradingRequest.__struct_fields__

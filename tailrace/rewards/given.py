@@ -15,7 +15,7 @@ from typing import Any
 
 from tailrace.config.rewards import MAX_PICKLED_CHARS, GivenReward
 from tailrace.errors import ConfigError, UserError, quoted
-from tailrace.user_code import describe
+from tailrace.host.user_code import describe
 
 
 def reward_section(function: Callable[..., Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from tailrace.descendants import adopt_orphans, kill_descendants, signal_at_end_of_parent
+from tailrace.host.descendants import adopt_orphans, kill_descendants, signal_at_end_of_parent
 
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 

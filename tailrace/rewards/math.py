@@ -13,9 +13,9 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
 
+from tailrace.config.patterns import find
 from tailrace.config.rewards import MathReward
 from tailrace.errors import RewardError
-from tailrace.patterns import find
 from tailrace.rewards.base import Grader, GradingRequest, expected_text
 
 _MATH_INSIDE = re.compile(

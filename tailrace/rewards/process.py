@@ -20,8 +20,8 @@ import msgspec
 import psutil
 
 from tailrace.config.rewards import RewardsConfig
-from tailrace.descendants import kill_all, living
 from tailrace.errors import UNREADABLE, RewardError, UserError, how_ended
+from tailrace.host.descendants import kill_all, living
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.output import Lines
 from tailrace.rewards.wire import LENGTH, Call, Message, Ready, Reply, Setup, frame

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from tailrace.config.patterns import find
 from tailrace.config.rewards import ReasoningGymReward
 from tailrace.errors import RewardError
-from tailrace.patterns import find
 from tailrace.rewards.base import CORRECT, Grader, GradingRequest
 
 with warnings.catch_warnings():

@@ -2,8 +2,8 @@
 
 import re
 
+from tailrace.config.patterns import can_find, find
 from tailrace.config.rewards import RegexReward
-from tailrace.patterns import can_find, find
 from tailrace.rewards.base import Grader, GradingRequest, expected_text
 
 

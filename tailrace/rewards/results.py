@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
+from tailrace.host.user_code import describe, user_traceback
 from tailrace.rewards.base import CORRECT, Grade
-from tailrace.user_code import describe, user_traceback
 
 REWARD = "reward"
 MAX_PARTS = 64

@@ -12,9 +12,9 @@ from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.off_policy import truncated_importance
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
-from tailrace.run import train
+from tailrace.run.train import train
 from tests.conftest import TinyModel
-from tests.runs import learned, small_run, steps_of, write_prompts
+from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
 
 def stale(ratios: list[float], mask: list[float] | None = None) -> LossInputs:

@@ -3,7 +3,7 @@
 import subprocess
 from typing import Any
 
-from tests.graders import digit_fraction as digit_fraction
+from tests.helpers.graders import digit_fraction as digit_fraction
 
 _LINGER_S = 600
 _has_child = False

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.config.run import RunConfig
-from tests.runs import small_run
+from tests.helpers.runs import small_run
 
 STEPS = 4
 ROWS_PER_STEP = 8

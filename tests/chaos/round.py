@@ -20,13 +20,13 @@ from safetensors.torch import load_file
 from tailrace import cli
 from tailrace.cluster.base import WorkerSpec
 from tailrace.config.run import RunConfig
-from tailrace.interrupt import INTERRUPTED
+from tailrace.host.interrupt import INTERRUPTED
 from tailrace.trainer.checkpoint import CheckpointStore, find_damage
 from tests.chaos.plan import ROWS_PER_STEP, STEPS, Plan
 from tests.chaos.processes import adopt_orphans, exposed, gone, open_to_others, shared_memory
 from tests.chaos.watch import Harm, follow
-from tests.faulty_run import record_rows, rows_of_steps
-from tests.runs import learned, steps_of
+from tests.helpers.faulty_run import record_rows, rows_of_steps
+from tests.helpers.runs import learned, steps_of
 
 ATTEMPT_LIMIT_S = 300.0
 """For a run to end, whatever happens to it; the limits of its parts together are shorter."""
@@ -181,7 +181,7 @@ def drive(config: RunConfig, log: Path, resume: bool) -> NoReturn:
         recipe.write_text(yaml.safe_dump(config.model_dump(mode="json")))
         sys.argv = ["tailrace", "train", str(recipe), *(["--resume"] if resume else [])]
         with ExitStack() as stack:
-            stack.enter_context(patch("tailrace.separated.WorkerSpec", _recording_spec))
+            stack.enter_context(patch("tailrace.run.separated.WorkerSpec", _recording_spec))
             record_rows(Path(config.output_dir) / "trained.jsonl")
             cli.main()
     except SystemExit as end:
@@ -199,7 +199,7 @@ def drive(config: RunConfig, log: Path, resume: bool) -> NoReturn:
 
 def _recording_spec(**values: Any) -> WorkerSpec:
     if values["name"] == "trainer":
-        values["factory"] = "tests.faulty_run:recording"
+        values["factory"] = "tests.helpers.faulty_run:recording"
     return WorkerSpec(**values)
 
 
@@ -251,7 +251,7 @@ def _is_in_use(path: Path) -> bool:
 def prepare(directory: Path) -> tuple[Path, Path]:
     """The model and the prompts of all rounds."""
     from tailrace.conformance.tiny import write_tiny_model
-    from tests.runs import write_prompts
+    from tests.helpers.runs import write_prompts
 
     return write_tiny_model("llama", directory / "model"), write_prompts(directory / "prompts.jsonl")
 

@@ -35,7 +35,7 @@ from tailrace.errors import ClusterError, ConfigError, WorkerDied
 from tests.cluster.conftest import CONFIG, servant
 from tests.cluster.hearing import LIMIT_S, Hearing
 from tests.cluster.test_process import gone
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 CORES = float(os.cpu_count() or 1)
 

@@ -334,7 +334,7 @@ def test_a_value_of_the_wrong_form_says_the_right_one(override: str, says: str) 
 def test_a_run_computes_in_bfloat16_by_default_where_the_device_can(
     monkeypatch: pytest.MonkeyPatch, flags: str, device: str, chosen: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr("tailrace.cpu.cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr("tailrace.host.cpu.cpu_flags", lambda: frozenset(flags.split()))
 
     def choice(config: RunConfig) -> tuple[str, str]:
         assert isinstance(config.engine, NativeEngineConfig)

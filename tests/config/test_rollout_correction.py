@@ -7,7 +7,7 @@ import pytest
 
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
-from tests.runs import small_run
+from tests.helpers.runs import small_run
 
 
 def config(**changes: Any) -> RunConfig:

@@ -14,9 +14,9 @@ from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngin
 from tailrace.conformance.engine import LIMIT_S, EngineContract
 from tailrace.conformance.requests import collect, make_request
 from tailrace.conformance.tiny import make_tokenizer
-from tailrace.cpu import cpu_flags
 from tailrace.engine.factory import make_engine
 from tailrace.engine.kernels.build import AVX512_BF16
+from tailrace.host.cpu import cpu_flags
 from tests.conftest import TinyModel
 
 

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tailrace.conformance.tiny import FAMILIES, write_tiny_model
-from tailrace.cpu import cpu_flags
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.cpu import CpuDecoder, Packed, rope_tables, unsupported
@@ -24,6 +23,7 @@ from tailrace.engine.ranks.layout import Shard
 from tailrace.engine.sharding import local_architecture, shard_weights
 from tailrace.engine.step import Chunk, Draw
 from tailrace.engine.weights import check_weights, read_weights
+from tailrace.host.cpu import cpu_flags
 from tailrace.models.architecture import Architecture, read_architecture
 from tests.engine.caches import cache_of
 from tests.engine.thread_ranks import run_ranks

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace.cpu import cpu_flags
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.collectives.shared_memory import SharedMemoryCollective
 from tailrace.engine.drawing import BLOCK, Drawing, Drawn, TorchDrawing
 from tailrace.engine.kernels.build import AVX512_BF16
 from tailrace.engine.kernels.sampling import CpuDrawing
+from tailrace.host.cpu import cpu_flags
 
 needs_avx512_bf16 = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
 both = pytest.mark.parametrize("make", [TorchDrawing, pytest.param(CpuDrawing, marks=needs_avx512_bf16)])

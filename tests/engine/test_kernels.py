@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cache import cache_directory
 from tailrace.engine.kernels import build
 from tailrace.engine.kernels.build import KernelUnavailable, load
+from tailrace.host.cache import cache_directory
 
 ANSWER = """
 #include <omp.h>

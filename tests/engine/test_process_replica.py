@@ -345,7 +345,7 @@ def test_a_driver_that_is_killed_while_ranks_meet_again_leaves_no_directory_behi
     script = """
         from tailrace.engine.collectives.rendezvous import rendezvous
         from tailrace.engine.ranks.wire import Meet
-        from tests.waiting import until
+        from tests.helpers.waiting import until
         memory_module.MEMORY_BACKED = Path(sys.argv[2])
         replica = ProcessReplica(settings(2), read_architecture(Path(sys.argv[1])), 0, device=CPU)
         replica.settle()

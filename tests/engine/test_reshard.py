@@ -17,7 +17,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.cpu import cpu_flags
 from tailrace.engine.adaptive_tp.groups import Groups
 from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes, switch_bytes
 from tailrace.engine.collectives.base import Collective
@@ -30,6 +29,7 @@ from tailrace.engine.ranks.rank import Rank
 from tailrace.engine.sharding import head_slots, shard_weights
 from tailrace.engine.step import Chunk, Draw
 from tailrace.errors import EngineError, ModelError
+from tailrace.host.cpu import cpu_flags
 from tailrace.models.architecture import Architecture, parameter_shapes
 from tests.engine.architectures import small_architecture
 from tests.engine.thread_ranks import run_engine

@@ -22,10 +22,10 @@ from safetensors.torch import load_file
 from transformers.utils import logging
 
 import tailrace.models.gguf as gguf_module
-from tailrace.cache import cache_directory
 from tailrace.config.model import ModelConfig
 from tailrace.conformance.tiny import CHAT_TEMPLATE
 from tailrace.errors import ModelError
+from tailrace.host.cache import cache_directory
 from tailrace.models.gguf import convert_gguf
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.config.run import RunConfig
 from tailrace.planning.estimate import PROCESS_BYTES, TRAINING_EFFICIENCY, MachineSpeed, ModelSize, estimate
-from tests.runs import small_run
+from tests.helpers.runs import small_run
 
 SIZE = ModelSize(parameters=1_000_000, layers=4, hidden=64, intermediate=256)
 SPEED = MachineSpeed(flops=1e9, bytes_per_s=1e9, threads=2)

@@ -16,10 +16,10 @@ from tailrace.report.page import write_report
 from tailrace.report.sample_list import print_samples
 from tailrace.report.sample_page import CHARACTERS, sample_pages
 from tailrace.report.sample_text import grouped, visible
-from tailrace.samples import SampleRecord
+from tailrace.report.samples import SampleRecord
 from tests.conftest import Command
+from tests.helpers.sample_records import make_sample
 from tests.report.synthetic import SyntheticRun, write_run
-from tests.sample_records import make_sample
 
 EVIL = (
     "</pre></script><script>alert(1)</script><img src=x onerror=alert(1)>",

@@ -13,10 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import (  # type: ig
 from tailrace.config.pipeline import ObserveConfig
 from tailrace.errors import UserError
 from tailrace.events import Event
+from tailrace.report.samples import samples_event
 from tailrace.report.sinks import LENGTHS_TAG, TensorBoardSink, WandbSink, open_sinks
-from tailrace.samples import samples_event
+from tests.helpers.sample_records import make_sample
 from tests.report.synthetic import CONFIG, SyntheticRun
-from tests.sample_records import make_sample
 
 
 def written(directory: Path, events: Iterable[Event]) -> EventAccumulator:

@@ -69,7 +69,7 @@ async def run_tasks(log: EventLog, rewards: RewardsConfig, responses: list[str])
 
 
 def grader(name: str, failure_reward: float | None = None) -> RewardsConfig:
-    function = FunctionReward(path=f"tests.graders.{name}")
+    function = FunctionReward(path=f"tests.helpers.graders.{name}")
     return RewardsConfig(grader=function, workers=1, failure_reward=failure_reward)
 
 
@@ -85,7 +85,7 @@ async def test_rewards_become_group_normalized_advantages_of_each_token(log: Eve
 async def test_a_failed_grading_is_nan_with_its_reason_and_no_advantage(log: EventLog, events: list[Event]) -> None:
     cells = await run_tasks(log, grader("fails_on_even_length"), ["1", "ab", "a"])
     assert math.isnan(cells[1]["reward"])
-    assert cells[1]["reward_error"] == "ArithmeticError: even (tests/graders.py, line 14)"
+    assert cells[1]["reward_error"] == "ArithmeticError: even (tests/helpers/graders.py, line 14)"
     assert cells[1]["advantages"].tolist() == [0.0, 0.0]
     assert cells[0]["advantages"][0] == -cells[2]["advantages"][0] > 0
     failures = [e.info["failures"] for e in events if e.task == "reward" and e.info]
@@ -95,7 +95,7 @@ async def test_a_failed_grading_is_nan_with_its_reason_and_no_advantage(log: Eve
 async def test_a_stated_failure_reward_takes_the_place_of_nan(log: EventLog) -> None:
     cells = await run_tasks(log, grader("fails_on_even_length", failure_reward=-1.0), ["1", "ab", "a"])
     assert [cell["reward"] for cell in cells] == [1.0, -1.0, 0.0]
-    assert cells[1]["reward_error"] == "ArithmeticError: even (tests/graders.py, line 14)"
+    assert cells[1]["reward_error"] == "ArithmeticError: even (tests/helpers/graders.py, line 14)"
 
 
 async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log: EventLog) -> None:

@@ -30,7 +30,7 @@ from tailrace.transfer.queue.look import greet, look
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.serve import UnitSettings
 from tailrace.transfer.queue.socket_directory import directory_of
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 LIMIT_S = 30.0
 TABLE = TableConfig(

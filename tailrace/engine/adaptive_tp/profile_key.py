@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from tailrace.cache import cache_directory
 from tailrace.config.engine import LinkConfig, NativeEngineConfig
 from tailrace.engine.collectives.factory import resolve_collectives
 from tailrace.engine.decoder.factory import why_torch
 from tailrace.engine.ranks.process import threads_per_rank
+from tailrace.host.cache import cache_directory
 from tailrace.models.architecture import Architecture
 from tailrace.planning.tp_profile import ProfileKey
 

@@ -8,7 +8,7 @@ from typing import Any
 from tailrace.config.engine import AdapterEngineConfig
 from tailrace.engine.base import Engine
 from tailrace.errors import UserError
-from tailrace.user_code import check_call, load_callable
+from tailrace.host.user_code import check_call, load_callable
 
 KEY = "engine.path"
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import torch  # noqa: F401  (its OpenMP runtime has to be the process's first, which libraries then share)
 
-from tailrace.cache import cache_directory, make_private
-from tailrace.cpu import cpu_flags
 from tailrace.errors import EngineError, one_line
+from tailrace.host.cache import cache_directory, make_private
+from tailrace.host.cpu import cpu_flags
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "c++", "clang++")

@@ -22,7 +22,6 @@ import torch
 
 from tailrace import errors
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.cpu import usable_cores
 from tailrace.engine.collectives.factory import meeting_bytes, resolve_collectives
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.ranks.base import RankDied, Replica
@@ -32,6 +31,7 @@ from tailrace.engine.ranks.wire import Answer, Failure, Load, Order, Start, Step
 from tailrace.engine.ranks.worker_process import Crew, WorkerProcess, end
 from tailrace.engine.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
+from tailrace.host.cpu import usable_cores
 from tailrace.models.architecture import Architecture
 
 START_LIMIT_S = 300.0

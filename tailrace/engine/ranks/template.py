@@ -23,7 +23,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tailrace.engine.ranks import worker
-from tailrace.streams import replace_unencodable
+from tailrace.host.streams import replace_unencodable
 
 REQUEST = b"f"
 DESCRIPTORS = 4

@@ -20,7 +20,6 @@ from contextlib import suppress
 import torch
 
 from tailrace import errors
-from tailrace.allocator import keep_freed_memory
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.groups import Groups
 from tailrace.engine.adaptive_tp.reshard import now
@@ -44,6 +43,7 @@ from tailrace.engine.ranks.wire import (
     Switch,
 )
 from tailrace.errors import EngineError, UserError
+from tailrace.host.allocator import keep_freed_memory
 
 _WATCH_MS = 1000
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from tailrace.config.patterns import find
 from tailrace.config.prompts import ColumnsConfig
 from tailrace.errors import PromptError, did_you_mean
-from tailrace.patterns import find
 from tailrace.prompts.sources.cells import (
     CellError,
     NarrowFloats,

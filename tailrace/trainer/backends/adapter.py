@@ -6,8 +6,8 @@ from typing import Any
 
 from tailrace.config.trainer import AdapterTrainerBackend, TrainerConfig
 from tailrace.errors import UserError
+from tailrace.host.user_code import check_call, load_callable
 from tailrace.trainer.base import Trainer
-from tailrace.user_code import check_call, load_callable
 
 KEY = "trainer.backend.path"
 _KEYWORDS: dict[str, Any] = dict.fromkeys(("temperature", "total_updates", "device", "reference"))

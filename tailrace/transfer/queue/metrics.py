@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from tailrace.errors import WireError
-from tailrace.metrics_server import MetricsServer
+from tailrace.host.metrics_server import MetricsServer
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.look import look

@@ -34,9 +34,9 @@ from tailrace.transfer.queue.wire.calls import Operation
 from tailrace.transfer.queue.wire.messages import Renew
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.types import FloatArray, TaskSpec, Value
+from tests.helpers.waiting import until
 from tests.transfer.client.servers import LIMIT_S, Make, Served, arena, memory, serving
 from tests.transfer.tables import group, one_task, outputs, table, tokens
-from tests.waiting import until
 
 T = TypeVar("T")
 

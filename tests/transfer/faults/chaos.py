@@ -23,10 +23,10 @@ from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.wire.calls import Call, Operation, ask, endpoint
 from tailrace.transfer.queue.wire.messages import Inventory, Parts, row_ids, unpack
 from tailrace.transfer.queue.wire.sync import SyncClient
+from tests.helpers.waiting import until
 from tests.transfer.faults.auditor import Auditor, Feeder
 from tests.transfer.faults.worker import TIMEOUT_S
 from tests.transfer.faults.workers import Workers
-from tests.waiting import until
 
 CONTROLLER = "controller"
 UNITS = ("unit-0", "unit-1")

@@ -7,8 +7,8 @@ from pathlib import Path
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.processes import QueueProcesses
+from tests.helpers.waiting import until
 from tests.transfer.faults.counting import TABLE, TIMEOUT_S
-from tests.waiting import until
 
 ROWS, PRODUCERS, CONSUMERS = 1_000_000, 4, 4
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.look import look
 from tailrace.transfer.queue.processes import QueueProcesses
+from tests.helpers.waiting import until
 from tests.transfer.faults.auditor import Auditor
 from tests.transfer.faults.rows import TABLE
 from tests.transfer.faults.worker import TIMEOUT_S
 from tests.transfer.faults.workers import Workers
-from tests.waiting import until
 
 GROUPS = 20
 SILENCE_S = 4.0

@@ -26,11 +26,11 @@ from tailrace.transfer.queue.wire.messages import (
 )
 from tailrace.transfer.queue.wire.server import Server
 from tailrace.types import Value
+from tests.helpers.waiting import until
 from tests.transfer.unit.conftest import MAX_BYTES, SILENCE_S, Running, running
 from tests.transfer.unit.controller import Client, cells_in, described, read
 from tests.transfer.wire.desk import TOKEN
 from tests.transfer.wire.test_server import Peer
-from tests.waiting import until
 
 A = RowId(0, 0)
 PART = PartId(*A, 0)

@@ -15,10 +15,10 @@ from tailrace.transfer.queue.wire import porter
 from tailrace.transfer.queue.wire.messages import Accepted, Beat
 from tailrace.transfer.queue.wire.porter import Password
 from tailrace.transfer.queue.wire.server import Server
+from tests.helpers.waiting import until
 from tests.transfer.remote.test_port import is_open, port
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving
 from tests.transfer.wire.test_server import Peer
-from tests.waiting import until
 
 STRANGERS = 32
 

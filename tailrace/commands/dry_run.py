@@ -1,0 +1,145 @@
+"""`tailrace train --dry-run`: the resolved configuration and what the run would take.
+
+It writes nothing, and starts nothing but a grader, which is asked whether answers can be right.
+"""
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from tailrace.cluster.room import check_this_machine
+from tailrace.config.recipe_text import write_yaml
+from tailrace.config.run import RunConfig
+from tailrace.config.written import shown
+from tailrace.errors import quoted
+from tailrace.models.info import describe_model
+from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
+from tailrace.preparation import prepare_torch
+from tailrace.rewards.answers import check_answers
+from tailrace.rewards.pool import GraderPool
+from tailrace.run.assembly import load_inputs
+from tailrace.run.directory import RunDirectory
+from tailrace.run.queue import check_queue, run_table
+from tailrace.run.separated import run_pools
+from tailrace.transfer.weights.segments import check_shared_memory
+from tailrace.types import Prompt
+
+MAX_SHOWN = 2000
+"""Characters of a prompt."""
+PROBE = 1536
+"""Rows and columns of the matrices that the machine is measured with."""
+
+
+def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = None) -> None:
+    """Print the whole configuration as YAML, then the estimate as YAML comments, so that the output is a recipe.
+
+    Raises:
+        UserError: the model, the prompts, the grader, the queue, the machine or the directory do not fit what was asked
+            for, or the run to resume.
+    """
+    directory = RunDirectory(Path(config.output_dir))
+    if resume:
+        directory.check_resumed(config, checkpoint)
+    else:
+        directory.check_new()
+    directory.check_makeable()
+    if config.pipeline.placement == "separated" and config.cluster.address is None:
+        check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
+        check_shared_memory()
+    check_queue(config.queue, run_table(config))
+    prepare_torch(config.device, config.threads)
+    inputs = load_inputs(config)
+    info = describe_model(inputs.model_dir)
+    size = ModelSize(
+        parameters=info.parameters,
+        layers=info.layers,
+        hidden=info.hidden,
+        intermediate=info.intermediate,
+    )
+    prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
+    asyncio.run(_check_rewards(config, inputs.prompts.by_source))
+    plan = estimate(config, size, prompt_tokens, measure_machine(config))
+    print(write_yaml(shown(config.resolved)), end="")
+    print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
+    print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
+    print(
+        ", ".join(f"{len(prompts)} in {name}" for name, prompts in inputs.prompts.evaluated.items()) or "none held out"
+    )
+    for why, count in inputs.prompts.dropped.items():
+        print(f"# {count} prompts are dropped: {why}")
+    print("# one of them, as the model reads it:")
+    for line in _shown(inputs.prompts.train[0].text):
+        print(f"#   {line}")
+    for line in _lines(config, plan):
+        print(f"# {line}")
+
+
+async def _check_rewards(config: RunConfig, sources: Mapping[str, Sequence[Prompt]]) -> None:
+    """Make the grader in a process of its own, as a run does, and ask it about answers."""
+    async with GraderPool(config.rewards.model_copy(update={"workers": 1})) as pool:
+        await check_answers(config.rewards, sources, pool)
+
+
+def _shown(text: str) -> list[str]:
+    """A prompt, its lines in quotes with what is no letter escaped; the middle of a long one is left out."""
+    if len(text) > MAX_SHOWN:
+        left_out = len(text) - MAX_SHOWN
+        return [*_shown(text[: MAX_SHOWN // 2]), f"… {left_out:,} characters …", *_shown(text[-MAX_SHOWN // 2 :])]
+    return [quoted(line, MAX_SHOWN + 2) for line in text.splitlines(keepends=True)]
+
+
+def _lines(config: RunConfig, plan: Estimate) -> list[str]:
+    memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.memory.items())
+    where = " of all machines together" if config.cluster.address else ""
+    lines = [f"memory: about {plan.total_memory / GIB:.1f} GiB{where} ({memory})"]
+    if math.isfinite(plan.checkpoint_bytes):
+        size = f"{plan.checkpoint_bytes / GIB:.1f} GiB"
+        lines.append(f"disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
+    lines += _time_lines(config, plan)
+    adapters = {"engine": config.engine.type == "adapter", "trainer": config.trainer.backend.type == "adapter"}
+    if unknown := [part for part, adapter in adapters.items() if adapter]:
+        lines.append(f"what your {' and your '.join(unknown)} will take is not known, and not counted")
+    return lines
+
+
+def _time_lines(config: RunConfig, plan: Estimate) -> list[str]:
+    shares = {"rollout": plan.rollout_s, "actor": plan.actor_s}
+    known = {name: seconds for name, seconds in shares.items() if math.isfinite(seconds)}
+    if not known:
+        return []
+    parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in known.items())
+    tokens = f"if every response is {config.sampling.max_new_tokens} tokens long"
+    if len(known) < len(shares):
+        return [f"time: at most about {parts} s a step {tokens}"]
+    return [
+        f"time: at most about {plan.step_s:.1f} s a step ({parts}{', side by side' if plan.overlap else ''}) {tokens}",
+        f"time: {config.trainer.steps} steps in about {config.trainer.steps * plan.step_s / 60:.0f} min, "
+        f"evaluations not counted",
+    ]
+
+
+def measure_machine(config: RunConfig) -> MachineSpeed:
+    """Time a matrix product and a matrix-vector product in the trainer's precision, half a second in all."""
+    dtype = torch.bfloat16 if config.trainer.precision == "bf16" else torch.float32
+    matrix = torch.randn(PROBE, PROBE, device=config.device).to(dtype)
+    large = torch.randn(16 * PROBE, PROBE, device=config.device).to(dtype)
+    vector = torch.randn(PROBE, 1, device=config.device).to(dtype)
+    product_s = _median_seconds(lambda: matrix @ matrix)
+    read_s = _median_seconds(lambda: large @ vector)
+    read = large.numel() * large.element_size()
+    return MachineSpeed(flops=2 * PROBE**3 / product_s, bytes_per_s=read / read_s, threads=torch.get_num_threads())
+
+
+def _median_seconds(work: Callable[[], object], repeats: int = 7) -> float:
+    def once() -> float:
+        start = time.perf_counter()
+        work()
+        return time.perf_counter() - start
+
+    once()
+    return statistics.median(once() for _ in range(repeats))

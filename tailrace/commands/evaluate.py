@@ -1,0 +1,283 @@
+"""`tailrace eval`: a model or a run in; accuracy, pass@k and reward with their intervals out.
+
+    prompts ──▶ Evaluator (tailrace/run/evaluation.py) ──each answer as it is graded──▶ JsonLines
+                    └──answers──▶ figures and intervals ──▶ standard output
+
+Whatever can be wrong with the input is found before the output is opened. Ctrl-C (or SIGTERM) ends the evaluation; what
+is graded has been written and counts. A second one exits at once.
+"""
+
+import asyncio
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from tailrace.commands.export import exported_checkpoint
+from tailrace.commands.intervals import Interval, fraction_interval, mean_interval
+from tailrace.commands.json_lines import JsonLines
+from tailrace.commands.throughput import Throughput
+from tailrace.config.generate import EvalConfig
+from tailrace.errors import ConfigError, first_error
+from tailrace.events import EventLog
+from tailrace.host.interrupt import INTERRUPTED, Interrupt
+from tailrace.models.tokenizer import ResponseText
+from tailrace.preparation import (
+    check_cache,
+    check_context,
+    check_tokens,
+    max_prompt_tokens,
+    open_engine,
+    open_model,
+    prepare_torch,
+)
+from tailrace.prompts.load import load_evaluated, source_key
+from tailrace.report.text import counted
+from tailrace.rewards.answers import check_answers
+from tailrace.rewards.pool import GraderPool
+from tailrace.run.evaluation import (
+    Answer,
+    Evaluator,
+    figures,
+    judged_by_prompt,
+    named_groups,
+    pass_at_by_prompt,
+    ways_of,
+)
+from tailrace.types import Prompt
+
+
+class AnswerLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One answer, as it is written."""
+
+    set: str
+    """Of the prompt."""
+    prompt_id: str
+    """Where the prompt came from."""
+    way: str
+    """`greedy` or `sampled`."""
+    sample: int
+    """Among the answers to the prompt in this way, from 0."""
+    prompt: str
+    """What the model read."""
+    response: str
+    answer: str | None
+    """Of the source."""
+    reward: float | None
+    """None where the grading failed."""
+    finish_reason: str
+    tokens: int
+    """Of the response."""
+    correct: bool | None = None
+    """Where the grader says so."""
+    parts: dict[str, float] = {}
+    """What the grader gave beside the reward."""
+    error: str | None = None
+    """Why the grading failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What an evaluation reads."""
+
+    model_dir: Path
+    sets: Mapping[str, Sequence[Prompt]]
+    decode: ResponseText
+    """Makes text of responses."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of it."""
+        return max(len(prompt.prompt_ids) for prompts in self.sets.values() for prompt in prompts)
+
+
+def evaluate(
+    config: EvalConfig,
+    output: Path | None = None,
+    *,
+    force: bool = False,
+    as_json: bool = False,
+    checkpoint: tuple[Path, int] | None = None,
+    inputs: Sequence[str | Path] = (),
+) -> int:
+    """Evaluate `config.model`, and print the figures; the exit code: 0, or 130 when interrupted.
+
+    Args:
+        output: a file for the answers, one JSON line each.
+        force: replace that file where it exists.
+        as_json: print one JSON object in place of a table.
+        checkpoint: the directory of a run and a step, whose weights are evaluated in place of `config.model`.
+        inputs: files, or patterns of them, that `output` never replaces, beside those of the prompts.
+
+    Raises:
+        UserError: something about the input is wrong, and nothing was written; or the output cannot be written.
+        TailraceError: generation failed, or nothing could be graded. What was graded before is written.
+    """
+    sources = [config.prompts.source, *config.prompts.validation.values()]
+    inputs = [*inputs, *(getattr(source, "path", "") for source in sources)]
+    lines = None if output is None else JsonLines(output, force=force, inputs=inputs)
+    prepare_torch(config.device, config.threads)
+    with exported_checkpoint(*checkpoint) if checkpoint else nullcontext(config.model.path) as path:
+        model = config.model.model_copy(update={"path": str(path)})
+        return _evaluate_model(config.model_copy(update={"model": model}), lines, as_json=as_json)
+
+
+def _evaluate_model(config: EvalConfig, lines: JsonLines | None, *, as_json: bool) -> int:
+    inputs = load_inputs(config)
+    answers: list[Answer] = []
+    try:
+        code = asyncio.run(_evaluate(config, inputs, lines, answers))
+    except BaseExceptionGroup as errors:
+        raise first_error(errors) from errors
+    except asyncio.CancelledError:
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        print(f"Interrupted: these are the {counted(len(answers), 'answer')} that were graded.", file=sys.stderr)
+    _print(config, inputs, answers, as_json=as_json)
+    return code
+
+
+def load_inputs(config: EvalConfig) -> Inputs:
+    """Find the model and read the prompts.
+
+    Raises:
+        UserError: one of them is missing or wrong, or there are no prompts.
+    """
+    model_dir, tokenizer, decode = open_model(config)
+    max_tokens = max_prompt_tokens(config.engine, config.sampling, config.prompts.max_prompt_tokens, model_dir)
+    loaded = load_evaluated(config.prompts, tokenizer, max_tokens=max_tokens)
+    if not loaded:
+        raise ConfigError("there is nothing to evaluate: prompts has no validation, and holds nothing out of a source")
+    for prompts in loaded.values():
+        check_tokens(prompts, model_dir)
+    sets = {name: prompts[: config.evaluation.max_prompts] for name, prompts in loaded.items()}
+    inputs = Inputs(model_dir=model_dir, sets=sets, decode=decode)
+    longest, new = inputs.longest_prompt, config.sampling.max_new_tokens
+    check_cache(config.engine, model_dir, longest_prompt=longest, max_new_tokens=new)
+    return inputs
+
+
+async def _evaluate(config: EvalConfig, inputs: Inputs, lines: JsonLines | None, answers: list[Answer]) -> int:
+    """Fill `answers` as they are graded; the exit code."""
+    async with AsyncExitStack() as stack:
+        interrupt = stack.enter_context(Interrupt().watching())
+        pool = await stack.enter_async_context(GraderPool(config.rewards))
+        by_source = {source_key(name): prompts for name, prompts in inputs.sets.items()}
+        await check_answers(config.rewards, by_source, pool)
+        executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
+        engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
+        stack.push_async_callback(engine.close)
+        check_context(engine, longest_prompt=inputs.longest_prompt)
+        evaluator = Evaluator(
+            engine,
+            pool,
+            inputs.sets,
+            ways_of(config.evaluation, config.sampling),
+            inputs.decode,
+            EventLog(sinks=()),
+            seed=config.seed,
+            actor="engine",
+        )
+        throughput = Throughput(evaluator.count, engine.stats)
+
+        def take(answer: Answer) -> None:
+            answers.append(answer)
+            throughput.count(answer.sample)
+            if lines is not None:
+                lines.write(_line(answer))
+
+        stack.enter_context(lines or nullcontext())
+        await stack.enter_async_context(throughput.shown(Console(stderr=True)))
+        try:
+            await evaluator.run(0, take)
+        except asyncio.CancelledError:
+            if not interrupt.asked:
+                raise
+            interrupt.accept()
+            return INTERRUPTED
+    return 0
+
+
+def _line(answer: Answer) -> AnswerLine:
+    grade = answer.grade
+    return AnswerLine(
+        set=answer.set,
+        prompt_id=answer.prompt.prompt_id,
+        way=answer.way,
+        sample=answer.index,
+        prompt=answer.prompt.text,
+        response=answer.response,
+        answer=answer.prompt.answer,
+        reward=grade.reward,
+        finish_reason=answer.sample.finish_reason.value,
+        tokens=len(answer.sample.response_ids),
+        correct=grade.correct,
+        parts=dict(grade.parts),
+        error=grade.error,
+    )
+
+
+def intervals(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, Interval]:
+    """Of the accuracies, pass@k and rewards of `figures`, by the same names; see tailrace/commands/intervals.py."""
+    groups = named_groups(answers, sets, ways)
+    return {f"{prefix}{name}": found for prefix, of_group in groups.items() for name, found in _intervals(of_group)}
+
+
+def _intervals(answers: Sequence[Answer]) -> Iterator[tuple[str, Interval]]:
+    judged = judged_by_prompt(answers)
+    total = sum(map(len, judged))
+    if judged:
+        yield "accuracy", fraction_interval([fmean(right) for right in judged], total)
+    for k, scores in pass_at_by_prompt(answers).items():
+        yield f"pass@{k}", fraction_interval(scores, total)
+    rewards: dict[int, list[float]] = {}
+    for answer in answers:
+        if answer.grade.reward is not None:
+            rewards.setdefault(answer.number, []).append(answer.grade.reward)
+    if found := mean_interval([fmean(of_prompt) for of_prompt in rewards.values()]):
+        yield "reward", found
+
+
+def _print(config: EvalConfig, inputs: Inputs, answers: Sequence[Answer], *, as_json: bool) -> None:
+    ways = [way.name for way in ways_of(config.evaluation, config.sampling)]
+    found = figures(answers, list(inputs.sets), ways)
+    ranges = intervals(answers, list(inputs.sets), ways)
+    if as_json:
+        result: dict[str, Any] = {
+            "model": config.model.path,
+            "prompts": {name: len(prompts) for name, prompts in inputs.sets.items()},
+            "answers": len(answers),
+            "figures": found,
+            "intervals_95": ranges,
+        }
+        print(msgspec.json.encode(result).decode())
+        return
+    table = Table(box=None, pad_edge=False, header_style="")
+    for column in ("", "", "95 %"):
+        table.add_column(column, justify="left" if not table.columns else "right")
+    for name, value in found.items():
+        if name in ranges or "failures" not in name or value:
+            table.add_row(name, _number(name, value), _range(name, ranges.get(name)))
+    sets = ", ".join(f"{len(prompts)} of {name}" for name, prompts in inputs.sets.items())
+    print(f"{config.model.path}: {counted(len(answers), 'answer')} to {sets}")
+    Console().print(table)
+
+
+def _number(name: str, value: float) -> str:
+    is_share = name.rpartition("/")[2].startswith(("accuracy", "pass@"))
+    return f"{value:.1%}" if is_share else f"{value:.4g}"
+
+
+def _range(name: str, interval: Interval | None) -> str:
+    if interval is None or not all(map(math.isfinite, interval)):
+        return ""
+    return " … ".join(_number(name, end) for end in interval)

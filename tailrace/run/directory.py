@@ -1,0 +1,249 @@
+"""The directory of a run.
+
+config.yaml     the recipe with every default     checkpoints/   what --resume goes on from
+events.jsonl    every span of work                model/         the trained model, for transformers
+tensorboard/    scalars                           report.html, trace.json
+samples.jsonl   texts for people: a few groups of each step
+queue/          address and logs of the transfer queue, where it has processes of its own
+given/          prompts of the program that has started the run, see `prompts.given`
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from asyncio import CancelledError
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from tailrace.config.base import Config
+from tailrace.config.load import load_config
+from tailrace.config.recipe_text import in_yaml, write_yaml
+from tailrace.config.run import RunConfig
+from tailrace.config.written import shown, written
+from tailrace.errors import CheckpointError, ConfigError, QueueError, TailraceError, UserError
+from tailrace.events import read_events
+from tailrace.prompts.given import FILE
+from tailrace.report.samples import SAMPLES_FILE, read_samples
+
+
+class RunDirectory:
+    """Paths of a run, and the rules by which it is made and entered again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"
+        self.events = path / "events.jsonl"
+        self.samples = path / SAMPLES_FILE
+        self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.model = path / "model"
+        self.queue = path / "queue"
+        self.report = path / "report.html"
+        self.evidence = path / "evidence.json"
+        self._prompts = path / FILE
+        self._lock = path / ".lock"
+
+    def check_new(self) -> None:
+        """Raises UserError where the directory holds a run already."""
+        try:
+            taken = self.events.exists()
+        except OSError as error:
+            raise UserError(f"output_dir {self.path} cannot be used: {error.strerror}") from None
+        if taken:
+            can_go_on = any(self.checkpoints.glob("step_*"))
+            fix = "go on with it (--resume) or " if can_go_on else "it has saved no checkpoint to go on with, so "
+            raise UserError(f"output_dir {self.path} holds a run already; {fix}choose another output_dir")
+
+    def check_makeable(self) -> None:
+        """Raises UserError where the directory cannot be made, or written to. Leaves nothing."""
+        around = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=self.path).close()
+        except OSError as error:
+            raise _refused(self.path, error) from None
+        finally:
+            _remove((), around)
+
+    def check_resumed(self, config: RunConfig, checkpoint: Path | None) -> None:
+        """See that a run goes on here, or that a new one can begin here with the checkpoint of another.
+
+        `checkpoint`: where it is to go on; by default the newest of the run that is here.
+
+        Raises:
+            UserError: there is no run to go on with, or `config` differs from that run's own where it must not.
+        """
+        if checkpoint is None or self.config.exists():
+            self.check_same(config)
+            return
+        self.check_new()
+        other = RunDirectory(checkpoint.absolute().parent.parent)
+        if other.config.exists():
+            other.check_same(config)
+
+    def check_same(self, config: RunConfig) -> None:
+        """Raises a UserError where there is no run, or `config` differs from its own where it must not."""
+        try:
+            known = self.config.exists()
+        except OSError as error:
+            raise CheckpointError(f"{self.config} cannot be read: {error.strerror}") from None
+        if not known:
+            raise CheckpointError(f"output_dir {self.path} holds no run to resume; leave out --resume")
+        before = load_config(self.config)
+        was, now = _identity(before), _identity(config)
+        for key in was:
+            if was[key] != now[key]:
+                values = (
+                    (shown(before)[key], shown(config)[key]) if isinstance(was[key], Config) else (was[key], now[key])
+                )
+                raise ConfigError(_changed(key, *values))
+        old, new = before.pipeline.max_staleness, config.pipeline.max_staleness
+        if new < old:
+            raise ConfigError(
+                f"pipeline.max_staleness cannot be lowered from {old} to {new} when a run is resumed: its queue may "
+                f"hold responses that were let in under {old}; give {old} or more"
+            )
+
+    def check_events(self) -> None:
+        """See that a resumed run can go on with its events and samples; it may do without earlier ones.
+
+        Raises:
+            UserError: a line of them is broken, or they cannot be read.
+        """
+        if self.events.exists():
+            read_events(self.events)
+        if self.samples.exists():
+            read_samples(self.samples)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the directory and hold it for this process.
+
+        A start that fails, or is interrupted, within the block leaves nothing there; a queue that failed leaves its
+        logs.
+
+        Raises:
+            UserError: it cannot be made, or another process trains in it.
+        """
+        parts = (self._lock, self.queue, self.tensorboard, self.path / "wandb")
+        try:
+            new = [path for path in parts if not path.exists()]
+            around = [path for path in (self.path, *self.path.parents) if not path.exists()]
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = self._lock.open("w")
+        except OSError as error:
+            raise _refused(self.path, error) from None
+        with lock:
+            self._hold(lock)
+            try:
+                yield
+            except (TailraceError, CancelledError, KeyboardInterrupt) as error:
+                if not (self.events.exists() or isinstance(error, QueueError)):
+                    _remove(new, around)
+                raise
+
+    def _hold(self, lock: IO[str]) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not (self._lock.exists() and os.path.samestat(os.fstat(lock.fileno()), self._lock.stat())):
+                raise BlockingIOError  # its start was refused just now, and the file removed
+        except BlockingIOError:
+            raise UserError(f"another process is training in {self.path}; wait for it or stop it") from None
+
+    def _write_config(self, config: RunConfig) -> None:
+        """For the owner's eyes: it has what the recipe has, and that may be secrets."""
+        descriptor, name = tempfile.mkstemp(prefix=".config.", dir=self.path)  # which is private
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(write_yaml(written(config)))
+            Path(name).replace(self.config)
+        finally:
+            Path(name).unlink(missing_ok=True)  # whatever has refused it
+
+    @contextmanager
+    def holding(self, prompts: bytes | None) -> Iterator[None]:
+        """Put prompts that a program gives where the configuration names them; a start that fails removes them.
+
+        Raises:
+            UserError: they cannot be written, or are others than those that the run began with.
+        """
+        if prompts is None:
+            yield
+            return
+        file = self._prompts
+        around = [path for path in file.parents if not path.exists()]
+        try:
+            if self.events.exists() and file.exists() and file.read_bytes() != prompts:
+                raise UserError(f"prompts are not those that the run in {self.path} began with; give the same")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(prompts)
+        except OSError as error:
+            raise _refused(self.path, error) from None
+        try:
+            yield
+        except BaseException:
+            if not self.events.exists():
+                _remove([file], around)
+            raise
+
+    @contextmanager
+    def begun(self, config: RunConfig, *, resumed: bool) -> Iterator[None]:
+        """Write the configuration, the newest one of a resumed run; evidence of an earlier failure goes.
+
+        A new run that fails within the block is none: what it has written of itself by then goes, too.
+        """
+        new = not resumed and not self.events.exists()
+        try:
+            self.evidence.unlink(missing_ok=True)
+            self._write_config(config)
+        except OSError as error:
+            raise UserError(f"{self.config} cannot be written: {error.strerror}") from None
+        with ExitStack() as failed:
+            if new:
+                failed.callback(self.events.unlink, missing_ok=True)
+                failed.callback(self.samples.unlink, missing_ok=True)
+                failed.callback(self.config.unlink, missing_ok=True)
+            yield
+            failed.pop_all()
+
+
+def _refused(path: Path, error: OSError) -> UserError:
+    return UserError(f"output_dir {path} cannot be written: {error.strerror}; choose another output_dir")
+
+
+def _remove(parts: Iterable[Path], around: Iterable[Path]) -> None:
+    """`parts` with all that they hold, then the directories around them, from the innermost."""
+    with suppress(OSError):  # something else was put there, which stays
+        for path in parts:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        for path in around:
+            path.rmdir()
+
+
+def _changed(key: str, was: object, now: object) -> str:
+    """The message for a value that differs, or one in it. Both are as they may be shown."""
+    if was == now:
+        return f"{key} cannot change when a run is resumed, and a secret in it has"
+    if isinstance(was, dict) and isinstance(now, dict):
+        name = next(name for name in was | now if name not in was or name not in now or was[name] != now[name])
+        return _changed(f"{key}.{name}", was.get(name), now.get(name))
+    return f"{key} cannot change when a run is resumed: it was {in_yaml(was)} and is {in_yaml(now)}"
+
+
+def _identity(config: RunConfig) -> dict[str, object]:
+    """What a resumed run must have as it was: data position, queue and optimizer mean nothing under other values."""
+    return {
+        "seed": config.seed,
+        "model": config.model,
+        "prompts": config.prompts,
+        "algorithm.group_size": config.algorithm.group_size,
+        "algorithm.kl.coefficient > 0": config.algorithm.kl.coefficient > 0,
+        "trainer.train_batch_size": config.trainer.train_batch_size,
+        "trainer.mini_batch_size": config.mini_batch_size,
+    }

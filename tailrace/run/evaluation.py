@@ -1,0 +1,266 @@
+"""Answers to prompts that are not trained on, graded: greedy, sampled, or both.
+
+sets of prompts × ways ──requests──▶ engine ──each sample as it finishes──▶ graders ──▶ Answer ──▶ figures
+"""
+
+import asyncio
+import math
+import statistics
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.config.evaluation import EvaluationConfig
+from tailrace.engine.base import SampleStream
+from tailrace.errors import NothingGraded
+from tailrace.events import EventLog
+from tailrace.prompts.order import evaluation_seed
+from tailrace.report.samples import SampleRecord, samples_event
+from tailrace.rewards.base import FailureReport, Grade, GradingRequest
+from tailrace.rewards.pool import GraderPool
+from tailrace.run.step_metrics import failure_metrics, reward_metrics
+from tailrace.tasks.rollout import Decode
+from tailrace.types import Prompt, Request, Sample
+
+GREEDY = "greedy"
+SAMPLED = "sampled"
+
+
+class Generator(Protocol):
+    """What generates: an engine, or several behind one face."""
+
+    def submit(self, requests: Sequence[Request]) -> SampleStream | AsyncGenerator[Sample, None]:
+        """See `Engine.submit`; the samples are made with the newest weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How prompts are answered."""
+
+    name: str
+    """`greedy` or `sampled`."""
+    samples: int
+    """Answers to each prompt."""
+    sampling: SamplingConfig
+
+
+def ways_of(config: EvaluationConfig, sampling: SamplingConfig) -> tuple[Way, ...]:
+    """Those of a configuration; the first is what its figures without a prefix are of. `sampling`: of the run."""
+    ways = []
+    if config.greedy:
+        ways.append(Way(name=GREEDY, samples=1, sampling=sampling.model_copy(update={"temperature": 0.0})))
+    if config.samples:
+        temperature = sampling.temperature if config.temperature is None else config.temperature
+        sampled = sampling.model_copy(update={"temperature": temperature})
+        ways.append(Way(name=SAMPLED, samples=config.samples, sampling=sampled))
+    return tuple(ways)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A graded answer of an evaluation."""
+
+    set: str
+    """Name of the prompt's set."""
+    number: int
+    """Of the prompt among all that are evaluated, from 0."""
+    prompt: Prompt
+    way: str
+    """`greedy` or `sampled`."""
+    index: int
+    """Of this answer among those of the prompt in this way, from 0."""
+    sample: Sample
+    response: str
+    """Its text."""
+    grade: Grade
+
+
+class Evaluator:
+    """Answers every prompt of some sets, and grades the answers."""
+
+    def __init__(
+        self,
+        engine: Generator,
+        pool: GraderPool,
+        sets: Mapping[str, Sequence[Prompt]],
+        ways: Sequence[Way],
+        decode: Decode,
+        log: EventLog,
+        *,
+        seed: int,
+        actor: str,
+        keep: Callable[[Sequence[Answer], int], Sequence[SampleRecord]] | None = None,
+    ) -> None:
+        """`sets`: prompts by the name of their set. `seed`: of sampled answers, the same ones each time.
+
+        `actor`: in whose row of the timeline it stands. `keep`: chooses the answers that people look at, by default
+        none; it is given all of them, and the steps before.
+        """
+        self._engine = engine
+        self._pool = pool
+        self._failures = FailureReport()
+        self._has_graded = False
+        """Whether a grading has ever succeeded: one set of prompts is small, and may fail as a whole by chance."""
+        prompts = [(name, prompt) for name, of_set in sets.items() for prompt in of_set]
+        self._sets = tuple(sets)
+        self._ways = tuple(ways)
+        self._asked = [
+            (set_name, number, prompt, way, index)
+            for way in ways
+            for number, (set_name, prompt) in enumerate(prompts)
+            for index in range(way.samples)
+        ]
+        self._decode = decode
+        self._log = log
+        self._seed = seed
+        self._actor = actor
+        self._keep = keep
+
+    @property
+    def count(self) -> int:
+        """Answers of an evaluation."""
+        return len(self._asked)
+
+    async def run(self, step: int, each: Callable[[Answer], None] | None = None) -> dict[str, float]:
+        """Evaluate the engine's weights, after `step` training steps; see `figures`. `each` is called with each answer.
+
+        Raises:
+            NothingGraded: all gradings have failed, and no evaluation before had one that succeeded.
+        """
+        with self._log.span("evaluation", self._actor, step=step, samples=self.count) as span:
+            span.version = step
+            answers = await self._answers(each)
+            span.tokens = sum(len(answer.sample.response_ids) for answer in answers)
+            span.metrics = figures(answers, self._sets, [way.name for way in self._ways])
+            span.info = self._failures.info([answer.grade for answer in answers])
+        if kept := self._keep(answers, step) if self._keep else ():
+            self._log.emit(samples_event(kept, actor=self._actor, time=span.end, step=step))
+        errors = [answer.grade.error for answer in answers]
+        if not self._has_graded:
+            NothingGraded.check(errors, "the first evaluation")
+        self._has_graded = self._has_graded or bool(errors)
+        return span.metrics
+
+    async def _answers(self, each: Callable[[Answer], None] | None) -> list[Answer]:
+        graded = []
+        async with aclosing(self._engine.submit(self._requests())) as samples, asyncio.TaskGroup() as grading:
+            async for sample in samples:
+                graded.append(grading.create_task(self._graded(sample, each)))
+        return [task.result() for task in graded]
+
+    def _requests(self) -> list[Request]:
+        """Negative ids, which no training row has. A group is what one prompt is asked in one way."""
+        groups: dict[tuple[str, int], int] = {}
+        return [
+            Request(
+                request_id=-1 - k,
+                group_id=-1 - groups.setdefault((way.name, number), len(groups)),
+                prompt_ids=prompt.prompt_ids,
+                sampling=way.sampling,
+                seed=evaluation_seed(self._seed, number, index),
+            )
+            for k, (_, number, prompt, way, index) in enumerate(self._asked)
+        ]
+
+    async def _graded(self, sample: Sample, each: Callable[[Answer], None] | None) -> Answer:
+        set_name, number, prompt, way, index = self._asked[-1 - sample.request_id]
+        response = self._decode(sample.response_ids.tolist())
+        grade = await self._pool.grade(
+            GradingRequest(
+                prompt=prompt.text,
+                question=prompt.question,
+                response=response,
+                answer=prompt.answer,
+                metadata=prompt.metadata,
+                tokens=sample.response_ids.tolist(),
+                finish_reason=sample.finish_reason.value,
+            )
+        )
+        answer = Answer(
+            set=set_name,
+            number=number,
+            prompt=prompt,
+            way=way.name,
+            index=index,
+            sample=sample,
+            response=response,
+            grade=grade,
+        )
+        if each is not None:
+            each(answer)
+        return answer
+
+
+def figures(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, float]:
+    """Every figure of an evaluation, by name.
+
+    Of the answers of the first way together: accuracy, reward, failures, `response_tokens` (the mean), and `pass@k`
+    where there are several answers to a prompt. `sampled/…` are the same of a second way; with several sets,
+    `<set>/…` are the same of one of them.
+    """
+    groups = named_groups(answers, sets, ways)
+    return {f"{prefix}{name}": value for prefix, group in groups.items() for name, value in _summary(group).items()}
+
+
+def named_groups(answers: Sequence[Answer], sets: Sequence[str], ways: Sequence[str]) -> dict[str, list[Answer]]:
+    """The answers that figures are of, by the prefix of these figures, see `figures`."""
+    groups: dict[str, list[Answer]] = {}
+    for way in ways:
+        of_way = [answer for answer in answers if answer.way == way]
+        prefix = "" if way == ways[0] else f"{way}/"
+        groups[prefix] = of_way
+        for set_name in sets if len(sets) > 1 else ():
+            groups[f"{set_name}/{prefix}"] = [answer for answer in of_way if answer.set == set_name]
+    return groups
+
+
+def _summary(answers: Sequence[Answer]) -> dict[str, float]:
+    if not answers:
+        return {}
+    grades = [answer.grade for answer in answers]
+    rewards = [math.nan if grade.reward is None else grade.reward for grade in grades]
+    return {
+        **reward_metrics(rewards, [grade.parts for grade in grades]),
+        **pass_at(answers),
+        **failure_metrics(grade.error for grade in grades),
+        "response_tokens": statistics.fmean(len(answer.sample.response_ids) for answer in answers),
+    }
+
+
+def pass_at(answers: Iterable[Answer]) -> dict[str, float]:
+    """`pass@k`, the chance that one of k answers to a prompt is right, for k = 2, 4, 8, … and the most there are.
+
+    The mean over the prompts of the unbiased estimate. Answers of which the grader does not say whether they are right
+    do not count; a prompt with less than k others is left out.
+    """
+    return {f"pass@{k}": statistics.fmean(of_prompts) for k, of_prompts in pass_at_by_prompt(answers).items()}
+
+
+def pass_at_by_prompt(answers: Iterable[Answer]) -> dict[int, list[float]]:
+    """What the means of `pass_at` are of, by k."""
+    judged = judged_by_prompt(answers)
+    most = max(map(len, judged), default=0)
+    powers = {2**power for power in range(1, most.bit_length()) if 2**power < most}
+    return {
+        k: [pass_at_k(len(right), sum(right), k) for right in judged if len(right) >= k]
+        for k in sorted(powers | ({most} if most > 1 else set()))
+    }
+
+
+def judged_by_prompt(answers: Iterable[Answer]) -> list[list[bool]]:
+    """Whether the answers to each prompt are right, where the grader says so; prompts without any are left out."""
+    by_prompt: dict[int, list[bool]] = {}
+    for answer in answers:
+        if answer.grade.correct is not None:
+            by_prompt.setdefault(answer.number, []).append(answer.grade.correct)
+    return list(by_prompt.values())
+
+
+def pass_at_k(count: int, right: int, k: int) -> float:
+    """Unbiased estimate of the chance that one of k answers is right, from `count` answers of which `right` are.
+
+    1 - C(count - right, k) / C(count, k): Chen et al. 2021, "Evaluating Large Language Models Trained on Code", eq. 1.
+    """
+    return 1.0 - math.comb(count - right, k) / math.comb(count, k)

@@ -1,0 +1,213 @@
+"""The training side of the loop: a step's rows become new weights, which are handed on before the rows are acked.
+
+    queue ──rows of the step──▶ Actor ──apply──▶ publish(version) ──▶ ack ──▶ settle ──▶ step event
+
+In the process of the run, or in a worker of its own behind the same interface.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from tailrace.errors import CheckpointError, NothingGraded, TrainingError, one_line
+from tailrace.events import Event, EventLog
+from tailrace.report.samples import samples_event
+from tailrace.run.checkpoint import Checkpointer, RunState
+from tailrace.run.recording import SampleRecorder
+from tailrace.run.signal_check import SignalCheck
+from tailrace.run.step_metrics import response_tokens, step_metrics
+from tailrace.tasks.actor import Actor, StepResult
+from tailrace.trainer.base import Trainer
+from tailrace.transfer.queue.base import Row
+from tailrace.types import WeightVersion
+
+T = TypeVar("T")
+
+
+class Publisher(Protocol):
+    """Where new weights go."""
+
+    async def publish(self, version: WeightVersion) -> None:
+        """Hand the trainer's weights to the engines, as `version`. They may change once this returns."""
+
+    async def settle(self, version: WeightVersion) -> None:
+        """Wait until the engines have `version`, where training is to wait for that."""
+
+
+class Learner(ABC):
+    """Trains step by step. What is asked for meanwhile waits: no checkpoint is of the middle of a step."""
+
+    @property
+    @abstractmethod
+    def trained_steps(self) -> int:
+        """Steps whose update is in the weights; also the version of the weights."""
+
+    @abstractmethod
+    async def train(self, step: int) -> None:
+        """Train on the rows of `step`, and hand the new weights on.
+
+        Cancelled before the step's first optimizer step it leaves all as it was; later, it finishes first,
+        but for waiting until engines have the weights.
+        """
+
+    @abstractmethod
+    async def save(self, next_step: int) -> None:
+        """Write a checkpoint of this moment. `next_step`: see `RunState`.
+
+        Raises:
+            CheckpointError: it cannot be written, or the weights are of no step, because one failed in the middle of
+                its update; the checkpoint before is as it was.
+        """
+
+    @abstractmethod
+    async def restore(self, checkpoint: Path, state: RunState) -> None:
+        """Go on from a verified checkpoint, whose rows are in the queue; hand its weights on.
+
+        Raises:
+            CheckpointError: it does not belong to this model.
+        """
+
+    @abstractmethod
+    async def export(self, directory: Path) -> None:
+        """See `Trainer.export`."""
+
+    @abstractmethod
+    async def evidence(self) -> dict[str, Any]:
+        """See `Trainer.evidence`."""
+
+
+class LocalLearner(Learner):
+    """Trains in this process."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        trainer: Trainer,
+        executor: Executor,
+        publisher: Publisher,
+        checkpointer: Checkpointer,
+        log: EventLog,
+        *,
+        export_dtype: torch.dtype | None = None,
+        run_log: EventLog | None = None,
+        recorder: SampleRecorder | None = None,
+        check: SignalCheck | None = None,
+    ) -> None:
+        """`executor`: of the trainer's device. `export_dtype`: see `Trainer.export`.
+
+        `run_log`: takes the events of whole steps, where `log` is for work. `recorder`: makes the samples that people
+        look at; none are kept without. `check`: of each step; none without.
+        """
+        self._check = check or SignalCheck()
+        self._warned = False
+        """The last step gave a warning."""
+        self._trained_steps = 0
+        self._turn = asyncio.Lock()
+        """A step that goes on after its cancellation may meet the next call."""
+        self._actor = actor
+        self._trainer = trainer
+        self._executor = executor
+        self._publisher = publisher
+        self._checkpointer = checkpointer
+        self._log = log
+        self._export_dtype = export_dtype
+        self._recorder = recorder
+        self._run_log = run_log or log
+
+    @property
+    def trained_steps(self) -> int:
+        return self._trained_steps
+
+    async def train(self, step: int) -> None:
+        trained: StepResult | None = None
+
+        async def hand_on(result: StepResult) -> None:
+            nonlocal trained
+            self._trained_steps = step + 1
+            await self._publisher.publish(self._trained_steps)
+            trained = result
+
+        async with self._turn:
+            start = self._log.now()
+            try:
+                await self._actor.update(step, on_commit=hand_on)
+                await self._publisher.settle(self._trained_steps)
+            except NothingGraded:
+                self._tell_samples(step, self._actor.ungraded)
+                raise
+            finally:
+                event = None if trained is None else self._tell(step, start, trained)  # whatever has ended it then
+            assert event is not None, "a step that ends well has been committed"
+            self._judge(step, event)
+
+    async def save(self, next_step: int) -> None:
+        async with self._turn:
+            if self._actor.torn_by is not None:
+                raise CheckpointError(
+                    f"nothing is saved, since step {self._trained_steps + 1} has failed in the middle of its update "
+                    f"({one_line(self._actor.torn_by)}); go on from the checkpoint before"
+                )
+            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked)
+
+    async def restore(self, checkpoint: Path, state: RunState) -> None:
+        async with self._turn:
+            await self._compute(lambda: self._trainer.load(checkpoint))
+            self._trained_steps = state.trained_steps
+            self._actor.unacked.update(state.unacked)
+            await self._publisher.publish(self._trained_steps)  # engines take it when they begin to serve
+
+    async def export(self, directory: Path) -> None:
+        async with self._turn:
+            with self._log.span("export", "trainer", version=self._trained_steps, info={"path": str(directory)}):
+                await self._compute(lambda: self._trainer.export(directory, dtype=self._export_dtype))
+
+    async def evidence(self) -> dict[str, Any]:
+        return self._trainer.evidence()
+
+    def _judge(self, step: int, event: Event) -> None:
+        """Warn of the figures of a step, once until they are right again, or end the run.
+
+        Raises:
+            TrainingError: they say that training is wrong.
+        """
+        if (error := self._check.error(step, event.metrics)) is not None:
+            raise TrainingError(error)
+        warning = self._check.warning(step, event.metrics)
+        if warning is not None and not self._warned:
+            info = {"kind": "on_policy_mismatch", "text": warning}
+            self._run_log.emit(
+                Event(task="warning", actor="driver", start=event.end, end=event.end, step=step, info=info)
+            )
+        self._warned = warning is not None
+
+    async def _compute(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _tell(self, step: int, start: float, result: StepResult) -> Event:
+        event = self._step_event(step, start, result)
+        self._tell_samples(step, result.rows)
+        self._run_log.emit(event)
+        return event
+
+    def _tell_samples(self, step: int, rows: tuple[Row, ...]) -> None:
+        if samples := self._recorder.of_step(rows, step) if self._recorder else []:
+            self._run_log.emit(samples_event(samples, actor="driver", time=self._log.now(), step=step))
+
+    def _step_event(self, step: int, start: float, result: StepResult) -> Event:
+        end = self._log.now()
+        return Event(
+            task="step",
+            actor="driver",
+            start=start,
+            end=end,
+            step=step,
+            version=step,
+            samples=len(result.rows),
+            tokens=sum(response_tokens(row) for row in result.rows),
+            metrics=step_metrics(result, step, end - start),
+        )

@@ -1,0 +1,95 @@
+"""The main loop of a run.
+
+    prompts ─▶ rollout ─▶ reward ─▶ (reference) ─▶ advantage ─▶ actor ─▶ weights ─▶ engines
+       ▲                                                                              │
+       └───────────── prompts of later steps, as soon as weights admit them ◀─────────┘
+
+Every arrow but the last is the transfer queue. The tasks between prompts and actor run all the time, each taking what
+is ready; the loop below evaluates, admits prompts, has the actor update the weights, and saves.
+
+    who         waits for
+    prompts     weights that are at most `max_staleness` updates older than those their step trains; room in the queue
+    lost rows   the end of a storage unit that had them; then, to be put again, room in the queue
+    rollout     prompts, and the weights that may begin them; blocks of the KV cache (inside the engine)
+    reward      responses; a free grading process
+    advantage   the rewards of a whole group
+    actor       its step's rows: all of them, or, streaming, a micro-batch's worth of whole groups
+
+All modes are this loop. Where engine and trainer are (placement) is in the services and the learner; how far prompts
+run ahead (max_staleness) in the feeder; what the actor waits for (streaming) in the queue's table.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tailrace.run.checkpoint import RunState
+from tailrace.run.evaluation import Evaluator
+from tailrace.run.learner import Learner
+from tailrace.tasks.prompts import PromptFeeder, put_lost_groups
+from tailrace.transfer.queue.base import TransferQueue
+
+
+class Service(Protocol):
+    """A task that serves until the queue is closed."""
+
+    async def run(self) -> None:
+        """Serve until the queue is closed."""
+
+
+class Pipeline:
+    """Trains from where the learner stands to `steps`."""
+
+    def __init__(
+        self,
+        *,
+        steps: int,
+        evaluate_every: int,
+        save_every: int,
+        queue: TransferQueue,
+        services: Sequence[Service],
+        feeder: PromptFeeder,
+        learner: Learner,
+        evaluator: Evaluator | None,
+    ) -> None:
+        self._steps = steps
+        self._evaluate_every = evaluate_every
+        self._save_every = save_every
+        self._queue = queue
+        self._services = services
+        self._feeder = feeder
+        self.learner = learner
+        self._evaluator = evaluator
+
+    async def run(self) -> None:
+        """Train to the end. An error of any task stops all of them and is raised (in an ExceptionGroup)."""
+        async with asyncio.TaskGroup() as tasks:
+            for service in self._services:
+                tasks.create_task(service.run())
+            tasks.create_task(put_lost_groups(self._queue, self._feeder.group_again))
+            tasks.create_task(self._feeder.run(self._steps))
+            while (version := self.learner.trained_steps) < self._steps:
+                await self._evaluate_if(version, version % self._evaluate_every == 0)
+                await self._queue.advance(version)  # lets in the prompts that wait for these weights
+                await self.learner.train(version)
+                await self._save_if_due(version + 1)
+            await self._evaluate_if(version, True)
+            await self._queue.close()
+
+    async def resume_at(self, checkpoint: Path, state: RunState) -> None:
+        """Go on from a verified checkpoint whose rows are in the queue."""
+        await self.learner.restore(checkpoint, state)
+        self._feeder.resume_at(state.next_step)
+
+    async def _evaluate_if(self, version: int, due: bool) -> None:
+        if due and self._evaluator is not None:
+            await self._evaluator.run(version)
+
+    async def _save_if_due(self, trained: int) -> None:
+        if trained % self._save_every == 0 or trained == self._steps:
+            await self.save()
+
+    async def save(self) -> None:
+        """Write a checkpoint of this moment."""
+        await self.learner.save(self._feeder.next_step)

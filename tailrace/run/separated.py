@@ -1,0 +1,296 @@
+"""A run whose tasks are in worker processes, and what the driver has of them.
+
+    driver                                        workers
+    Pipeline ──train, save, export──▶ RemoteLearner ──────▶ trainer
+             ──held-out prompts─────▶ RemoteEngines ──────▶ rollout-0, rollout-1, …
+             ──run──────────────────▶ Pools: events, deaths, replacements
+    prompts ─────────────────────────────────────────────▶ transfer queue ◀──▶ all workers
+                                                            trainer ──weights──▶ rollout workers
+
+Who waits on whom: the driver on its calls, and those on the workers; a call ends at once when its worker dies. A worker
+that dies is replaced, and what it had claimed goes back at once. Not so the trainer: with it the weights are gone that
+the rows in the queue belong to, so that the run goes on from its last checkpoint.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
+from tailrace.cluster.factory import make_cluster
+from tailrace.cluster.pool import DeathBudget, Pool
+from tailrace.config.cluster import PoolConfig
+from tailrace.config.run import RunConfig
+from tailrace.errors import TailraceError, WorkerDied, first_error
+from tailrace.events import EventLog
+from tailrace.rewards.answers import check_answers
+from tailrace.rewards.pool import GraderPool
+from tailrace.run.assembly import Inputs, Placement, evaluated, make_evaluator, make_pipeline
+from tailrace.run.checkpoint import RunState
+from tailrace.run.learner import Learner
+from tailrace.run.pipeline import Pipeline, Service
+from tailrace.run.queue import OpenQueue
+from tailrace.run.queue_observer import QueueObserver
+from tailrace.run.workers.settings import RunSettings, check_gpus
+from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.weights.address import WeightsAddress
+from tailrace.types import Request, Sample, WeightVersion
+
+_log = logging.getLogger(__name__)
+
+
+class RemoteLearner(Learner):
+    """The learner in the trainer worker."""
+
+    def __init__(self, trainer: Pool) -> None:
+        self._trainer = trainer
+        self._trained_steps = 0
+
+    @property
+    def trained_steps(self) -> int:
+        """See `Learner`; as of the last call that returned."""
+        return self._trained_steps
+
+    async def train(self, step: int) -> None:
+        """See `Learner`."""
+        self._trained_steps = await self._call("train", step)
+
+    async def save(self, next_step: int) -> None:
+        """See `Learner`."""
+        await self._call("save", next_step)
+
+    async def restore(self, checkpoint: Path, state: RunState) -> None:
+        """See `Learner`."""
+        await self._call("restore", str(checkpoint), state)
+        self._trained_steps = state.trained_steps
+
+    async def export(self, directory: Path) -> None:
+        """See `Learner`."""
+        await self._call("export", str(directory))
+
+    async def evidence(self) -> dict[str, Any]:
+        """See `Learner`."""
+        return dict(await self._call("evidence"))
+
+    async def _call(self, method: str, *args: Any) -> Any:
+        return await self._trainer.call(0, method, *args)
+
+
+class RemoteEngines:
+    """The engines of the rollout workers as one that answers requests, with the newest weights."""
+
+    def __init__(self, pool: Pool, *, workers: int, version: Callable[[], WeightVersion]) -> None:
+        self._pool = pool
+        self._workers = workers
+        self._version = version
+
+    async def submit(self, requests: Sequence[Request]) -> AsyncGenerator[Sample, None]:
+        """The samples, those of each worker when it has finished its part."""
+        version = self._version()
+        parts = [(index, requests[index :: self._workers]) for index in range(self._workers)]
+        calls = [asyncio.create_task(self._generate(index, part, version)) for index, part in parts if part]
+        try:
+            for done in asyncio.as_completed(calls):
+                for sample in await done:
+                    yield sample
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+
+    async def _generate(self, index: int, requests: Sequence[Request], version: WeightVersion) -> list[Sample]:
+        while True:
+            try:
+                samples: list[Sample] = await self._pool.call(index, "generate", requests, version)
+                return samples
+            except WorkerDied:
+                continue  # its replacement answers them; how many may die is the pool's to say
+
+
+def pools_of(config: RunConfig) -> dict[str, PoolConfig]:
+    """The pools of a run by kind, but the trainer's."""
+    pools = {"rollout": config.cluster.rollout, "reward": config.cluster.reward}
+    if make_algorithm(config.algorithm).needs_reference:
+        pools["reference"] = config.cluster.reference
+    return pools
+
+
+def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
+    """All pools of a run by kind."""
+    return {**pools_of(config), "trainer": config.cluster.trainer}
+
+
+class Separated(Placement):
+    """Each kind of task in worker processes of its own."""
+
+    def __init__(self, config: RunConfig, inputs: Inputs, budget: DeathBudget) -> None:
+        """`budget`: of deaths, in all attempts at the run."""
+        self._config = config
+        self._inputs = inputs
+        self._budget = budget
+        self._pools = run_pools(config)
+        check_gpus(config.device, self._pools)
+        self._cluster = make_cluster(config.cluster, self._pools)
+
+    async def open(self, stack: AsyncExitStack) -> None:
+        """See that the grader and the answers fit, and that the cluster has what the workers need."""
+        await check_answers(self._config.rewards, self._inputs.prompts.by_source)
+        address = self._config.cluster.address
+        _log.info(f"joining the Ray cluster {address}" if address else "starting a Ray on this machine")
+        await stack.enter_async_context(self._cluster)
+        pools = ", ".join(f"{kind} × {pool.workers}" for kind, pool in self._pools.items())
+        _log.info(f"starting the queue, then workers, each of which loads what it needs: {pools}")
+
+    async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
+        """Start all workers."""
+        config = self._config
+        pools = Workers(
+            config,
+            self._inputs,
+            self._pools,
+            self._cluster,
+            queue,
+            store.directory,
+            log,
+            self._budget,
+            longest_prompt=self._inputs.longest_prompt,
+        )
+        await stack.enter_async_context(pools)
+        await pools.start()
+        learner = RemoteLearner(pools.trainer)
+        evaluator = None
+        if evaluated(config, self._inputs):
+            graders = await stack.enter_async_context(GraderPool(config.rewards))
+            workers = config.cluster.rollout.workers
+            engines = RemoteEngines(pools.rollout, workers=workers, version=lambda: learner.trained_steps)
+            evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
+        services: list[Service] = [*pools.services, QueueObserver(queue.queue, log)]
+        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator)
+
+
+class Workers:
+    """The workers of one attempt at a run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        inputs: Inputs,
+        pools: Mapping[str, PoolConfig],
+        cluster: Cluster,
+        queue: OpenQueue,
+        checkpoints: Path,
+        log: EventLog,
+        budget: DeathBudget,
+        *,
+        longest_prompt: int,
+    ) -> None:
+        """`pools`: of the kinds that are started. `checkpoints`: the run's directory of them.
+
+        `longest_prompt`: tokens of the longest that engines will see.
+        """
+        assert queue.address is not None
+        assert isinstance(queue.queue, RemoteQueue)
+        self._config = config
+        self._cluster = cluster
+        self._queue = queue.queue
+        self._log = log
+        self._budget = budget
+        self._settings = RunSettings(
+            config=config.model_dump_json(),
+            model_dir=str(inputs.model_dir.resolve()),
+            queue=queue.address,
+            origin=log.origin,
+            prompts=inputs.prompts.fingerprint,
+            longest_prompt=longest_prompt,
+            checkpoints=str(checkpoints.resolve()),
+        )
+        self._configs = pools
+        self._pools: dict[str, Pool] = {}
+
+    @property
+    def trainer(self) -> Pool:
+        """Of one worker."""
+        return self._pools["trainer"]
+
+    @property
+    def rollout(self) -> Pool:
+        """Those with engines."""
+        return self._pools["rollout"]
+
+    @property
+    def services(self) -> list[Pool]:
+        """All of them."""
+        return list(self._pools.values())
+
+    async def start(self, weights: WeightsAddress | None = None) -> None:
+        """Start all workers: those of rollout last, since they are told where weights come from.
+
+        `weights`: that; by default from the trainer among them.
+        """
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for kind in self._configs.keys() - {"rollout"}:
+                    self._pools[kind] = self._pool(kind, self._settings)
+                    starting.create_task(self._pools[kind].start())
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from errors
+        if weights is None:
+            weights = await self.trainer.call(0, "weights_address")
+        settings = msgspec.structs.replace(self._settings, weights=weights)
+        self._pools["rollout"] = self._pool("rollout", settings)
+        await self.rollout.start()
+
+    async def close(self) -> None:
+        """Close all workers.
+
+        Raises: as Pool.close, the first error, when all have ended.
+        """
+        await each(*(pool.close() for pool in self._pools.values()))
+
+    async def __aenter__(self) -> Self:
+        """Itself."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close all workers. What that raises is only told after an error of the block: a run may go on after that."""
+        try:
+            await self.close()
+        except TailraceError as failure:
+            if error is None:
+                raise
+            _log.warning("not all workers could be closed: %s", failure)
+
+    def _pool(self, kind: str, settings: RunSettings) -> Pool:
+        """Of the trainer there is one, and it is not replaced."""
+        config = self._configs[kind]
+        specs = [
+            WorkerSpec(
+                name=kind if kind == "trainer" else f"{kind}-{number}",
+                pool=config,
+                factory=f"tailrace.run.workers.{kind}:make",
+                settings=settings.encode(),
+            )
+            for number in range(config.workers)
+        ]
+        return Pool(
+            self._cluster,
+            specs,
+            self._config.cluster,
+            self._log,
+            budget=None if kind == "trainer" else self._budget,
+            on_death=self._take_back,
+        )
+
+    async def _take_back(self, handle: WorkerHandle) -> None:
+        """What a dead worker had claimed goes back at once."""
+        await self._queue.dismiss(handle.facts["queue_client"])

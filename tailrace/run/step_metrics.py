@@ -1,0 +1,135 @@
+"""The figures of one training step, from its rows and its updates."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from tailrace.events import Event
+from tailrace.planning.admission import staleness
+from tailrace.rewards.base import CORRECT, failure_kind
+from tailrace.tasks.actor import StepResult
+from tailrace.trainer.base import UpdateResult
+from tailrace.transfer.queue.base import Row
+from tailrace.types import FinishReason
+
+
+class TaskTimes:
+    """A sink that adds up the seconds of each task, and writes them into the `step` events that pass: stands first.
+
+    `time/<task>`: seconds of each task since the step before; tasks overlap, so they may exceed the wall clock.
+    """
+
+    TASKS = ("rollout", "reward", "reference", "advantage", "actor", "optimizer", "update_weights")
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    def __call__(self, event: Event) -> None:
+        """Count one span."""
+        if event.task in self.TASKS:
+            self._seconds[event.task] = self._seconds.get(event.task, 0.0) + event.end - event.start
+        elif event.task == "step":
+            event.metrics |= {f"time/{task}": seconds for task, seconds in self._seconds.items()}
+            self._seconds = {}
+
+
+def step_metrics(result: StepResult, step: int, seconds: float) -> dict[str, float]:
+    """Every figure of training step `step`, which took `seconds`."""
+    lengths = [response_tokens(row) for row in result.rows]
+    return {
+        **reward_metrics(
+            [cast(float, row.cells["reward"]) for row in result.rows],
+            [cast("Mapping[str, float]", row.cells["reward_parts"]) for row in result.rows],
+        ),
+        **failure_metrics([cast(str, row.cells["reward_error"]) for row in result.rows]),
+        "flat_groups": float(_flat_groups(result.rows)),
+        "response_tokens_mean": statistics.fmean(lengths),
+        "response_tokens_max": float(max(lengths)),
+        "truncated_fraction": statistics.fmean(
+            row.cells["finish_reason"] == FinishReason.LENGTH for row in result.rows
+        ),
+        **_entropy_metrics(result.rows),
+        **_staleness_metrics(result.rows, step),
+        "samples_per_s": len(lengths) / seconds,
+        "tokens_per_s": sum(lengths) / seconds,
+        **_update_metrics(result.updates),
+    }
+
+
+def reward_metrics(rewards: Sequence[float], parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Mean and standard deviation of the rewards that were graded, and what the graders said beside them.
+
+    `accuracy`: of the responses whose grader says whether they are right, the fraction that is. `reward/<part>`: the
+    mean of each other part, over the responses that have it. What no response has is left out.
+    """
+    graded = [reward for reward in rewards if not math.isnan(reward)]
+    values: dict[str, list[float]] = {}
+    for named in parts:
+        for name, value in named.items():
+            values.setdefault("accuracy" if name == CORRECT else f"reward/{name}", []).append(value)
+    means = {name: statistics.fmean(of_part) for name, of_part in sorted(values.items())}
+    if not graded:
+        return means
+    return {"reward": statistics.fmean(graded), "reward_std": statistics.pstdev(graded), **means}
+
+
+def failure_metrics(errors: Iterable[str | None]) -> dict[str, float]:
+    """`reward_failures`, and `reward_failures/<kind>` for each kind that there was."""
+    kinds = Counter(failure_kind(error) for error in errors if error)
+    return {
+        "reward_failures": float(kinds.total()),
+        **{f"reward_failures/{kind}": float(count) for kind, count in kinds.items()},
+    }
+
+
+def response_tokens(row: Row) -> int:
+    """R of a row."""
+    return len(cast("np.ndarray[Any, Any]", row.cells["response_ids"]))
+
+
+def _flat_groups(rows: Sequence[Row]) -> int:
+    """Groups whose graded rewards are all equal: they teach nothing."""
+    rewards: dict[int, set[float]] = {}
+    for row in rows:
+        reward = cast(float, row.cells["reward"])
+        rewards.setdefault(row.group_id, set()).update(() if math.isnan(reward) else (reward,))
+    return sum(len(values) <= 1 for values in rewards.values())
+
+
+def _entropy_metrics(rows: Sequence[Row]) -> dict[str, float]:
+    """`sampling_entropy`: nats a token, estimated by the mean surprise of the tokens that were sampled."""
+    surprise = np.concatenate([cast("np.ndarray[Any, Any]", row.cells["rollout_log_probs"]) for row in rows])
+    return {"sampling_entropy": -float(np.mean(surprise, dtype=np.float64))}
+
+
+def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
+    """Mean and largest staleness, and `staleness/<versions>`, the samples of each."""
+    oldest = [int(cast("np.ndarray[Any, Any]", row.cells["weight_versions"]).min()) for row in rows]
+    ages = [staleness(step, version) for version in oldest]
+    return {
+        "staleness_mean": statistics.fmean(ages),
+        "staleness_max": float(max(ages)),
+        **{f"staleness/{age}": float(count) for age, count in sorted(Counter(ages).items())},
+    }
+
+
+def _update_metrics(updates: Sequence[UpdateResult]) -> Mapping[str, float]:
+    """Means over the optimizer steps that were applied."""
+    applied = [
+        {"loss": update.loss, "grad_norm": update.grad_norm, "lr": update.lr, **update.metrics}
+        for update in updates
+        if update.applied
+    ]
+    means = {name: statistics.fmean(update[name] for update in applied) for name in (applied[0] if applied else ())}
+    return {**_of_on_policy_tokens(means), "skipped_updates": float(len(updates) - len(applied))}
+
+
+def _of_on_policy_tokens(means: Mapping[str, float]) -> dict[str, float]:
+    """With `on_policy_mismatch` as the mean over the tokens that are on-policy; without it where none is."""
+    part, others = means.get("on_policy", 0.0), dict(means)
+    mismatch = others.pop("on_policy_mismatch", 0.0)
+    return {**others, "on_policy_mismatch": mismatch / part} if part else others

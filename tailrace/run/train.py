@@ -1,0 +1,406 @@
+"""One training run: from a configuration to a directory with a trained model and a report.
+
+    inputs ──▶ parts ──▶ directory, queue, log, display ──▶ pipeline ──▶ exported model, report, trace
+
+Everything that can be wrong with the input is found before anything is started, and a start that is refused leaves no
+file. Ctrl-C (or SIGTERM, or a terminal that closes) cancels the pipeline, saves a checkpoint and exits; a second one
+exits at once.
+"""
+
+import asyncio
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import torch
+
+import tailrace
+from tailrace.cluster.pool import DeathBudget
+from tailrace.config.run import RunConfig
+from tailrace.config.transfer import RemoteQueueConfig
+from tailrace.config.written import shown
+from tailrace.errors import (
+    CheckpointError,
+    ClusterError,
+    ClusterLost,
+    NonFiniteError,
+    QueueError,
+    TailraceError,
+    UserError,
+    WorkerDied,
+    first_error,
+    one_line,
+)
+from tailrace.events import Event, EventFile, EventLog, Sink
+from tailrace.host.interrupt import INTERRUPTED, Interrupt
+from tailrace.host.streams import outliving_readers, unencodable_replaced
+from tailrace.preparation import prepare_torch
+from tailrace.prompts.load import tell_dropped
+from tailrace.report.display import Display
+from tailrace.report.page import write_report
+from tailrace.report.samples import SampleFile
+from tailrace.report.sinks import check_sinks, open_sinks
+from tailrace.report.trace import write_trace
+from tailrace.run.assembly import Colocated, Inputs, Placement, load_inputs
+from tailrace.run.checkpoint import RunState, check_prompts, read_run_state, restore_queue
+from tailrace.run.directory import RunDirectory
+from tailrace.run.learner import Learner
+from tailrace.run.learning_watch import LearningWatch
+from tailrace.run.pipeline import Pipeline
+from tailrace.run.queue import check_queue, explained, open_queue, run_table
+from tailrace.run.separated import Separated
+from tailrace.run.step_metrics import TaskTimes
+from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
+
+_MAX_IN_VAIN = 3
+"""Deaths in a row without a new checkpoint between them: the same would happen again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """Where a run goes on: a verified checkpoint."""
+
+    checkpoint: Path
+    state: RunState
+
+    @classmethod
+    def read(cls, checkpoint: Path) -> Self:
+        """Of a checkpoint that is intact.
+
+        Raises:
+            CheckpointError: see `read_run_state`.
+        """
+        return cls(checkpoint=checkpoint, state=read_run_state(checkpoint))
+
+
+@outliving_readers()
+def train(
+    config: RunConfig,
+    *,
+    resume: bool,
+    checkpoint: Path | None = None,
+    interrupt: Interrupt | None = None,
+    prompts: bytes | None = None,
+) -> int:
+    """Train, export, report; the exit code: 0, or 130 when interrupted.
+
+    `resume`: go on from `checkpoint`, by default the newest of the run in `config.output_dir`. Where no run is there, a
+    new one begins with `checkpoint`, of another run. `interrupt`: what stops it, beside signals. `prompts`: what
+    `prompts.source` is to hold, where a program gives it.
+
+    Raises:
+        UserError: something about the input is wrong, and nothing is left of the start; or a checkpoint cannot be
+            written.
+        TailraceError: the run failed. Its last checkpoint is there.
+    """
+    directory = RunDirectory(Path(config.output_dir))
+    store = CheckpointStore(directory.checkpoints, keep=config.checkpoint.keep)
+    try:
+        with unencodable_replaced(), ExitStack() as stack:
+            if resume:
+                directory.check_resumed(config, checkpoint)
+            stack.enter_context(directory.locked())
+            if not (resume and directory.config.exists()):
+                directory.check_new()
+            start = None
+            if resume:
+                start = _find_start(directory, store, checkpoint)
+                directory.check_events()
+            stack.enter_context(directory.holding(prompts))
+            check_sinks(config.observe)
+            if config.pipeline.placement == "colocated":
+                prepare_torch(config.device, config.threads)
+            check_queue(config.queue, run_table(config))
+            inputs = load_inputs(config)
+            tell_dropped(inputs.prompts.dropped)
+            if start is not None:
+                check_prompts(start.state, inputs.prompts.fingerprint)
+            run = _Run(config, inputs, directory, store, start, interrupt or Interrupt())
+            return asyncio.run(run.to_end())
+    except asyncio.CancelledError:
+        print("Interrupted; there was nothing new to save.")
+        return INTERRUPTED
+    except QueueError as error:
+        if not isinstance(config.queue, RemoteQueueConfig):
+            raise
+        explanation = explained(error, config.queue.connection, directory.config, store.latest())
+        if explanation is None:
+            raise
+        raise explanation from error
+
+
+def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
+    if checkpoint is not None:
+        if newest := CheckpointStore(checkpoint / "checkpoints", keep=store.keep).latest():
+            raise CheckpointError(f"{checkpoint} is a run, and no checkpoint; its newest is {newest}")
+        CheckpointStore(checkpoint.parent, keep=store.keep).verify(checkpoint)
+        return Resume.read(checkpoint)
+    path = store.latest()
+    if path is None:
+        which, fix = "", "start again in a new output_dir"
+        if left := store.list():
+            which = f" but those that the run has left behind, such as {left[-1]}"
+            fix = "choose one with --resume-from"
+        raise CheckpointError(f"output_dir {directory.path} holds no checkpoint{which}; {fix}")
+    store.verify(path)
+    return Resume.read(path)
+
+
+class _Run:
+    """One run; where its trainer dies, several attempts at it, each from the newest checkpoint that it has saved.
+
+    A checkpoint that is damaged by then is passed over, and said to be.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        inputs: Inputs,
+        directory: RunDirectory,
+        store: CheckpointStore,
+        start: Resume | None,
+        interrupt: Interrupt,
+    ) -> None:
+        self._config = config
+        self._inputs = inputs
+        self._directory = directory
+        self._store = store
+        self._start = start
+        self._interrupt = interrupt
+        self._budget = DeathBudget(config.cluster.max_deaths)
+        self._from = start
+        """Where the attempt of now began; None at the beginning."""
+        self._in_vain = 0
+        """Attempts in a row that began at `_from` and died."""
+        self._sinks: tuple[Sink, ...] = ()
+        self._log: EventLog | None = None
+        """Of the newest attempt."""
+        self._begun = False
+        """Whether all workers have started once: one that dies while it starts is then no sign that it never can."""
+        self._finished = False
+        """Whether its model was exported."""
+
+    async def to_end(self) -> int:
+        """Make attempts until one ends, and the report; the exit code."""
+        try:
+            with self._interrupt.watching(), ExitStack() as stack, self._telling_its_end():
+                while isinstance(end := await self._attempt(stack), ClusterError):
+                    self._go_on_after(end)
+                return end
+        except asyncio.CancelledError:
+            if self._finished:
+                return 0  # only its closing was interrupted
+            if not (self._begun and self._store.latest()):
+                raise
+            print(f"Interrupted. {self._how_to_go_on}")  # maybe to export alone
+            return INTERRUPTED
+        except TailraceError:
+            if self._begun and not self._finished:
+                self._tell_of_failure()
+            raise
+        finally:
+            if self._finished:
+                self._store.tidy()
+                remove_leftovers(self._directory.path)
+            if self._log is not None and self._directory.events.exists():  # however it has ended
+                self._report()
+
+    @contextmanager
+    def _telling_its_end(self) -> Iterator[None]:
+        """An event `end` says how the block has ended, for the report."""
+        try:
+            yield
+        except BaseException as error:
+            if self._log is not None:
+                with suppress(UserError):  # what cannot be written any more is what has ended it, maybe
+                    self._log.emit(end_event(self._log, error, finished=self._finished))
+            raise
+        if self._log is not None:
+            self._log.emit(end_event(self._log, None, finished=self._finished))
+
+    def _report(self) -> None:
+        """Write report and trace, and say where they are; a run that has failed tells why, not that this fails, too."""
+        try:
+            report = write_report(self._directory.path)
+            write_trace(self._directory.path)
+        except UserError as error:
+            if self._finished:
+                raise
+            print(error, file=sys.stderr)
+            return
+        print(f"Report: {report}")
+        if self._finished:
+            print(f"Model:  {self._directory.model}")
+
+    @property
+    def _how_to_go_on(self) -> str:
+        return f"Go on with: tailrace train {self._directory.config} --resume"
+
+    def _tell_of_failure(self) -> None:
+        """How to go on after a failure, before its error is told."""
+        if self._store.latest() and not isinstance(self._config.queue, RemoteQueueConfig):  # whose error says more
+            print(self._how_to_go_on, file=sys.stderr)
+
+    async def _attempt(self, shared: ExitStack) -> int | ClusterError:
+        """Train to the end; the exit code, or the death of the trainer, or of Ray: another attempt may be made then.
+
+        `shared`: takes the sinks, which all attempts have.
+        """
+        try:
+            async with AsyncExitStack() as stack:  # what closes hears of a death: errors of closing do not hide it
+                placement = self._placement()
+                await placement.open(stack)
+                self._interrupt.handle_signals()  # Ray's would print a stack first
+                pipeline = await self._connect(placement, stack, shared)
+                self._begun = True
+                if not await _train(pipeline, self._directory, self._interrupt):
+                    print(f"Interrupted and saved. {self._how_to_go_on}")
+                    return INTERRUPTED
+                await pipeline.learner.export(self._directory.model)
+                self._finished = True
+        except (WorkerDied, ClusterLost) as death:
+            if not self._begun:
+                raise
+            if self._interrupt.asked:
+                print(f"{death}; since the last checkpoint, nothing could be saved.", file=sys.stderr)
+                if self._store.latest():
+                    print(f"Interrupted. {self._how_to_go_on}")
+                return INTERRUPTED
+            return death
+        return 0
+
+    def _newest(self, death: ClusterError) -> Resume | None:
+        """Where to go on: the newest checkpoint of the run that is intact, else where it began.
+
+        Raises:
+            CheckpointError: that was a checkpoint, and it is gone or damaged by now.
+        """
+        for path in reversed(self._store.of_run()):
+            if problem := find_damage(path):
+                print(f"checkpoint {path} is damaged: {problem}", file=sys.stderr)
+            else:
+                return Resume.read(path)
+        if self._start is not None and (problem := find_damage(self._start.checkpoint)):
+            raise CheckpointError(
+                f"{death}; the checkpoint that the run began with, {self._start.checkpoint}, is not intact any more "
+                f"({problem}), so it cannot go on; start from another with --resume-from"
+            ) from death
+        return self._start
+
+    def _placement(self) -> Placement:
+        config = self._config
+        if config.pipeline.placement == "colocated":
+            return Colocated(config, self._inputs)
+        return Separated(config, self._inputs, self._budget)
+
+    async def _connect(self, placement: Placement, stack: AsyncExitStack, shared: ExitStack) -> Pipeline:
+        config, directory, start = self._config, self._directory, self._from
+        table = run_table(config)
+        queue = await open_queue(config.queue, table, directory.queue, stack)
+        if start is not None:
+            await restore_queue(start.checkpoint, queue.queue)
+        with directory.begun(config, resumed=start is not None and directory.config.exists()):
+            self._sinks = self._sinks or _open_sinks(config, directory, shared)
+            self._log = begin_log(config, start, self._sinks, total_steps=config.trainer.steps)
+            pipeline = await placement.connect(queue, self._store, self._log, stack)
+        if start is not None:
+            await pipeline.resume_at(start.checkpoint, start.state)
+        self._store.go_on_from(start.checkpoint if start else None)
+        return pipeline
+
+    def _go_on_after(self, death: ClusterError) -> None:
+        """See that another attempt may be made.
+
+        Raises:
+            ClusterError: it may not, since the queue that has served this one is not the run's to begin anew.
+            CheckpointError: see `_newest`.
+            ClusterError: too many workers have died, or too many attempts in vain.
+        """
+        if isinstance(self._config.queue, RemoteQueueConfig):
+            raise death
+        self._budget.spend(death)
+        newest = self._newest(death)
+        self._in_vain = self._in_vain + 1 if newest == self._from else 1
+        self._from = newest
+        path = newest.checkpoint if newest else None
+        if self._in_vain == _MAX_IN_VAIN:
+            what, fix = (f" newer than {path}", f"--resume-from {path}") if path else ("", "a new output_dir")
+            raise ClusterError(
+                f"the run has died {_MAX_IN_VAIN} times in a row without saving a checkpoint{what}; the last: {death}; "
+                f"mend that, or lower checkpoint.every ({self._config.checkpoint.every}), and go on with {fix}"
+            ) from death
+        print(f"{death}; the run goes on from {path or 'the beginning'}.", file=sys.stderr)
+
+
+def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) -> tuple[Sink, ...]:
+    """What takes a run's events, over all attempts at it."""
+    display = stack.enter_context(Display())
+    others = open_sinks(config.observe, directory.path, shown(config.resolved))
+    for sink in others:
+        stack.callback(sink.close)
+    return (stack.enter_context(closing(EventFile(directory.events))), SampleFile(directory.samples), display, *others)
+
+
+def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], *, total_steps: int | None) -> EventLog:
+    """The log of one attempt, which has begun: its clock goes on from where `start` was saved.
+
+    `total_steps`: to be trained, where that is known.
+    """
+    watch = LearningWatch(config, sinks)
+    log = EventLog(sinks=(TaskTimes(), *sinks, watch), offset=start.state.elapsed_s if start else 0.0)
+    info = {
+        "config": shown(config.resolved),
+        "tailrace": tailrace.__version__,
+        "resumed_from": str(start.checkpoint) if start else None,
+        "trained_steps": start.state.trained_steps if start else 0,
+        "total_steps": total_steps,
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+    }
+    log.emit(Event(task="run", actor="driver", start=log.now(), end=log.now(), info=info))
+    return log
+
+
+def end_event(log: EventLog, error: BaseException | None, *, finished: bool) -> Event:
+    """How a run has ended: `how` is finished, interrupted or failed, and `error` says why it failed."""
+    info = {"how": "finished" if finished else "interrupted"}
+    if not (finished or error is None or isinstance(error, asyncio.CancelledError | KeyboardInterrupt)):
+        info = {"how": "failed", "error": one_line(error)}
+    return Event(task="end", actor="driver", start=log.now(), end=log.now(), info=info)
+
+
+async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:
+    """Run the pipeline to its end; False when it was interrupted, and saved."""
+    try:
+        await pipeline.run()
+    except (asyncio.CancelledError, BaseExceptionGroup) as error:
+        if interrupt.asked:
+            interrupt.accept()
+            try:
+                await pipeline.save()
+            except CheckpointError as unsaved:
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                print(unsaved, file=sys.stderr)  # and then the error that has ended the run
+        if isinstance(error, BaseExceptionGroup):
+            raise await _explained(first_error(error), pipeline.learner, directory) from error
+        if not interrupt.asked:
+            raise
+        return False
+    return True
+
+
+async def _explained(error: BaseException, learner: Learner, directory: RunDirectory) -> BaseException:
+    """The error to raise; a step that stayed non-finite leaves its evidence in the run's directory."""
+    if not isinstance(error, NonFiniteError):
+        return error
+    try:
+        directory.evidence.write_bytes(msgspec.json.encode(await learner.evidence()))
+    except OSError as problem:
+        return NonFiniteError(f"{error}; its evidence could not be written: {problem.strerror}")
+    return NonFiniteError(f"{error}; the evidence is in {directory.evidence}")

@@ -1,0 +1,100 @@
+"""The rollout worker: an engine that generates for whatever the queue hands it, with weights that arrive meanwhile.
+
+queue ──claims──▶ RolloutWorker ──▶ engine ──samples──▶ queue
+trainer ──weights──▶ WeightReceiver ──▶ EngineUpdater ──▶ engine
+"""
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import Any
+
+from tailrace.cluster.base import WorkerContext
+from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
+from tailrace.config.run import RunConfig
+from tailrace.models.tokenizer import ResponseText, load_tokenizer
+from tailrace.preparation import check_context, check_engine, open_engine
+from tailrace.run.workers.base import RunWorker
+from tailrace.run.workers.weights import listen_at
+from tailrace.tasks.rollout import RolloutWorker
+from tailrace.tasks.updater import EngineUpdater
+from tailrace.transfer.weights.receiver import WeightReceiver
+from tailrace.types import Request, Sample, WeightVersion
+
+
+def rows_in_hand(config: RunConfig) -> int:
+    """Rows that a rollout worker claims at most: what its engine runs at a time, and the group that comes next.
+
+    Of an engine that does not say how many it runs, a worker's share of a training step.
+    """
+    group = config.algorithm.group_size
+    match config.engine:
+        case NativeEngineConfig(max_batch_size=size, dp=dp):
+            return size * dp + group
+        case VllmEngineConfig(max_batch_size=size):
+            return size + group
+        case _:
+            return config.groups_per_claim * group
+
+
+class RolloutHost(RunWorker):
+    """Generates."""
+
+    actor = "engine"
+
+    async def start(self) -> dict[str, Any]:
+        """Load the engine with the initial weights."""
+        config = self.config
+        assert self.settings.weights is not None
+        check_engine(config.engine, self.model_dir, device=config.device)
+        self._engine = await open_engine(config.engine, self.model_dir, device=config.device, executor=self.executor)
+        self.stack.push_async_callback(self._engine.close)
+        self._engine.log_to(self.log)
+        check_context(self._engine, longest_prompt=self.settings.longest_prompt)
+        tokenizer = load_tokenizer(self.model_dir)
+        receiver = WeightReceiver(
+            self.settings.weights,
+            name=self.context.name,
+            datacentre=self.context.datacentre,
+            listen=listen_at(config, self.context.address),
+            medium=config.weights.medium,
+            log=self.log,
+        )
+        self._updater = EngineUpdater(
+            self._engine,
+            self.stack.enter_context(receiver),
+            config.weights_mode,
+            log=self.log,
+            activity=self.activity,
+            timeout_s=config.weights.timeout_s,
+        )
+        self._rollout = RolloutWorker(
+            self.queue,
+            self._engine,
+            config.sampling,
+            ResponseText(tokenizer, self.model_dir, config.sampling),
+            self.log,
+            samples_per_step=config.trainer.train_batch_size,
+            group_size=config.algorithm.group_size,
+            room=rows_in_hand(config),
+            max_staleness=config.pipeline.max_staleness,
+            gate=self._updater,
+        )
+        return {}
+
+    def services(self) -> Sequence[Any]:
+        """Rollout."""
+        return (self._rollout,)
+
+    def background(self) -> Sequence[Any]:
+        """New weights."""
+        return (self._updater,)
+
+    async def generate(self, requests: Sequence[Request], version: WeightVersion) -> list[Sample]:
+        """The samples of some requests beside those of the queue, by weights of `version` or newer."""
+        async with self._updater.generating(version), aclosing(self._engine.submit(requests)) as samples:
+            return [sample async for sample in samples]
+
+
+def make(settings: bytes, context: WorkerContext) -> RolloutHost:
+    """For `WorkerSpec.factory`."""
+    return RolloutHost(settings, context)

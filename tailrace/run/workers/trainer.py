@@ -1,0 +1,107 @@
+"""The trainer worker: it updates the weights when the driver's loop says so, and sends them to the engines.
+
+driver ──train(step)──▶ LocalLearner ──claims, acks──▶ queue
+                             └──publish──▶ WeightSender ──▶ rollout workers
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace.cluster.base import WorkerContext
+from tailrace.events import EventLog
+from tailrace.run.assembly import make_learner, make_run_trainer
+from tailrace.run.checkpoint import RunState
+from tailrace.run.workers.base import RunWorker
+from tailrace.run.workers.weights import make_sender
+from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.transfer.weights.address import WeightsAddress
+from tailrace.types import WeightVersion
+
+_LOOK_S = 0.5
+"""Between looks at whether the queue was closed; nobody waits for this worker's end before that."""
+
+
+class TrainerHost(RunWorker):
+    """Trains; its commands are those of `Learner`."""
+
+    actor = "trainer"
+
+    async def start(self) -> dict[str, Any]:
+        """Load the trainer, and be ready to send weights."""
+        config = self.config
+        context = self.context
+        sender = make_sender(config, address=context.address, datacentre=context.datacentre, log=self.log)
+        self._sender = self.stack.enter_context(sender)
+        loop = asyncio.get_running_loop()
+        self._trainer = await loop.run_in_executor(
+            self.executor, lambda: make_run_trainer(config, self.model_dir, reference=False)
+        )
+        await loop.run_in_executor(self.executor, lambda: self._sender.reserve(self._trainer.weights()))
+        self._learner = make_learner(
+            config,
+            self.queue,
+            self._trainer,
+            self.executor,
+            self,
+            CheckpointStore(Path(self.settings.checkpoints), keep=config.checkpoint.keep),
+            self.log,
+            prompts=self.settings.prompts,
+            run_log=EventLog(sinks=(self.context.emit,), origin=self.settings.origin),
+        )
+        return {}
+
+    def services(self) -> Sequence[Any]:
+        """Being there until the queue is closed; the driver says when to train."""
+        return (self._UntilClosed(self),)
+
+    async def weights_address(self) -> WeightsAddress:
+        """Where rollout workers get new weights. A command and no fact, since it holds a token."""
+        return self._sender.address
+
+    async def publish(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self.executor, lambda: self._sender.publish(version, self._trainer.weights()))
+
+    async def settle(self, version: WeightVersion) -> None:
+        """See `Publisher`. A synchronous update waits for every engine."""
+        if self.config.weights_mode == "synchronous":
+            with self.activity.waiting("weights"), self.log.span("weights_wait", "trainer", version=version):
+                await self._sender.installed(version, timeout_s=self.config.weights.timeout_s)
+
+    async def train(self, step: int) -> int:
+        """See `Learner`; returns the trained steps."""
+        await self._learner.train(step)
+        return self._learner.trained_steps
+
+    async def save(self, next_step: int) -> None:
+        """See `Learner`."""
+        with self.activity.busy():
+            await self._learner.save(next_step)
+
+    async def restore(self, checkpoint: str, state: RunState) -> None:
+        """See `Learner`."""
+        await self._learner.restore(Path(checkpoint), state)
+
+    async def export(self, directory: str) -> None:
+        """See `Learner`."""
+        await self._learner.export(Path(directory))
+
+    async def evidence(self) -> dict[str, Any]:
+        """See `Learner`."""
+        return await self._learner.evidence()
+
+    class _UntilClosed:
+        def __init__(self, host: "TrainerHost") -> None:
+            self._queue = host.queue
+
+        async def run(self) -> None:
+            while not (await self._queue.stats()).closed:
+                await asyncio.sleep(_LOOK_S)
+
+
+def make(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """For `WorkerSpec.factory`."""
+    return TrainerHost(settings, context)

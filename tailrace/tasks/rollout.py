@@ -1,0 +1,219 @@
+"""The rollout task.
+
+    queue ──claim prompts──▶ engine.submit ──each sample as it finishes──▶ ack ──▶ reward …
+
+Claims never wait for one another: new prompts join the engine's batch while older ones are still generating. Who waits
+on whom: a claim on room in the engine, where it has a bound, so that the prompts that it cannot start are left to
+others; what was claimed on weights that may generate for its step (`WeightsGate`). A claim that turns out to be void
+when a sample is acked is broken off: its other rows go back, or come again, and the engine forgets them.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
+
+import numpy as np
+
+from tailrace.config.engine import SamplingConfig
+from tailrace.engine.base import Engine
+from tailrace.errors import EngineError
+from tailrace.events import Event, EventLog
+from tailrace.planning.admission import oldest_version
+from tailrace.tasks.gate import OpenGate, WeightsGate
+from tailrace.transfer.queue.base import Claim, Row, TransferQueue
+from tailrace.transfer.queue.lease import VOID, ack_if_held, give_back, held, next_claim
+from tailrace.types import Request, Sample, Value
+
+Decode = Callable[[list[int]], str]
+"""The token ids of a response to its text."""
+
+
+_ROUNDING = 0.01
+"""By which a log-probability may exceed 0."""
+
+
+class RolloutWorker:
+    """Generates a response for every row, with the engine's weights of the moment."""
+
+    def __init__(
+        self,
+        queue: TransferQueue,
+        engine: Engine,
+        sampling: SamplingConfig,
+        decode: Decode,
+        log: EventLog,
+        *,
+        samples_per_step: int,
+        group_size: int = 1,
+        room: int | None = None,
+        max_staleness: int = 0,
+        gate: WeightsGate | None = None,
+    ) -> None:
+        """`room`: rows that are in hand at most, a group at least; None leaves that to the queue's capacity.
+
+        `gate`: by default the engine always has the weights that its prompts wait for.
+        """
+        self._queue = queue
+        self._engine = engine
+        self._sampling = sampling
+        self._decode = decode
+        self._log = log
+        self._samples_per_step = samples_per_step
+        self._room = _Room(room, group_size)
+        self._max_staleness = max_staleness
+        self._gate = gate or OpenGate()
+        self._request_ids = itertools.count()
+        """New ones for rows that come again: what they were before may still be in the engine."""
+
+    async def run(self) -> None:
+        """Serve until the queue is closed."""
+        not_started: dict[int, Claim] = {}
+        try:
+            async with asyncio.TaskGroup() as generations:
+                while (claim := await self._claim()) is not None:
+                    not_started[claim.lease_id] = claim
+                    generations.create_task(self._generate(claim, not_started))
+        finally:
+            # a task that is cancelled before its first step never gets to give its rows back
+            await give_back(self._queue, not_started.values())
+
+    async def _claim(self) -> Claim | None:
+        """The next claim, as soon as there is room for it; None when the queue is closed."""
+        limit = await self._room.some()
+        claim = await next_claim(self._queue, "rollout", limit=limit)
+        if claim is not None:
+            self._room.take(len(claim.rows))
+        return claim
+
+    async def _generate(self, claim: Claim, not_started: dict[int, Claim]) -> None:
+        del not_started[claim.lease_id]
+        # rows that were given back may come with some of the next step, which need newer weights
+        steps = sorted(self._step(row) for row in claim.rows)
+        async with AsyncExitStack() as stack:
+            taken = stack.enter_context(self._room.taken(len(claim.rows)))
+            await stack.enter_async_context(held(self._queue, claim))
+            await stack.enter_async_context(self._gate.generating(oldest_version(steps[-1], self._max_staleness)))
+            with self._log.span("rollout", "rollout", step=steps[0], samples=len(claim.rows)) as span:
+                span.version = self._engine.stats().version
+                await self._stream(claim, span, taken)
+
+    def _step(self, row: Row) -> int:
+        """The training step that it is for."""
+        return row.order // self._samples_per_step
+
+    async def _stream(self, claim: Claim, span: Event, taken: "_Taken") -> None:
+        """Ack each sample as it finishes, while the claim is good; `span` gets the tokens made."""
+        rows = {next(self._request_ids): row for row in claim.rows}
+        start = self._log.now()
+        span.tokens = 0
+        async with aclosing(
+            self._engine.submit([self._request(number, row) for number, row in rows.items()])
+        ) as samples:
+            async for sample in samples:
+                _check_sample(sample, rows[sample.request_id])
+                span.tokens += len(sample.response_ids)
+                taken.free(1)
+                if not await ack_if_held(self._queue, claim, {rows[sample.request_id].id: self._outputs(sample)}):
+                    span.info = VOID
+                    return
+                self._log.emit(self._sample_event(sample, start, self._step(rows[sample.request_id])))
+
+    def _request(self, number: int, row: Row) -> Request:
+        prompt_ids, seed = row.cells["prompt_ids"], row.cells["seed"]
+        assert isinstance(prompt_ids, np.ndarray)
+        assert isinstance(seed, int)
+        return Request(
+            request_id=number, group_id=row.group_id, prompt_ids=prompt_ids, sampling=self._sampling, seed=seed
+        )
+
+    def _outputs(self, sample: Sample) -> dict[str, Value]:
+        return {
+            "response_ids": sample.response_ids,
+            "response_mask": np.ones(len(sample.response_ids), np.int64),
+            "rollout_log_probs": sample.rollout_log_probs,
+            "weight_versions": sample.weight_versions,
+            "response": self._decode(sample.response_ids.tolist()),
+            "finish_reason": sample.finish_reason.value,
+        }
+
+    def _sample_event(self, sample: Sample, start: float, step: int) -> Event:
+        return Event(
+            task="sample",
+            actor="engine",
+            start=start,
+            end=self._log.now(),
+            step=step,
+            tokens=len(sample.response_ids),
+            version=int(sample.weight_versions[0]),
+            info={
+                "group": sample.group_id,
+                "finish_reason": sample.finish_reason.value,
+                "last_version": int(sample.weight_versions[-1]),
+            },
+        )
+
+
+def _check_sample(sample: Sample, row: Row) -> None:
+    """Whether it can be trained on: an engine may be anybody's."""
+    tokens, log_probs = len(sample.response_ids), sample.rollout_log_probs
+    given = f"the engine gave sample {row.order} of the run (group {row.group_id})"
+    if not tokens:
+        raise EngineError(f"{given} a response without a token; one has at least one, be it the end of sequence")
+    if not len(log_probs) == len(sample.weight_versions) == tokens:
+        raise EngineError(
+            f"{given} {tokens} tokens, {len(log_probs)} log-probabilities and {len(sample.weight_versions)} weight "
+            "versions; each token has one of both"
+        )
+    wrong = ~np.isfinite(log_probs) | (log_probs > _ROUNDING)
+    if wrong.any():
+        raise EngineError(f"{given} the log-probability {log_probs[wrong][0]:g}; it is finite, and not above 0")
+
+
+class _Room:
+    """Rows that may still be claimed."""
+
+    def __init__(self, rows: int | None, group_size: int) -> None:
+        self._free = None if rows is None else max(rows, group_size)
+        self._group_size = group_size
+        self._news = asyncio.Event()
+
+    async def some(self) -> int | None:
+        """How many there are, as soon as a group has room; None for any number."""
+        while self._free is not None and self._free < self._group_size:
+            self._news.clear()
+            await self._news.wait()
+        return self._free
+
+    def take(self, rows: int) -> None:
+        """They are claimed; from then on `taken` keeps count."""
+        if self._free is not None:
+            self._free -= rows
+
+    def free(self, rows: int) -> None:
+        """They are done with."""
+        if self._free is not None:
+            self._free += rows
+            self._news.set()
+
+    @contextmanager
+    def taken(self, rows: int) -> Iterator["_Taken"]:
+        """Free what is left of `rows` at the end of the block."""
+        taken = _Taken(self, rows)
+        try:
+            yield taken
+        finally:
+            taken.free(taken.rows)
+
+
+class _Taken:
+    """The rows of one claim that are in hand."""
+
+    def __init__(self, room: _Room, rows: int) -> None:
+        self.rows = rows
+        self._room = room
+
+    def free(self, rows: int) -> None:
+        """So many are done with."""
+        self.rows -= rows
+        self._room.free(rows)

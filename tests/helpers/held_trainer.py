@@ -1,0 +1,94 @@
+"""A trainer worker that stands still, once in a run, at a moment of its last step where it is to be killed."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tailrace.cluster.base import WorkerContext
+from tailrace.events import Event
+from tailrace.run.workers.trainer import TrainerHost
+from tailrace.transfer.queue.base import Claim, RowId
+from tailrace.types import Value, WeightVersion
+
+
+async def _stand_still(worker: "_Held") -> None:
+    """Tell the driver with an event, and do nothing more; nothing the second time."""
+    was_held = Path(worker.config.output_dir) / "held"
+    if worker.trained == worker.config.trainer.steps and not was_held.exists():
+        was_held.touch()
+        worker.context.emit(Event(task=worker.held_at, actor="trainer", start=0.0, end=0.0))
+        await worker.hold()
+
+
+class _Held(TrainerHost):
+    """Knows how far it is."""
+
+    trained = 0
+    held_at = "held"
+    """The event at which it is to be killed."""
+
+    async def hold(self) -> None:
+        """Stand still."""
+        await asyncio.Event().wait()
+
+    async def publish(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        await super().publish(version)
+        self.trained = version
+
+
+class HeldBeforeEvent(_Held):
+    """New weights are with the engines, the step's rows are acked, and nobody has heard of it."""
+
+    async def settle(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        await super().settle(version)
+        await _stand_still(self)
+
+
+class HeldInExport(_Held):
+    """Its device computes for ever when the model is to be written, and nobody kills it."""
+
+    held_at = "export begins"
+
+    async def hold(self) -> None:
+        """See `_Held`."""
+        await asyncio.get_running_loop().run_in_executor(self.executor, threading.Event().wait)
+
+    async def export(self, directory: str) -> None:
+        """See `Learner`."""
+        await _stand_still(self)
+        await super().export(directory)
+
+
+class HeldBeforeAck(_Held):
+    """New weights are with the engines, and the step's rows are not acked."""
+
+    async def start(self) -> dict[str, Any]:
+        """See `TrainerHost`."""
+        ack = self.queue.ack
+
+        async def held_ack(claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+            await _stand_still(self)
+            await ack(claim, outputs)
+
+        patch.object(self.queue, "ack", held_ack).start()
+        return await super().start()
+
+
+def before_event(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """For `WorkerSpec.factory`."""
+    return HeldBeforeEvent(settings, context)
+
+
+def in_export(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """For `WorkerSpec.factory`."""
+    return HeldInExport(settings, context)
+
+
+def before_ack(settings: bytes, context: WorkerContext) -> TrainerHost:
+    """For `WorkerSpec.factory`."""
+    return HeldBeforeAck(settings, context)

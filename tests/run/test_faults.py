@@ -1,0 +1,74 @@
+"""Runs of every mode that lose a process of every kind at seeded moments: each ends by itself, and has trained on every
+row once.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.cluster.local import LocalCluster
+from tailrace.events import read_events
+from tests.conftest import TinyModel
+from tests.helpers.faulty_run import KINDS, Faults, rows_of_steps, run
+from tests.helpers.runs import small_run, steps_of, write_prompts
+
+MODES: list[tuple[dict[str, Any], str]] = [
+    ({}, "synchronous"),
+    ({"streaming": True}, "in_flight"),
+    ({"max_staleness": 1}, "delayed"),
+    ({"max_staleness": 2, "streaming": True}, "sub_step"),
+]
+SEEDS = range(4)
+"""Of runs with workers in this process; a mode each."""
+SEEDS_OF_PROCESSES = (135,)
+"""Of those with processes, which take long to start."""
+STEPS = 5
+POOLS = ("rollout", "trainer", "reward", "reference")
+
+
+def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] | None) -> None:
+    pipeline, mode = MODES[seed % len(MODES)]
+    pools: dict[str, Any] = {kind: {"cpus": 0} for kind in POOLS}
+    config = small_run(
+        directory / "run",
+        model,
+        write_prompts(directory / "prompts.jsonl"),
+        pipeline={"placement": "separated", **pipeline},
+        weights={"mode": mode},
+        cluster={**pools, "rollout": {"cpus": 0, "workers": 2}, "heartbeat_limit_s": 8.0},
+        queue={"type": "service", "units": 2, "replicas": 2},
+        trainer__steps=STEPS,
+        algorithm__kl={"coefficient": 0.01},
+    )
+    faults = Faults(seed, local=local)
+    assert run(config, faults) == 0
+    assert len(faults.done) == len(KINDS), f"done: {faults.done}, not done: {faults.plan}"
+    rows = rows_of_steps(directory / "run")
+    assert sorted(rows) == list(range(STEPS)), faults.done
+    assert sorted(order for step in rows.values() for order in step) == list(range(8 * STEPS)), faults.done
+    last = {event.step: event for event in steps_of(directory / "run")}
+    assert all(e.metrics["staleness_max"] <= pipeline.get("max_staleness", 0) for e in last.values()), faults.done
+    died = {event.actor for event in read_events(directory / "run" / "events.jsonl") if event.task == "worker_died"}
+    assert "trainer" in died, faults.done  # of others, it may end the attempt before they are missed
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_run_survives_deaths_at_any_moment(
+    tmp_path: Path, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    made: list[LocalCluster] = []
+
+    def make_cluster(config: Any, _: Any) -> LocalCluster:
+        made.append(LocalCluster(config))
+        return made[-1]
+
+    monkeypatch.setattr("tailrace.run.separated.make_cluster", make_cluster)
+    survive(tmp_path, tiny_model("llama"), seed, made)
+
+
+@pytest.mark.parametrize("seed", SEEDS_OF_PROCESSES)
+def test_a_run_survives_processes_that_are_killed_or_stopped_at_any_moment(
+    tmp_path: Path, tiny_model: TinyModel, connected_to_ray: None, seed: int
+) -> None:
+    survive(tmp_path, tiny_model("llama"), seed, None)

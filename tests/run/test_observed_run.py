@@ -1,0 +1,220 @@
+"""What whole runs say of themselves: where the time of each worker went, its weights, and the queue.
+
+Workers are in this event loop, so that runs are quick; they say the same.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from tailrace.cluster.local import LocalCluster
+from tailrace.events import Event, read_events
+from tailrace.planning.signs import Kind
+from tailrace.report.run_data import RunData, is_work
+from tailrace.report.samples import read_samples
+from tailrace.report.text import metric
+from tailrace.report.timeline import timeline
+from tailrace.report.trace import trace_events
+from tailrace.report.worker_figures import worker_sections
+from tailrace.run.evaluation import pass_at
+from tailrace.run.step_metrics import failure_metrics, reward_metrics
+from tailrace.run.train import train
+from tests.conftest import TinyModel
+from tests.helpers.runs import small_run, write_prompts
+from tests.run.test_evaluation import graded
+
+PIPELINES: dict[str, dict[str, Any]] = {
+    "colocated": {},
+    "synchronous": {"placement": "separated"},
+    "delayed": {"placement": "separated", "max_staleness": 1, "streaming": True},
+}
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+SEPARATED = ["synchronous", "delayed"]
+Observed = Callable[[str], list[Event]]
+
+
+@pytest.fixture(scope="module")
+def directory_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Callable[[str], Path]:
+    """The directory of a run of each name in PIPELINES, which is made once."""
+
+    @functools.cache
+    def made(name: str) -> Path:
+        return _run(name, tmp_path_factory.mktemp(name), tiny_model("llama"))
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def observed(directory_of: Callable[[str], Path]) -> Observed:
+    """Their events."""
+    return functools.cache(lambda name: read_events(directory_of(name) / "events.jsonl"))
+
+
+def _run(name: str, directory: Path, model: Path) -> Path:
+    config = small_run(
+        directory / "run",
+        model,
+        write_prompts(directory / "prompts.jsonl"),
+        pipeline=PIPELINES[name],
+        algorithm__kl={"coefficient": 0.01},
+        **({} if name == "colocated" else {"weights": {"mode": name}}),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
+        assert train(config, resume=False) == 0
+    return directory / "run"
+
+
+def activities(events: list[Event]) -> dict[str, list[Event]]:
+    """By worker, in the order of time."""
+    said: dict[str, list[Event]] = {}
+    for event in events:
+        if event.task == "activity":
+            said.setdefault(event.worker, []).append(event)
+    return said
+
+
+@pytest.mark.parametrize("name", SEPARATED)
+def test_the_states_of_each_worker_add_up_to_its_time(observed: Observed, name: str) -> None:
+    said = activities(observed(name))
+    assert said.keys() == {"rollout-0", "reward-0", "reference-0", "trainer"}
+    for worker in said.values():
+        assert all(sum(event.metrics.values()) == pytest.approx(event.end - event.start) for event in worker)
+        assert all(before.end == after.start for before, after in pairwise(worker))
+        assert sum(event.metrics["busy"] for event in worker) > 0
+        assert sum(event.metrics["data"] for event in worker) > 0
+
+
+@pytest.mark.parametrize(("name", "waiting"), [("synchronous", {"rollout-0", "trainer"}), ("delayed", {"rollout-0"})])
+def test_who_waits_for_weights_says_so_and_nobody_else(observed: Observed, name: str, waiting: set[str]) -> None:
+    said = activities(observed(name))
+    assert {worker for worker in said if sum(event.metrics["weights"] for event in said[worker]) > 0} == waiting
+
+
+def test_a_drain_stands_in_the_timeline_before_the_weights_that_it_makes_way_for(observed: Observed) -> None:
+    engine = [event for event in observed("delayed") if event.actor == "engine"]
+    drains = [event for event in engine if event.task == "weights_drain"]
+    installs = [event for event in engine if event.task == "update_weights"]
+    assert installs
+    assert all(drain.end <= install.start for drain, install in zip(drains, installs, strict=True))
+    tracks = timeline(RunData(name="run", events=observed("delayed"), last_event_at=NOW))
+    assert tracks is not None
+    assert [len(track["start"]) for track in tracks["tracks"] if track["task"] == "weights_drain"] == [len(drains)]
+
+
+SPANS = {"rollout", "sample", "actor", "optimizer", "update_weights", "evaluation", "checkpoint", "export", "step"}
+"""Of every run, with the weights that they work with or make; rewards and advantages need none."""
+
+
+@pytest.mark.parametrize(
+    ("name", "spans"),
+    [
+        ("colocated", SPANS),
+        ("synchronous", SPANS | {"weights_publish", "weights_transfer", "weights_wait"}),
+        ("delayed", SPANS | {"weights_publish", "weights_transfer", "weights_drain"}),
+    ],
+)
+def test_every_span_of_work_with_weights_has_their_version(observed: Observed, name: str, spans: set[str]) -> None:
+    work = [event for event in observed(name) if is_work(event)]
+    versioned = {event.task for event in work if event.version is not None}
+    assert versioned == spans | {"reference"}
+    assert {event.task for event in work if event.version is None} <= {"reward", "advantage", "worker_started"}
+    of_steps = [event for event in work if event.task in ("actor", "optimizer", "step", "checkpoint")]
+    assert all(event.version == event.step for event in of_steps)
+    assert [event.version for event in work if event.task == "export"] == [4]
+
+
+@pytest.mark.parametrize(("name", "rows"), [("colocated", {"engine"}), ("delayed", {"rollout-0 · engine", "trainer"})])
+def test_the_trace_of_a_run_counts_the_version_of_each_worker(observed: Observed, name: str, rows: set[str]) -> None:
+    traced = trace_events(observed(name))
+    names = {event["pid"]: event["args"]["name"] for event in traced if event["name"] == "process_name"}
+    newest = {names[event["pid"]]: event["args"]["value"] for event in traced if event["name"] == "weight version"}
+    assert newest.keys() == rows
+    assert newest.get("trainer", 4) == 4
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_run_shows_its_queue_from_the_beginning_to_the_end(observed: Observed, name: str) -> None:
+    events = observed(name)
+    first, *_, last = (event for event in events if event.task == "queue")
+    tasks = ["rollout", "reward", "reference", "advantage", "actor"]
+    assert {f"{count}/{task}" for count in ("ready", "expired") for task in tasks} <= first.metrics.keys()
+    assert first.end < min(event.end for event in events if event.task == "step")
+    assert last.metrics["rows"] == 0
+    titles = [section.title for section in worker_sections(RunData(name="", events=events, last_event_at=NOW))]
+    assert "Queue" in titles
+
+
+@pytest.mark.parametrize("name", SEPARATED)
+def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[str], Path], name: str) -> None:
+    ours, theirs = (
+        [(one.kind, one.step, one.group, one.sample, one.prompt, one.answer) for one in read_samples(path)]
+        for path in (directory_of(mode) / "samples.jsonl" for mode in (name, "colocated"))
+    )
+    assert ours == theirs
+    assert [one[0] for one in ours].count("training") == 4 * 2 * 4
+
+
+PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+
+
+def page_of_metrics() -> dict[str, dict[str, str]]:
+    """For each kind of event, the names in its tables with what they are shown as."""
+    found: dict[str, dict[str, str]] = {}
+    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
+        heading, _, body = section.partition("\n")
+        rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", body, re.MULTILINE)
+        names = {name: shown.strip() for cell, shown in rows for name in re.findall(r"`([^`]+)`", cell)}
+        for task in re.findall(r"`(\w+)`", heading) or [heading]:
+            found[task] = names
+    return found
+
+
+def pattern(name: str) -> str:
+    """`time/rollout` as the page has it: `time/<task>`."""
+    if name.startswith("pass@"):
+        return "pass@<k>"
+    before, slash, _ = name.partition("/")
+    if not slash:
+        return name
+    kinds = {"time": "task", "staleness": "versions", "reward": "part", "reward_failures": "kind"}
+    return f"{before}/<{kinds.get(before, 'task')}>"
+
+
+def emitted(events: list[Event]) -> dict[str, set[str]]:
+    by_task: dict[str, set[str]] = {}
+    for event in events:
+        by_task.setdefault(event.task, set()).update(map(pattern, event.metrics))
+    return {task: names for task, names in by_task.items() if names}
+
+
+def test_the_page_of_metrics_has_all_that_runs_tell_and_nothing_else(observed: Observed) -> None:
+    told = emitted([*observed("colocated"), *observed("delayed")])
+    of_grader = {*reward_metrics([1.0], [{"format": 1.0, "correct": 1.0}]), *failure_metrics(["timeout: 1 s"])}
+    for task in ("step", "evaluation"):
+        told[task] |= set(map(pattern, of_grader))
+    told["evaluation"] |= set(map(pattern, pass_at(graded(0, True, False))))
+    page = page_of_metrics()
+    elsewhere = {"warning", "adaptive_tp", "Prometheus", "evaluation"}  # in tests of their own, or below
+    weights = told.pop("weights_publish") | told.pop("weights_transfer")
+    assert page.pop("weights_publish").keys() == page.pop("weights_transfer").keys() == weights
+    assert {task: set(names) for task, names in page.items() if task not in elsewhere} == {
+        task: names for task, names in told.items() if task not in elsewhere
+    }
+    assert page["evaluation"].keys() == told["evaluation"]
+
+
+def test_the_page_calls_metrics_as_display_and_report_do() -> None:
+    page = page_of_metrics()
+    for name, shown in [*page["step"].items(), *page["evaluation"].items()]:
+        assert shown == ("" if "<" in name else metric(name).title), name
+
+
+def test_the_page_has_the_signs_that_a_run_may_give() -> None:
+    assert page_of_metrics()["warning"].keys() == set(get_args(Kind))

@@ -1,0 +1,102 @@
+"""The bound on staleness, and that each row is trained on once in its step, over random schedules of all modes."""
+
+import asyncio
+import random
+
+import pytest
+
+from tests.tasks.schedules import Run, Saved, Schedule, versions
+from tests.transfer.virtual_time import VirtualLoop
+
+SCHEDULES = 2000
+CHUNKS = 4
+
+
+def check(run: Run) -> None:
+    """All that is claimed of every run."""
+    schedule = run.schedule
+    size = schedule.samples_per_step
+    assert sorted(run.actor.trained) == list(range(schedule.steps))
+    for step, rows in run.actor.trained.items():
+        assert [row.order for row in rows] == list(range(step * size, (step + 1) * size))
+        for row in rows:
+            made_by = versions(row)
+            assert made_by == sorted(made_by)
+            assert max(0, step - schedule.max_staleness) <= made_by[0]
+            assert made_by[-1] <= step
+            if schedule.mode in ("delayed", "sub_step"):
+                assert made_by[0] == made_by[-1]
+    assert not run.actor.unacked
+    measured = [event.metrics["staleness_max"] for event in run.events if event.task == "step"]
+    assert all(age <= schedule.max_staleness for age in measured)
+
+
+def check_order(run: Run) -> None:
+    """The oldest prompts are started first, and no row of a step is claimed for training before the one before."""
+    started = [orders[0] for orders in run.queue.claimed["rollout"]]
+    assert started == sorted(started)
+    size = run.schedule.samples_per_step
+    trained = [order // size for orders in run.queue.claimed["actor"] for order in orders]
+    assert trained == sorted(trained)
+
+
+def check_events(run: Run) -> None:
+    """The event of each response has the first and the last of the versions that made it."""
+    told = [(event.version, event.info["last_version"]) for event in run.events if event.task == "sample"]
+    made_by = [versions(row) for rows in run.actor.trained.values() for row in rows]
+    assert sorted(told) == sorted((made[0], made[-1]) for made in made_by)
+
+
+async def whole(schedule: Schedule) -> None:
+    """One run, from its beginning to its end."""
+    run = Run(schedule)
+    await run.go()
+    check(run)
+    check_order(run)
+    check_events(run)
+    assert (await run.queue.stats()).rows == 0
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_schedule_trains_on_anything_staler_than_the_bound_or_waits_for_ever(chunk: int) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        for seed in range(chunk, SCHEDULES, CHUNKS):
+            runner.run(whole(Schedule.drawn(seed)))
+
+
+async def interrupted(schedule: Schedule, *, save: bool) -> int:
+    """A run that is cancelled at some moments, and goes on from what it saved then, or the last time before.
+
+    Steps that were trained after the checkpoint are lost with the process, and trained again. Returns how often it
+    went on from a checkpoint.
+    """
+    chance = random.Random(f"interrupt {schedule.seed}")
+    starts: list[Saved] = []
+    run = Run(schedule)
+    for part in range(1, 5):
+        going = asyncio.create_task(run.go(starts[-1] if starts else None))
+        await asyncio.wait([going], timeout=chance.uniform(1.0, 80.0 * schedule.slowest_update_s**0.5))
+        if going.done() or part == 4:
+            await going
+            break
+        going.cancel()
+        await asyncio.wait([going])
+        assert going.cancelled()
+        if save and run.begun:
+            await run.pipeline.save()
+        starts += run.checkpointer.saved[-1:]
+        kept = starts[-1].state.trained_steps if starts else 0
+        trained = {step: rows for step, rows in run.actor.trained.items() if step < kept}
+        run = Run(schedule, part)
+        run.actor.trained = trained
+    check(run)
+    return len(starts)
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_interrupted_and_resumed_runs_train_on_every_row_once_within_the_bound(save: bool) -> None:
+    starts = 0
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        for seed in range(SCHEDULES, SCHEDULES + 80):
+            starts += runner.run(interrupted(Schedule.drawn(seed), save=save))
+    assert starts > 40

@@ -1,0 +1,495 @@
+"""Asynchronous runs in virtual time: all of it is real but devices, graders, and how weights travel.
+
+A seed fixes how long everything takes, and with it who comes before whom; nobody sleeps. Where all wait for one another
+the clock jumps to a limit, and its error fails the test.
+"""
+
+import asyncio
+import functools
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, ParamSpec, TypeVar
+
+import torch
+
+from tailrace.activity import Activity
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.config.engine import SamplingConfig
+from tailrace.config.run import RunConfig
+from tailrace.config.transfer import LocalQueueConfig
+from tailrace.config.weights import WeightsMode
+from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
+from tailrace.errors import SenderLost, WeightsTimeout
+from tailrace.events import Event, EventLog
+from tailrace.run.checkpoint import Checkpointer, RunState
+from tailrace.run.learner import LocalLearner
+from tailrace.run.pipeline import Pipeline, Service
+from tailrace.run.queue import run_table
+from tailrace.tasks.actor import Actor, OnCommit, StepResult
+from tailrace.tasks.advantage import AdvantageTask
+from tailrace.tasks.base import Outputs, Task
+from tailrace.tasks.prompts import PromptFeeder
+from tailrace.tasks.rollout import RolloutWorker
+from tailrace.tasks.updater import EngineUpdater
+from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies.factory import make_tasks
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import IntArray, WeightVersion
+from tests.helpers.runs import small_run
+from tests.tasks.test_actor import RecordingTrainer
+from tests.tasks.test_prompts import PROMPTS
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LIMIT_S = 10_000.0
+"""Far longer than anything takes: whoever waits so long waits for ever."""
+MODES: tuple[WeightsMode, ...] = ("synchronous", "delayed", "sub_step", "in_flight")
+
+
+class Device(Executor):
+    """Works on one thing at a time; each takes up to `slowest` seconds."""
+
+    def __init__(self, chance: random.Random, slowest: float) -> None:
+        self.slowest = slowest
+        self._chance = chance
+        self._free_at = 0.0
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Its result is there when it is done."""
+        loop = asyncio.get_running_loop()
+        self._free_at = max(loop.time(), self._free_at) + self._chance.uniform(0.01, self.slowest)
+        future: Future[T] = Future()
+        loop.call_at(self._free_at, self._work, future, lambda: fn(*args, **kwargs))
+        return future
+
+    def _work(self, future: Future[T], work: Callable[[], T]) -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(work())
+        except Exception as error:  # whatever it is, whoever asked for the work hears of it
+            future.set_exception(error)
+
+
+class Hub:
+    """Brings each version that is published to all engines, each after a while; later ones may be faster."""
+
+    def __init__(self, chance: random.Random, engines: int, *, wait: bool, slowest: float = 9.0) -> None:
+        """`wait`: publish until all engines have it."""
+        self.published: WeightVersion = 0
+        self.sources = [Source(self) for _ in range(engines)]
+        self.turns: list[Source] = []
+        """Who has the turn now."""
+        self.lock = asyncio.Lock()
+        self._chance = chance
+        self._wait = wait
+        self._slowest = slowest
+
+    async def publish(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        self.published = version
+        for source in self.sources:
+            source.announce(version)
+            after = self._chance.uniform(0.01, self._slowest)
+            asyncio.get_running_loop().call_later(after, source.arrive, version)
+
+    async def settle(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        for source in self.sources if self._wait else ():
+            await source.until(lambda source=source: source.has >= version)  # type: ignore[misc]
+
+
+class Source:
+    """A `WeightSource` without tensors."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.announced: WeightVersion = 0
+        self.received: WeightVersion = 0
+        self.has: WeightVersion = 0
+        """What the engine said it has."""
+        self.on_take: Callable[[], None] = lambda: None
+        self.on_install: Callable[[WeightVersion], None] = lambda version: None
+        self._hub = hub
+        self._is_lost = False
+        self._waiting: set[asyncio.Event] = set()
+
+    def lose(self, *, lost: bool) -> None:
+        """Whether the trainer is silent from now on."""
+        self._is_lost = lost
+        self._tell()
+
+    def announce(self, version: WeightVersion) -> None:
+        """It is on its way."""
+        self.announced = max(self.announced, version)
+        self._tell()
+
+    def arrive(self, version: WeightVersion) -> None:
+        """It is wholly here."""
+        self.announce(version)
+        self.received = max(self.received, version)
+        self._tell()
+
+    async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
+        await self._reach(lambda: self.announced >= version, timeout_s)
+
+    async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
+        await self._reach(lambda: self.received >= version, timeout_s)
+        return self.received
+
+    async def _reach(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.until(lambda: condition() or self._is_lost)
+        except TimeoutError:
+            raise WeightsTimeout("nothing has come") from None
+        if not condition():
+            raise SenderLost("the trainer is silent")
+
+    async def heard(self, *, timeout_s: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self.until(lambda: not self._is_lost)
+
+    @contextmanager
+    def weights(self) -> Iterator[tuple[WeightVersion, dict[str, torch.Tensor]]]:
+        self.on_take()
+        yield self.received, {}
+
+    def installed(self, version: WeightVersion) -> None:
+        if version == 0:
+            return  # it begins with that
+        assert version > self.has
+        self.has = version
+        self.on_install(version)
+        self._tell()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        if self._is_lost:
+            raise SenderLost("the trainer is silent")
+        async with asyncio.timeout(LIMIT_S):
+            await self._hub.lock.acquire()
+        self._hub.turns.append(self)
+        try:
+            yield
+        finally:
+            self._hub.turns.remove(self)
+            self._hub.lock.release()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Look again whenever something has changed."""
+        news = asyncio.Event()
+        self._waiting.add(news)
+        try:
+            while not condition():
+                news.clear()
+                await news.wait()
+        finally:
+            self._waiting.remove(news)
+
+    def _tell(self) -> None:
+        for news in self._waiting:
+            news.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One random run."""
+
+    seed: int
+    mode: WeightsMode | Literal["colocated"]
+    max_staleness: int
+    streaming: bool
+    in_order: bool
+    mini_batches: int
+    engines: int
+    room: int | None
+    """Of each worker."""
+    full_steps: int
+    """Steps whose rows the queue has room for."""
+    spare_rows: int
+    """Rows that it has room for beyond those."""
+    slowest_update_s: float
+    steps: int
+    """Of which the last ones could be staler than the bound allows."""
+    group_size: int = 2
+    groups_per_step: int = 2
+
+    @classmethod
+    def drawn(cls, seed: int) -> "Schedule":
+        """That of a seed."""
+        chance = random.Random(f"schedule {seed}")
+        mode: WeightsMode | Literal["colocated"] = chance.choice((*MODES, "colocated"))
+        streaming = chance.random() < 0.6
+        most = chance.randrange(5)
+        return cls(
+            seed=seed,
+            mode=mode,
+            max_staleness=most,
+            streaming=streaming,
+            in_order=streaming and chance.random() < 0.3,
+            mini_batches=chance.choice((1, 1, 2)),
+            engines=1 if mode == "colocated" else chance.randint(1, 3),
+            room=chance.choice((None, 1, 3, 5)),
+            full_steps=chance.randint(1, most + 1),
+            spare_rows=chance.randrange(4),
+            slowest_update_s=chance.choice((0.5, 5.0, 30.0)),
+            steps=most + 3,
+        )
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.group_size * self.groups_per_step
+
+    @property
+    def config(self) -> RunConfig:
+        """As a user would write it."""
+        pipeline = {"max_staleness": self.max_staleness, "streaming": self.streaming, "in_order": self.in_order}
+        return _config(tuple(pipeline.items()), self.samples_per_step, self.mini_batches, self.group_size)
+
+
+@functools.cache
+def _config(pipeline: tuple[tuple[str, Any], ...], samples: int, mini_batches: int, group_size: int) -> RunConfig:
+    return small_run(
+        Path("run"),
+        Path("model"),
+        Path("prompts"),
+        pipeline=dict(pipeline),
+        algorithm={"group_size": group_size},
+        trainer={
+            "train_batch_size": samples,
+            "mini_batch_size": samples // mini_batches,
+            "micro_batch_tokens": 11,  # some groups have more, some less
+        },
+    )
+
+
+class WatchedQueue(LocalQueue):
+    """Remembers what was claimed. Who puts hears of it a while after it has happened, as where a queue is far away."""
+
+    def __init__(self, tasks: Sequence[QueueTask], chance: random.Random, **options: Any) -> None:
+        super().__init__(tasks, **options)
+        self._chance = chance
+        self.claimed: dict[str, list[list[int]]] = {}
+        """By task, the `order` of the rows of each claim."""
+
+    async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        ids = await super().put(rows, timeout=timeout)
+        await asyncio.sleep(self._chance.uniform(0.0, 3.0))
+        return ids
+
+    async def claim(
+        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
+    ) -> Claim:
+        claim = await super().claim(task, limit=limit, rank=rank, timeout=timeout)
+        self.claimed.setdefault(task, []).append([row.order for row in claim.rows])
+        return claim
+
+
+class Grading(Task):
+    """Gives random rewards after a while."""
+
+    name = "reward"
+    actor = "reward"
+
+    def __init__(self, queue: LocalQueue, log: EventLog, chance: random.Random, *, samples_per_step: int) -> None:
+        super().__init__(queue, log, samples_per_step=samples_per_step, workers=3)
+        self._chance = chance
+
+    async def compute(self, claim: Claim, span: Event) -> Outputs:
+        await asyncio.sleep(self._chance.uniform(0.01, 3.0))
+        return {row.id: {"reward": self._chance.random(), "reward_error": "", "reward_parts": {}} for row in claim.rows}
+
+
+class ForgetfulTrainer(RecordingTrainer):
+    """Has nothing to restore."""
+
+    def load(self, directory: Path) -> None:
+        """Nothing."""
+
+
+class WatchedActor(Actor):
+    """Remembers what it has trained on."""
+
+    trained: dict[int, tuple[Row, ...]]
+    """By step."""
+
+    async def update(self, step: int, *, on_commit: OnCommit) -> None:
+        async def commit(result: StepResult) -> None:
+            assert step not in self.trained, f"step {step} is trained twice"
+            self.trained[step] = result.rows
+            await on_commit(result)
+
+        await super().update(step, on_commit=commit)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint in memory."""
+
+    state: RunState
+    queue: bytes
+
+
+class MemoryCheckpointer(Checkpointer):
+    """Notes the data position a while before it takes the queue's rows, as one does whose queue is far away."""
+
+    def __init__(self, queue: LocalQueue, chance: random.Random) -> None:
+        self.saved: list[Saved] = []
+        self._queue = queue
+        self._chance = chance
+
+    async def save(self, trained_steps: int, next_step: int, unacked: Any) -> None:
+        state = RunState(
+            trained_steps=trained_steps, next_step=next_step, elapsed_s=0.0, prompts="", unacked=sorted(unacked)
+        )
+        await asyncio.sleep(self._chance.uniform(0.01, 20.0))
+        self.saved.append(Saved(state, await self._queue.snapshot()))
+
+
+class Colocated:
+    """Engine and trainer in one process."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+
+    async def publish(self, version: WeightVersion) -> None:
+        """See `Publisher`."""
+        await self._engine.update_weights(version, iter(()))
+
+    async def settle(self, version: WeightVersion) -> None:
+        """It is there."""
+
+
+class Run:
+    """The parts of a run of a schedule, and what they did; made in the loop that it runs in."""
+
+    def __init__(self, schedule: Schedule, part: int = 0) -> None:
+        """`part`: how often it was resumed."""
+        self.schedule = schedule
+        self.begun = False
+        """Whether it stands where it is to start, so that it may be saved."""
+        self.events: list[Event] = []
+        self.chance = random.Random(f"run {schedule.seed} {part}")
+        self.log = EventLog(sinks=(self.events.append,))
+        config = schedule.config
+        self.algorithm = make_algorithm(config.algorithm)
+        table = run_table(config)
+        rows = schedule.full_steps * schedule.samples_per_step + schedule.spare_rows
+        self.queue = WatchedQueue(
+            make_tasks(table),
+            self.chance,
+            config=LocalQueueConfig(max_rows=rows, timeout_s=LIMIT_S, lease_s=100 * LIMIT_S),
+            columns=table.columns,
+            clock=asyncio.get_running_loop().time,
+        )
+        self.device = Device(self.chance, schedule.slowest_update_s)
+        self._make_engines()
+        self._make_learner()
+        self.pipeline = self._make_pipeline()
+
+    def _make_engines(self) -> None:
+        schedule = self.schedule
+        colocated = schedule.mode == "colocated"
+        self.engines = [
+            FakeEngine(
+                executor=self.device if colocated else Device(self.chance, self.chance.choice((0.2, 2.0))),
+                playwright=RandomPlaywright(50),
+            )
+            for _ in range(schedule.engines)
+        ]
+        self.updaters: list[EngineUpdater] = []
+        if schedule.mode == "colocated":
+            return
+        self.hub = Hub(self.chance, schedule.engines, wait=schedule.mode == "synchronous")
+        self.updaters = [
+            EngineUpdater(
+                engine, source, schedule.mode, log=self.log, activity=Activity(self.log, "rollout"), timeout_s=LIMIT_S
+            )
+            for engine, source in zip(self.engines, self.hub.sources, strict=True)
+        ]
+
+    def _make_learner(self) -> None:
+        config = self.schedule.config
+        self.trainer = ForgetfulTrainer()
+        self.actor = WatchedActor(
+            self.queue,
+            self.trainer,
+            self.algorithm,
+            self.device,
+            self.log,
+            batch_size=config.trainer.train_batch_size,
+            mini_batch_size=config.mini_batch_size,
+        )
+        self.actor.trained = {}
+        self.checkpointer = MemoryCheckpointer(self.queue, self.chance)
+        publisher = self.hub if self.updaters else Colocated(self.engines[0])
+        self.learner = LocalLearner(self.actor, self.trainer, self.device, publisher, self.checkpointer, self.log)
+
+    def _make_pipeline(self) -> Pipeline:
+        schedule = self.schedule
+        samples = schedule.samples_per_step
+        services: list[Service] = [
+            Grading(self.queue, self.log, self.chance, samples_per_step=samples),
+            AdvantageTask(self.queue, self.log, self.algorithm, samples_per_step=samples),
+            *(self._worker(index) for index in range(schedule.engines)),
+        ]
+        feeder = PromptFeeder(
+            self.queue,
+            PROMPTS,
+            seed=schedule.seed,
+            shuffle=True,
+            group_size=schedule.group_size,
+            groups_per_step=schedule.groups_per_step,
+            max_staleness=schedule.max_staleness,
+        )
+        return Pipeline(
+            steps=schedule.steps,
+            evaluate_every=1,
+            save_every=2,
+            queue=self.queue,
+            services=services,
+            feeder=feeder,
+            learner=self.learner,
+            evaluator=None,
+        )
+
+    def _worker(self, index: int) -> RolloutWorker:
+        schedule = self.schedule
+        return RolloutWorker(
+            self.queue,
+            self.engines[index],
+            SamplingConfig(max_new_tokens=7),
+            lambda ids: " ".join(map(str, ids)),
+            self.log,
+            samples_per_step=schedule.samples_per_step,
+            group_size=schedule.group_size,
+            room=schedule.room,
+            max_staleness=schedule.max_staleness,
+            gate=self.updaters[index] if self.updaters else None,
+        )
+
+    async def go(self, start: Saved | None = None) -> None:
+        """To the end, from the beginning or from a checkpoint."""
+        async with asyncio.timeout(10 * LIMIT_S), asyncio.TaskGroup() as tasks:
+            updates = [tasks.create_task(updater.run()) for updater in self.updaters]
+            if start is not None:
+                await self.queue.restore(start.queue)
+                await self.pipeline.resume_at(Path(), start.state)
+            self.begun = True
+            await self.pipeline.run()
+            for update in updates:
+                update.cancel()
+
+
+def versions(row: Row) -> list[int]:
+    """Of a row's tokens."""
+    cell: Any = row.cells["weight_versions"]
+    array: IntArray = cell
+    return [int(version) for version in array]

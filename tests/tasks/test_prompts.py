@@ -1,0 +1,130 @@
+"""Prompts enter the queue once each, in the order that the seed fixes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tailrace.config.transfer import LocalQueueConfig
+from tailrace.errors import GroupExists, QueueClosed, QueueTimeout
+from tailrace.prompts.order import PromptOrder
+from tailrace.tasks.prompts import PromptFeeder, put_lost_groups
+from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.table import QueueTask
+from tailrace.types import Prompt, TaskSpec
+
+READS = ("prompt_ids", "prompt", "answer", "metadata", "seed")
+
+PROMPTS = tuple(
+    Prompt(
+        prompt_id=f"p{k}",
+        text=f"text {k}",
+        question=f"question {k}",
+        prompt_ids=np.arange(k + 1, dtype=np.int64),
+        answer=str(k),
+    )
+    for k in range(5)
+)
+
+
+def make(queue: LocalQueue) -> PromptFeeder:
+    return PromptFeeder(queue, PROMPTS, seed=3, shuffle=True, group_size=2, groups_per_step=3)
+
+
+def make_tasks() -> list[QueueTask]:
+    return [QueueTask(TaskSpec(name="rollout", reads=READS), FirstIn(1000))]
+
+
+def make_queue() -> LocalQueue:
+    return LocalQueue(make_tasks(), LocalQueueConfig())
+
+
+async def test_a_step_puts_its_groups_in_the_seeded_order() -> None:
+    queue = make_queue()
+    feeder = make(queue)
+    await queue.advance(3)
+    for step in range(4):
+        await feeder.put(step)
+    claim = await queue.claim("rollout")
+    order = PromptOrder(count=len(PROMPTS), seed=3, shuffle=True)
+    assert [row.order for row in claim.rows] == list(range(24))
+    assert [row.group_id for row in claim.rows] == [position for position in range(12) for _ in range(2)]
+    assert [row.cells["prompt"] for row in claim.rows] == [PROMPTS[order[k // 2]].text for k in range(24)]
+    assert len({row.cells["seed"] for row in claim.rows}) == 24
+
+
+async def test_a_resumed_feeder_does_not_put_a_step_again() -> None:
+    queue = make_queue()
+    feeder = make(queue)
+    feeder.resume_at(2)
+    await queue.advance(2)
+    await feeder.put(1)
+    assert (await queue.stats()).rows == 0
+    await feeder.put(2)
+    assert [row.group_id for row in (await queue.claim("rollout")).rows] == [6, 6, 7, 7, 8, 8]
+
+
+async def test_a_step_whose_put_was_cancelled_after_it_happened_is_resumed_at() -> None:
+    first = make_queue()
+    await make(first).put(0)
+    second = make_queue()
+    await second.restore(await first.snapshot())
+    await second.advance(1)
+    feeder = make(second)
+    feeder.resume_at(0)
+    await feeder.put(0)
+    await feeder.put(1)
+    assert ((await second.stats()).rows, feeder.next_step) == (12, 2)
+
+
+async def test_a_step_that_somebody_else_has_put_is_an_error() -> None:
+    queue = make_queue()
+    await make(queue).put(0)
+    with pytest.raises(GroupExists):
+        await make(queue).put(0)
+
+
+class Losing(LocalQueue):
+    """Has lost groups, one list of them after the other, and no room for the first `full` puts."""
+
+    def __init__(self, *lost: list[int], full: int = 0) -> None:
+        super().__init__(make_tasks(), LocalQueueConfig())
+        self.lost, self.full = list(lost), full
+
+    async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
+        if not self.lost:
+            raise QueueClosed("closed")
+        return self.lost.pop(0)
+
+    async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
+        if self.full:
+            self.full -= 1
+            raise QueueTimeout("no room")
+        return await super().put(rows, timeout=timeout)
+
+
+async def test_a_lost_group_that_was_put_again_meanwhile_is_passed_over() -> None:
+    queue = Losing([1, 3])
+    feeder = make(queue)
+    await feeder.put(0)
+    await put_lost_groups(queue, feeder.group_again)
+    assert (await queue.stats()).rows == 8
+
+
+async def test_a_lost_group_for_which_there_was_no_room_is_put_when_the_queue_tells_of_it_again() -> None:
+    queue = Losing([1], [1], full=1)
+    await put_lost_groups(queue, make(queue).group_again)
+    assert [row.group_id for row in (await queue.claim("rollout")).rows] == [1, 1]
+
+
+async def test_a_lost_group_is_put_again_as_it_was_whatever_the_version() -> None:
+    first, second = make_queue(), Losing([1, 0])
+    await make(first).put(0)
+    await put_lost_groups(second, make(second).group_again)
+    before = {row.order: row.cells for row in (await first.claim("rollout")).rows}
+    again = (await second.claim("rollout")).rows
+    assert [row.order for row in again] == [0, 1, 2, 3]
+    assert all(row.cells["seed"] == before[row.order]["seed"] for row in again)
+    assert all(row.cells["prompt"] == before[row.order]["prompt"] for row in again)
