@@ -29,13 +29,13 @@ import tailrace
 from tailrace.commands.tp_tables import decode_table, prefill_table, switch_table, title
 from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
-from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.adaptive_tp.measure import Bench, MeasuredSwitch
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, Points, make_plan
 from tailrace.engine.arrangement import Arrangement
+from tailrace.engine.model.weights import checkpoint_weights
 from tailrace.engine.ranks.factory import stage
-from tailrace.engine.weights import checkpoint_weights
+from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.errors import UserError
 from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model

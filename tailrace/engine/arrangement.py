@@ -12,19 +12,19 @@ from typing import Literal
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.executor import SwitchExecutor, SwitchRefused, SwitchReport
-from tailrace.engine.adaptive_tp.reshard import switch_bytes
-from tailrace.engine.adaptive_tp.transplant import Transplant, plan_transplant
-from tailrace.engine.blocks import BlockManager
 from tailrace.engine.collectives.factory import resolve_collectives
 from tailrace.engine.decoder.factory import local_sizes
-from tailrace.engine.dispatch import Dispatcher
 from tailrace.engine.lane import Lane
 from tailrace.engine.ranks.base import RankDied
 from tailrace.engine.ranks.factory import make_replicas
 from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.reshard import switch_bytes
+from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused, SwitchReport
 from tailrace.engine.ranks.worker_process import Crew
-from tailrace.engine.scheduler import Counts, Scheduler
+from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.dispatch import Dispatcher
+from tailrace.engine.scheduling.scheduler import Counts, Scheduler
+from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.errors import EngineError, TailraceError
 from tailrace.models.architecture import Architecture
 

@@ -15,7 +15,7 @@ from tailrace.events import EventLog
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
-    from tailrace.engine.weights import Weights
+    from tailrace.engine.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

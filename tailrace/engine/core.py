@@ -21,10 +21,10 @@ from tailrace.engine.base import EngineStats
 from tailrace.engine.decoder.factory import longest_sequence
 from tailrace.engine.driver import Core, check_prompt
 from tailrace.engine.lane import Lane, first_done
+from tailrace.engine.model.weights import Weights, check_weights, checkpoint_weights
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.factory import stage
-from tailrace.engine.stopping import StopRules
-from tailrace.engine.weights import Weights, check_weights, checkpoint_weights
+from tailrace.engine.scheduling.stopping import StopRules
 from tailrace.errors import EngineError, RequestError
 from tailrace.models.architecture import read_architecture
 from tailrace.types import Request, Sample, WeightVersion

@@ -28,7 +28,7 @@ from tailrace.errors import EngineError, RequestError, one_line
 from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
-    from tailrace.engine.weights import Weights
+    from tailrace.engine.model.weights import Weights
 
 Result = TypeVar("Result")
 

@@ -10,8 +10,8 @@ import torch
 
 from tailrace.engine.profile import Profiler
 from tailrace.engine.ranks.base import RankDied, Replica
-from tailrace.engine.scheduler import Scheduler, StepPlan
-from tailrace.engine.step import StepInput
+from tailrace.engine.scheduling.scheduler import Scheduler, StepPlan
+from tailrace.engine.scheduling.step import StepInput
 from tailrace.errors import EngineError
 from tailrace.types import Sample, WeightVersion
 

@@ -14,8 +14,8 @@ import torch
 
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import Core, check_prompt
-from tailrace.engine.stopping import StopRule, StopRules
-from tailrace.engine.weights import Weights, collect_weights
+from tailrace.engine.model.weights import Weights, collect_weights
+from tailrace.engine.scheduling.stopping import StopRule, StopRules
 from tailrace.models.architecture import Shape, read_eos_ids
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 

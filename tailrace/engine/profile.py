@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tailrace.engine.step import StepInput
+from tailrace.engine.scheduling.step import StepInput
 
 PARTS = (
     "schedule",

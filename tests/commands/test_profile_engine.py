@@ -13,7 +13,7 @@ from tailrace.config.generate import ProfileConfig
 from tailrace.config.load import parse_as
 from tailrace.engine.base import EngineStats
 from tailrace.engine.profile import PARTS, Profiler
-from tailrace.engine.step import Chunk, StepInput
+from tailrace.engine.scheduling.step import Chunk, StepInput
 from tailrace.errors import ConfigError, UserError
 from tailrace.types import Request, Sample
 from tests.conftest import TinyModel

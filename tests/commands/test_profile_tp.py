@@ -19,14 +19,14 @@ from tailrace.commands.profile_tp import Figures, profile_tp, round_trip
 from tailrace.config.generate import TPProfileConfig
 from tailrace.config.load import parse_as
 from tailrace.conformance.requests import make_request
-from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.adaptive_tp.measure import DROPPED, Bench
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.adaptive_tp.profile_plan import Plan, make_plan
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.lane import Decoded, Lane
+from tailrace.engine.model.weights import check_weights, read_weights
 from tailrace.engine.ranks.factory import stage
-from tailrace.engine.weights import check_weights, read_weights
+from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.errors import ConfigError, EngineError, ModelError, UserError
 from tailrace.models.architecture import read_architecture
 from tailrace.planning.latency import LatencyPredictor

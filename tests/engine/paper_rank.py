@@ -6,10 +6,10 @@ from itertools import accumulate
 import numpy as np
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.engine.blocks import BlockManager
-from tailrace.engine.scheduler import Scheduler, StepPlan
-from tailrace.engine.step import Draw, StepOutput
-from tailrace.engine.stopping import StopRule
+from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.scheduler import Scheduler, StepPlan
+from tailrace.engine.scheduling.step import Draw, StepOutput
+from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.types import Request, Sample
 
 VOCABULARY = 50

@@ -16,7 +16,7 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.factory import make_collective
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
-from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.model.shard import Shard
 from tailrace.errors import EngineError
 
 ANSWER_LIMIT_S = 60

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tailrace.conformance.requests import make_request
-from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.core import EngineCore
+from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.errors import TailraceWarning
 from tailrace.types import FinishReason, Request, Sample
 from tests.engine.helpers import make_core

@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tailrace.conformance.requests import make_request, same_tokens
 from tailrace.conformance.tiny import FAMILIES
-from tailrace.engine.rope import inverse_frequencies
-from tailrace.engine.weights import read_weights
+from tailrace.engine.model.rope import inverse_frequencies
+from tailrace.engine.model.weights import read_weights
 from tailrace.errors import ConfigError, ModelError
 from tailrace.models.architecture import Rope, parameter_shapes, read_architecture
 from tests.engine.helpers import TinyModel, make_core, run_core

@@ -13,12 +13,12 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.conformance.requests import make_request
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
-from tailrace.engine.adaptive_tp.transplant import Transplant
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.core import EngineCore
 from tailrace.engine.lane import Lane
 from tailrace.engine.ranks.process import ProcessReplica
-from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.scheduling.scheduler import Scheduler
+from tailrace.engine.scheduling.transplant import Transplant
 from tailrace.errors import ModelError
 from tailrace.models.architecture import read_architecture
 from tailrace.types import Request, Sample

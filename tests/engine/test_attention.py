@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace.engine.attention import StepAttention
+from tailrace.engine.decoder.attention import StepAttention
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.kv_cache import KVCache
-from tailrace.engine.step import Chunk
+from tailrace.engine.scheduling.step import Chunk
 from tests.engine.architectures import small_architecture
 from tests.engine.caches import cache_of
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.engine.blocks import BlockManager, Match, Node
+from tailrace.engine.scheduling.blocks import BlockManager, Match, Node
 
 BOOKS = 100
 OPERATIONS = 10_000

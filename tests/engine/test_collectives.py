@@ -23,7 +23,7 @@ from tailrace.engine.collectives.factory import make_collective, meeting_bytes, 
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
 from tailrace.engine.collectives.shared_memory import SLOT_BYTES, SharedMemoryCollective
 from tailrace.engine.kernels.build import KernelUnavailable
-from tailrace.engine.ranks.layout import WHOLE, Shard
+from tailrace.engine.model.shard import WHOLE, Shard
 from tailrace.errors import ConfigError, EngineError
 from tests.engine.rank_processes import CPU, Exchange, RankProcess, as_bytes, join, leave, rank_processes, run
 

@@ -16,8 +16,8 @@ from tailrace.engine.base import Engine
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.factory import make_engine
+from tailrace.engine.model.weights import Weights
 from tailrace.engine.one_by_one import End
-from tailrace.engine.weights import Weights
 from tailrace.types import Request, WeightVersion
 from tests.conftest import TinyModel
 

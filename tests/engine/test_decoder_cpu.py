@@ -18,11 +18,11 @@ from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.cpu import CpuDecoder, Packed, rope_tables, unsupported
 from tailrace.engine.decoder.packing import Packing
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable
+from tailrace.engine.model.shard import Shard
+from tailrace.engine.model.sharding import local_architecture, shard_weights
+from tailrace.engine.model.weights import check_weights, read_weights
 from tailrace.engine.profile import PARTS
-from tailrace.engine.ranks.layout import Shard
-from tailrace.engine.sharding import local_architecture, shard_weights
-from tailrace.engine.step import Chunk, Draw
-from tailrace.engine.weights import check_weights, read_weights
+from tailrace.engine.scheduling.step import Chunk, Draw
 from tailrace.host.cpu import cpu_flags
 from tailrace.models.architecture import Architecture, read_architecture
 from tests.engine.caches import cache_of

@@ -21,15 +21,15 @@ from transformers import (
 from tailrace.conformance.tiny import FAMILIES
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.decoder.base import Batch
+from tailrace.engine.decoder.graphs import pad_decode, padded_rows, padded_width
+from tailrace.engine.decoder.model import rope_tables
 from tailrace.engine.decoder.torch import TorchDecoder, decode_inputs
-from tailrace.engine.graphs import pad_decode, padded_rows, padded_width
-from tailrace.engine.model import rope_tables
+from tailrace.engine.model.shard import Shard
+from tailrace.engine.model.sharding import local_architecture, shard_weights
+from tailrace.engine.model.weights import check_weights, read_weights
 from tailrace.engine.profile import PARTS
-from tailrace.engine.ranks.layout import Shard
-from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
-from tailrace.engine.sharding import local_architecture, shard_weights
-from tailrace.engine.step import Chunk, Draw
-from tailrace.engine.weights import check_weights, read_weights
+from tailrace.engine.sampling.sampler import Sampler, SamplingRows, uniforms
+from tailrace.engine.scheduling.step import Chunk, Draw
 from tailrace.errors import ConfigError
 from tailrace.models.architecture import Architecture, read_architecture
 from tests.engine.caches import cache_of

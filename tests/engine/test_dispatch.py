@@ -1,10 +1,10 @@
 """Which replica serves a request."""
 
 from tailrace.conformance.requests import make_request
-from tailrace.engine.blocks import BlockManager
-from tailrace.engine.dispatch import Dispatcher
-from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.stopping import StopRule
+from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.dispatch import Dispatcher
+from tailrace.engine.scheduling.scheduler import Scheduler
+from tailrace.engine.scheduling.stopping import StopRule
 
 
 def make_schedulers(count: int) -> list[Scheduler]:

@@ -10,9 +10,9 @@ import torch
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.collectives.shared_memory import SharedMemoryCollective
-from tailrace.engine.drawing import BLOCK, Drawing, Drawn, TorchDrawing
 from tailrace.engine.kernels.build import AVX512_BF16
-from tailrace.engine.kernels.sampling import CpuDrawing
+from tailrace.engine.sampling.cpu import CpuDrawing
+from tailrace.engine.sampling.drawing import BLOCK, Drawing, Drawn, TorchDrawing
 from tailrace.host.cpu import cpu_flags
 
 needs_avx512_bf16 = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")

@@ -14,7 +14,7 @@ from tailrace.conformance.requests import collect, make_request
 from tailrace.engine.backends.fake import FakeCore, FakeEngine, RandomPlaywright, Script
 from tailrace.engine.base import SampleStream
 from tailrace.engine.driver import DrivenEngine
-from tailrace.engine.weights import Weights
+from tailrace.engine.model.weights import Weights
 from tailrace.errors import EngineError, RequestError
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 

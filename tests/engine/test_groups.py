@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.groups import Groups
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
+from tailrace.engine.ranks.groups import Groups
 from tailrace.errors import EngineError
 
 CONFIG = NativeEngineConfig(collectives="gloo", dp=4)

@@ -9,7 +9,7 @@ import pytest
 from tailrace.config.engine import HfEngineConfig
 from tailrace.conformance.requests import collect, make_request
 from tailrace.engine.backends.hf import HfEngine
-from tailrace.engine.stopping import StopRule
+from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.types import FinishReason
 from tests.engine.helpers import TinyModel
 

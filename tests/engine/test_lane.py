@@ -14,7 +14,7 @@ from tailrace.engine import lane as lane_module
 from tailrace.engine.core import EngineCore
 from tailrace.engine.lane import MAX_DEATHS
 from tailrace.engine.ranks.base import RankDied, Replica
-from tailrace.engine.step import StepInput, StepOutput
+from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.errors import EngineError
 from tests.conftest import TinyModel
 from tests.engine.helpers import run_core

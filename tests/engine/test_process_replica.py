@@ -20,19 +20,19 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine import memory as memory_module
-from tailrace.engine.adaptive_tp.reshard import Migration
 from tailrace.engine.collectives.base import Alone
+from tailrace.engine.model.shard import WHOLE
+from tailrace.engine.model.weights import read_weights
 from tailrace.engine.ranks import process, worker_process
 from tailrace.engine.ranks.base import RankDied, Replica
-from tailrace.engine.ranks.layout import WHOLE
 from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica, rank_device
 from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.ranks.reshard import Migration
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Measure, Switch
 from tailrace.engine.ranks.worker_process import Crew, WorkerProcess
-from tailrace.engine.step import Chunk, Draw, StepInput
-from tailrace.engine.weights import read_weights
+from tailrace.engine.scheduling.step import Chunk, Draw, StepInput
 from tailrace.errors import ConfigError, EngineError
 from tailrace.models.architecture import Architecture, read_architecture
 from tests.conftest import TinyModel

@@ -17,17 +17,17 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.groups import Groups
-from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes, switch_bytes
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.rendezvous import Rendezvous, rendezvous
 from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
 from tailrace.engine.kernels.build import AVX512_BF16
-from tailrace.engine.ranks.layout import WHOLE, Shard
+from tailrace.engine.model.shard import WHOLE, Shard
+from tailrace.engine.model.sharding import head_slots, shard_weights
+from tailrace.engine.ranks.groups import Groups
 from tailrace.engine.ranks.rank import Rank
-from tailrace.engine.sharding import head_slots, shard_weights
-from tailrace.engine.step import Chunk, Draw
+from tailrace.engine.ranks.reshard import Migration, SwitchTimes, switch_bytes
+from tailrace.engine.scheduling.step import Chunk, Draw
 from tailrace.errors import EngineError, ModelError
 from tailrace.host.cpu import cpu_flags
 from tailrace.models.architecture import Architecture, parameter_shapes

@@ -17,8 +17,8 @@ from transformers import (
 
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.collectives.base import Alone, Collective
-from tailrace.engine.drawing import BLOCK, TorchDrawing
-from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
+from tailrace.engine.sampling.drawing import BLOCK, TorchDrawing
+from tailrace.engine.sampling.sampler import Sampler, SamplingRows, uniforms
 from tailrace.errors import EngineError
 from tests.engine.thread_ranks import run_ranks
 

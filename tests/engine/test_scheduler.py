@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.engine.scheduler import StepPlan
-from tailrace.engine.sequence import Sequence
-from tailrace.engine.step import Draw, StepOutput
+from tailrace.engine.scheduling.scheduler import StepPlan
+from tailrace.engine.scheduling.sequence import Sequence
+from tailrace.engine.scheduling.step import Draw, StepOutput
 from tailrace.types import FinishReason, Request, Sample
 from tests.engine.paper_rank import VOCABULARY, PaperReplica, expected_response, request_of
 

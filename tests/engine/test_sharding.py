@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.engine.ranks.layout import WHOLE, Shard
-from tailrace.engine.sharding import (
+from tailrace.engine.model.shard import WHOLE, Shard
+from tailrace.engine.model.sharding import (
     VOCAB_MULTIPLE,
     HeadSlot,
     Part,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.conformance.requests import make_request
 from tailrace.conformance.tiny import make_tokenizer
-from tailrace.engine.stopping import StopRules, StopStrings
+from tailrace.engine.scheduling.stopping import StopRules, StopStrings
 from tailrace.errors import RequestError
 from tests.engine.helpers import TinyModel
 

@@ -13,13 +13,13 @@ import pytest
 from tailrace.conformance.requests import make_request
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import arrangement
-from tailrace.engine.adaptive_tp import executor
-from tailrace.engine.adaptive_tp.executor import SwitchExecutor, SwitchRefused
-from tailrace.engine.adaptive_tp.reshard import Migration
-from tailrace.engine.adaptive_tp.transplant import Transplant, plan_transplant
 from tailrace.engine.arrangement import MAX_FAILURES, SwitchFailed
 from tailrace.engine.core import EngineCore
+from tailrace.engine.ranks import switch as executor
 from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.reshard import Migration
+from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused
+from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.errors import EngineError
 from tailrace.types import Sample
 from tests.engine.helpers import make_core, run_core

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.transplant import Transplant, plan_transplant
-from tailrace.engine.blocks import BlockManager
 from tailrace.engine.decoder.factory import local_sizes
-from tailrace.engine.dispatch import Dispatcher
-from tailrace.engine.scheduler import Counts, Scheduler
-from tailrace.engine.sequence import Sequence
-from tailrace.engine.stopping import StopRule
+from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.dispatch import Dispatcher
+from tailrace.engine.scheduling.scheduler import Counts, Scheduler
+from tailrace.engine.scheduling.sequence import Sequence
+from tailrace.engine.scheduling.stopping import StopRule
+from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.types import Request, Sample
 from tests.engine.architectures import small_architecture
 from tests.engine.paper_rank import VOCABULARY, PaperRank, PaperReplica, expected_response, request_of

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.engine.weights import TensorShard, Weights, check_weights
+from tailrace.engine.model.weights import TensorShard, Weights, check_weights
 from tailrace.errors import EngineError
 from tailrace.models.architecture import parameter_shapes
 from tests.engine.architectures import small_architecture

@@ -15,7 +15,7 @@ import torch
 from tailrace.activity import Activity
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.run import RunConfig
-from tailrace.engine.weights import Weights
+from tailrace.engine.model.weights import Weights
 from tailrace.events import Event, EventLog
 from tailrace.preparation import prepare_torch
 from tailrace.prompts.order import PromptOrder, sample_seed

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from tailrace.config.engine import AdaptiveTPConfig
-from tailrace.engine.adaptive_tp.executor import SwitchRefused, SwitchReport
 from tailrace.engine.adaptive_tp.profile_key import default_path, profile_key
 from tailrace.engine.arrangement import Arrangement, SwitchFailed
 from tailrace.engine.kv_cache import DTYPES, token_bytes
 from tailrace.engine.lane import Lane
-from tailrace.engine.sequence import Sequence as Response
+from tailrace.engine.ranks.switch import SwitchRefused, SwitchReport
+from tailrace.engine.scheduling.sequence import Sequence as Response
 from tailrace.errors import ConfigError, TailraceWarning
 from tailrace.models.architecture import Architecture
 from tailrace.planning.remaining import LengthHistory, Unfinished, make_estimate

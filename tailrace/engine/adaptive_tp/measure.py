@@ -13,17 +13,17 @@ import numpy as np
 import torch
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.engine.adaptive_tp.executor import SwitchReport
 from tailrace.engine.arrangement import Arrangement
 from tailrace.engine.decoder.factory import longest_sequence
 from tailrace.engine.kv_cache import DTYPES, token_bytes
 from tailrace.engine.lane import Lane, first_done
 from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.engine.ranks.wire import AllReduce
-from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.sequence import Sequence
-from tailrace.engine.step import Chunk, StepInput
-from tailrace.engine.stopping import StopRule
+from tailrace.engine.scheduling.scheduler import Scheduler
+from tailrace.engine.scheduling.sequence import Sequence
+from tailrace.engine.scheduling.step import Chunk, StepInput
+from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.errors import EngineError
 from tailrace.models.architecture import Architecture
 from tailrace.planning.tp_switch import sent_bytes

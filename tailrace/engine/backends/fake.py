@@ -12,7 +12,7 @@ from tailrace.engine.driver import Core, DrivenEngine, check_prompt
 from tailrace.types import FinishReason, FloatArray, IntArray, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
-    from tailrace.engine.weights import Weights
+    from tailrace.engine.model.weights import Weights
 
 MAX_MODEL_LEN = 65536
 

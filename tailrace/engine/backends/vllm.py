@@ -28,8 +28,8 @@ import torch
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
 from tailrace.engine.base import EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
-from tailrace.engine.stopping import StopRule, StopRules
-from tailrace.engine.weights import Weights, check_weights
+from tailrace.engine.model.weights import Weights, check_weights
+from tailrace.engine.scheduling.stopping import StopRule, StopRules
 from tailrace.errors import EngineError, ModelError, RequestError, one_line
 from tailrace.models.architecture import read_architecture
 from tailrace.types import FinishReason, Request, Sample, WeightVersion

@@ -9,7 +9,7 @@ from tailrace.engine.collectives.process_group import ProcessGroupCollective
 from tailrace.engine.collectives.rendezvous import Rendezvous
 from tailrace.engine.collectives.shared_memory import SharedMemoryCollective, exchange_bytes, load_kernel
 from tailrace.engine.kernels.build import KernelUnavailable
-from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.model.shard import Shard
 from tailrace.errors import ConfigError
 
 

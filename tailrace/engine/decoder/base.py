@@ -11,9 +11,9 @@ import torch
 
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.packing import Group, Packing
-from tailrace.engine.drawing import Drawing
 from tailrace.engine.kv_cache import KVCache
-from tailrace.engine.step import Chunk
+from tailrace.engine.sampling.drawing import Drawing
+from tailrace.engine.scheduling.step import Chunk
 from tailrace.models.architecture import Architecture
 
 Ints = npt.NDArray[np.int64]

@@ -17,11 +17,11 @@ import torch
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch, Decoder
 from tailrace.engine.decoder.packing import Format, Group, Packing
-from tailrace.engine.drawing import TorchDrawing
 from tailrace.engine.kernels.build import AVX512_BF16, KernelUnavailable, load
-from tailrace.engine.kernels.sampling import CpuDrawing, load_kernel
 from tailrace.engine.kv_cache import KVCache
-from tailrace.engine.rope import inverse_frequencies
+from tailrace.engine.model.rope import inverse_frequencies
+from tailrace.engine.sampling.cpu import CpuDrawing, load_kernel
+from tailrace.engine.sampling.drawing import TorchDrawing
 from tailrace.models.architecture import Architecture
 
 LANES = 16

@@ -3,15 +3,14 @@
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine import model
 from tailrace.engine.collectives.base import Collective
-from tailrace.engine.decoder import cpu
+from tailrace.engine.decoder import cpu, model
 from tailrace.engine.decoder.base import Decoder
 from tailrace.engine.decoder.cpu import CpuDecoder, unsupported
 from tailrace.engine.decoder.torch import TorchDecoder
 from tailrace.engine.kv_cache import DTYPES, KVCache, blocks_that_fit, bytes_per_region
-from tailrace.engine.ranks.layout import Shard
-from tailrace.engine.sharding import check_tp, local_architecture
+from tailrace.engine.model.shard import Shard
+from tailrace.engine.model.sharding import check_tp, local_architecture
 from tailrace.errors import ConfigError
 from tailrace.models.architecture import Architecture
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from tailrace.engine.attention import StepAttention
 from tailrace.engine.collectives.base import Collective
+from tailrace.engine.decoder.attention import StepAttention
 from tailrace.engine.decoder.base import Batch, Decoder, Ints
+from tailrace.engine.decoder.graphs import DecodeGraphs
+from tailrace.engine.decoder.model import Model, RopeTables
 from tailrace.engine.decoder.packing import Group, Packing, RowMajor
-from tailrace.engine.drawing import TorchDrawing
-from tailrace.engine.graphs import DecodeGraphs
 from tailrace.engine.kv_cache import KVCache
-from tailrace.engine.model import Model, RopeTables
+from tailrace.engine.sampling.drawing import TorchDrawing
 from tailrace.models.architecture import Architecture
 
 

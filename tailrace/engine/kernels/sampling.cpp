@@ -154,7 +154,7 @@ struct Drawing {
 
 extern "C" {
 
-// `Drawing.draw` in `tailrace/engine/drawing.py` says what this means. Returns -1, or the rank that did not take part.
+// `Drawing.draw` in `tailrace/engine/sampling/drawing.py` says what this means. Returns -1, or the rank that did not take part.
 int sampling_draw(float* logits, int64_t rows, int64_t width, int64_t threads, int64_t tokens, int64_t blocks,
     const float* scales, const uint8_t* greedy, const double* uniforms, int64_t rank, int64_t ranks,
     int (*gather)(void*, const char*, char*, int64_t), void* exchange, int64_t* drawn, double* weights,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import torch
 
-from tailrace.engine.step import StepInput, StepOutput
+from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.errors import EngineError
 
 

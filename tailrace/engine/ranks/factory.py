@@ -7,8 +7,8 @@ import torch
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.base import Alone
 from tailrace.engine.decoder.factory import why_torch
+from tailrace.engine.model.shard import WHOLE
 from tailrace.engine.ranks.base import Replica
-from tailrace.engine.ranks.layout import WHOLE
 from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.rank import Rank

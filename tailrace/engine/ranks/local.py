@@ -6,7 +6,7 @@ import torch
 
 from tailrace.engine.ranks.base import Replica
 from tailrace.engine.ranks.rank import Rank
-from tailrace.engine.step import StepInput, StepOutput
+from tailrace.engine.scheduling.step import StepInput, StepOutput
 
 
 class LocalReplica(Replica):

@@ -24,12 +24,12 @@ from tailrace import errors
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.factory import meeting_bytes, resolve_collectives
 from tailrace.engine.collectives.rendezvous import rendezvous
+from tailrace.engine.model.shard import Layout
 from tailrace.engine.ranks.base import RankDied, Replica
-from tailrace.engine.ranks.layout import Layout
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Answer, Failure, Load, Order, Start, Step
 from tailrace.engine.ranks.worker_process import Crew, WorkerProcess, end
-from tailrace.engine.step import StepInput, StepOutput
+from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
 from tailrace.host.cpu import usable_cores
 from tailrace.models.architecture import Architecture

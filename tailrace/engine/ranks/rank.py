@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.reshard import Meeting, Migration, SwitchTimes, reshard
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
-from tailrace.engine.ranks.layout import Shard
-from tailrace.engine.sampler import Sampler, SamplingRows, uniforms
-from tailrace.engine.sharding import shard_weights
-from tailrace.engine.step import Draw, StepInput, StepOutput
+from tailrace.engine.model.shard import Shard
+from tailrace.engine.model.sharding import shard_weights
+from tailrace.engine.ranks.reshard import Meeting, Migration, SwitchTimes, reshard
+from tailrace.engine.sampling.sampler import Sampler, SamplingRows, uniforms
+from tailrace.engine.scheduling.step import Draw, StepInput, StepOutput
 from tailrace.models.architecture import Architecture
 
 

@@ -13,9 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
-from tailrace.engine.adaptive_tp.reshard import Migration, SwitchTimes
+from tailrace.engine.ranks.reshard import Migration, SwitchTimes
 from tailrace.engine.ranks.staging import Place
-from tailrace.engine.step import StepInput, StepOutput
+from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.models.architecture import Architecture
 
 _LENGTH = struct.Struct(">I")

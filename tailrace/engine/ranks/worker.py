@@ -21,13 +21,13 @@ import torch
 
 from tailrace import errors
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.groups import Groups
-from tailrace.engine.adaptive_tp.reshard import now
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.collectives.rendezvous import Rendezvous
 from tailrace.engine.memory import spare_bytes
-from tailrace.engine.ranks.layout import Layout, Shard
+from tailrace.engine.model.shard import Layout, Shard
+from tailrace.engine.ranks.groups import Groups
 from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.ranks.reshard import now
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import (
     AllReduce,

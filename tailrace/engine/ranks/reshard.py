@@ -26,8 +26,8 @@ from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.base import Decoder, Ints
 from tailrace.engine.decoder.packing import Group, Packing, RowMajor
 from tailrace.engine.kv_cache import DTYPES, KVCache, region_block_bytes
-from tailrace.engine.ranks.layout import Shard
-from tailrace.engine.sharding import Piece, cut_of, head_slots, local_architecture, pieces
+from tailrace.engine.model.shard import Shard
+from tailrace.engine.model.sharding import Piece, cut_of, head_slots, local_architecture, pieces
 from tailrace.errors import EngineError
 from tailrace.models.architecture import Architecture
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.decoder.packing import Group
-from tailrace.engine.rope import inverse_frequencies
+from tailrace.engine.model.rope import inverse_frequencies
 from tailrace.models.architecture import Architecture
 
 RopeTables = tuple[torch.Tensor, torch.Tensor]

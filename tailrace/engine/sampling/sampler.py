@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tailrace.engine.collectives.base import Collective
-from tailrace.engine.drawing import Drawing, own_tokens, whole_rows
+from tailrace.engine.sampling.drawing import Drawing, own_tokens, whole_rows
 from tailrace.errors import EngineError
 
 FIRST_CANDIDATES = 256

@@ -10,7 +10,7 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.base import Alone, Collective
 from tailrace.engine.collectives.factory import make_collective
 from tailrace.engine.collectives.rendezvous import Rendezvous
-from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.model.shard import Shard
 from tailrace.errors import EngineError
 
 

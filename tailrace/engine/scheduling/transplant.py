@@ -16,9 +16,9 @@ from math import lcm
 from operator import attrgetter
 from typing import NamedTuple
 
-from tailrace.engine.adaptive_tp.reshard import Migration
-from tailrace.engine.scheduler import Scheduler
-from tailrace.engine.sequence import Sequence
+from tailrace.engine.ranks.reshard import Migration
+from tailrace.engine.scheduling.scheduler import Scheduler
+from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.planning.tp_switch import merge
 from tailrace.types import Request
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tailrace.engine.blocks import Node
-from tailrace.engine.step import Draw
-from tailrace.engine.stopping import StopRule
+from tailrace.engine.scheduling.blocks import Node
+from tailrace.engine.scheduling.step import Draw
+from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 

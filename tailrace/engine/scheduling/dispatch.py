@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tailrace.engine.scheduler import Scheduler
+from tailrace.engine.scheduling.scheduler import Scheduler
 from tailrace.types import Request
 
 

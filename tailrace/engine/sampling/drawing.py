@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from tailrace.engine.collectives.base import Collective
-from tailrace.engine.sharding import VOCAB_MULTIPLE
+from tailrace.engine.model.sharding import VOCAB_MULTIPLE
 
 BLOCK = VOCAB_MULTIPLE
 """Vocabulary entries that are summed before the first search."""

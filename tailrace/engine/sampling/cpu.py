@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 
 from tailrace.engine.collectives.base import Collective
-from tailrace.engine.drawing import BLOCK, Drawn, own_tokens
 from tailrace.engine.kernels.build import AVX512_BF16, load
+from tailrace.engine.sampling.drawing import BLOCK, Drawn, own_tokens
 
 
 class CpuDrawing:

@@ -16,11 +16,11 @@ from math import lcm
 from multiprocessing.connection import wait
 
 from tailrace.config.engine import NativeEngineConfig
-from tailrace.engine.adaptive_tp.reshard import Migration
 from tailrace.engine.collectives.factory import meeting_bytes
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.kv_cache import GIB
 from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.reshard import Migration
 from tailrace.engine.ranks.wire import Answer, Measure, Meet, Order, Switch
 from tailrace.errors import EngineError
 

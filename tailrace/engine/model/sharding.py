@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from tailrace.engine.ranks.layout import Shard
+from tailrace.engine.model.shard import Shard
 from tailrace.errors import ModelError
 from tailrace.models.architecture import Architecture
 

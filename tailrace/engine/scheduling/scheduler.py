@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
-from tailrace.engine.blocks import BlockManager
-from tailrace.engine.sequence import Sequence
-from tailrace.engine.step import Chunk, StepInput, StepOutput
-from tailrace.engine.stopping import StopRule
+from tailrace.engine.scheduling.blocks import BlockManager
+from tailrace.engine.scheduling.sequence import Sequence
+from tailrace.engine.scheduling.step import Chunk, StepInput, StepOutput
+from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 _order = attrgetter("order")
