@@ -25,7 +25,7 @@ BUILD = HERE.parent / "build" / "bench-trl"
 SAMPLES_PER_STEP = 32
 PACKAGES = ("torch==2.13.0", "trl==1.16.0", "transformers==5.23.0", "accelerate", "datasets", "reasoning-gym==0.1.25")
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "-1", "MALLOC_ARENA_MAX": "1"}
-"""What `tailrace.host.allocator` does, for both: on a virtual machine TRL took 33 s a step without it, and 18 s with it."""
+"""As `tailrace.host.allocator` does, for both: on a virtual machine TRL took 33 s a step without it, 18 s with it."""
 
 
 def main(

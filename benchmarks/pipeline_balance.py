@@ -18,8 +18,9 @@ from replay import Lengths
 
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.run import RunConfig
-from tailrace.preparation import prepare_torch
-from tailrace.run.assembly import Parts, load_inputs, open_parts
+from tailrace.host.compute import prepare_torch
+from tailrace.run.colocated import Parts, open_parts
+from tailrace.run.inputs import load_inputs
 from tailrace.trainer.base import TrainSample
 from tailrace.types import IntArray, Request, Sample
 

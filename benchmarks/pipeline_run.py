@@ -19,8 +19,10 @@ from tailrace.cluster.pool import DeathBudget
 from tailrace.cluster.undertaker import MARK
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
-from tailrace.preparation import prepare_torch
-from tailrace.run.assembly import Colocated, Placement, load_inputs
+from tailrace.host.compute import prepare_torch
+from tailrace.run.colocated import Colocated
+from tailrace.run.inputs import load_inputs
+from tailrace.run.parts import Placement
 from tailrace.run.queue import open_queue, run_table
 from tailrace.run.separated import Separated
 from tailrace.run.step_metrics import TaskTimes

@@ -21,6 +21,7 @@ import numpy as np
 import psutil
 from queue_turns import CHUNK_ROWS, Array, PlainCopy, Rows, Side, one_pass, take_turns, varlen_rows, work
 
+from tailrace.config.columns import ColumnKind
 from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
 from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, ServiceQueueConfig, StorageConfig
 from tailrace.transfer.queue.address import QueueAddress
@@ -28,7 +29,6 @@ from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.wire import sockets
-from tailrace.types import ColumnKind
 
 TASK = "task"
 COLUMNS = {

@@ -11,8 +11,9 @@ import gate
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
-from tailrace.preparation import prepare_torch
-from tailrace.run.assembly import build_pipeline, load_inputs, open_parts
+from tailrace.host.compute import prepare_torch
+from tailrace.run.colocated import build_pipeline, open_parts
+from tailrace.run.inputs import load_inputs
 from tailrace.run.queue import open_queue, run_table
 from tailrace.run.step_metrics import TaskTimes
 from tailrace.trainer.checkpoint import CheckpointStore

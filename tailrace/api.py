@@ -1,7 +1,7 @@
 """What a program says to Tailrace: train with a recipe, or lend its engines to a loop of one's own.
 
     Trainer(recipe).fit()            the run of `tailrace train`
-    Trainer(recipe).init_engines()   the same workers without a trainer: see `own_loop`
+    Trainer(recipe).init_engines()   the same workers without a trainer: see tailrace/run/own_loop.py
 
 The user-level interface of AsyncFlow (section 5.1). Nothing heavy is imported before one of the two is called.
 """

@@ -15,6 +15,7 @@ from typer.main import get_command
 from tailrace.cli import app
 from tailrace.commands.generate import Line
 from tailrace.commands.queue_serve import load_served
+from tailrace.config.columns import ColumnKind
 from tailrace.config.load import load_config
 from tailrace.config.queue_table import TableConfig
 from tailrace.run.queue import run_table
@@ -22,11 +23,11 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow, QueueStats
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.look import look
-from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.tensors import PaddedTensor
-from tailrace.types import ColumnKind, Value
+from tailrace.types import Value
 from tests.conftest import TinyModel
 from tests.helpers.runs import small_run
 from tests.transfer.test_processes import queue

@@ -6,93 +6,21 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1] / "tailrace"
+from tools.layers import ROOMS, picture
 
-ALLOWED = {
-    "types": {"config"},
-    "events": {"errors"},
-    "samples": {"errors", "events"},
-    "activity": {"events"},
-    "metrics_server": {"errors"},
-    "errors": set(),
-    "cpu": set(),
-    "descendants": set(),
-    "patterns": set(),
-    "streams": {"errors"},
-    "user_code": {"errors"},
-    "config": {"errors", "types", "cpu", "patterns"},
-    "algorithms": set(),
-    "rewards": set(),
-    "prompts": set(),
-    "models": set(),
-    "planning": set(),
-    "transfer": {"planning"},
-    "engine": {"planning", "models"},
-    "rollout": {"engine", "transfer", "planning", "prompts"},
-    "trainer": {"transfer", "algorithms", "models"},
-    "tasks": {"transfer", "algorithms", "rewards"},
-    "report": set(),
-    "cluster": {"transfer"},
-    "conformance": {"engine", "trainer", "algorithms"},
-    "workers": {
-        "cluster",
-        "transfer",
-        "engine",
-        "rollout",
-        "trainer",
-        "tasks",
-        "algorithms",
-        "rewards",
-        "models",
-        "assembly",
-        "preparation",
-        "checkpointing",
-        "run_queue",
-    },
-}
-"""What each package may import beside itself and, above L0, the L0 modules."""
-L0 = {
-    "types",
-    "events",
-    "samples",
-    "activity",
-    "metrics_server",
-    "errors",
-    "cpu",
-    "descendants",
-    "patterns",
-    "streams",
-    "config",
-    "user_code",
-    "allocator",
-    "cache",
-}
-NO_TORCH = {
-    "types",
-    "events",
-    "samples",
-    "activity",
-    "metrics_server",
-    "errors",
-    "cpu",
-    "descendants",
-    "patterns",
-    "config",
-    "user_code",
-    "rewards",
-    "prompts",
-    "planning",
-    "report",
-    "cluster",
-}
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "tailrace").rglob("*.py"))
+NO_TORCH = {"errors", "events", "activity", "config", "types", "rewards", "prompts", "planning", "report", "cluster"}
 
 
-def package_of(path: Path) -> str:
-    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+def room_of(path: Path, folder: str) -> str:
+    """The room of `folder` in which a file below it is."""
+    return path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -116,38 +44,46 @@ def imports(path: Path) -> Iterator[str]:
             )
 
 
-FILES = sorted(path for path in ROOT.rglob("*.py") if package_of(path) in ALLOWED)
-
-
-@pytest.mark.parametrize("package", sorted(ALLOWED))
-def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
-    allowed = ALLOWED[package] | {package} | (set() if package in L0 else L0)
+@pytest.mark.parametrize("folder", ROOMS)
+def test_a_room_imports_only_what_its_rule_says(folder: str) -> None:
+    prefix = folder.replace("/", ".") + "."
     for path in FILES:
-        if package_of(path) == package:
-            internal = {name.split(".")[1] for name in imports(path) if name.startswith("tailrace.")}
-            assert internal <= allowed, f"{path.relative_to(ROOT)} imports {internal - allowed}"
+        if path.is_relative_to(ROOT / folder):
+            room = room_of(path, folder)
+            used = {name.removeprefix(prefix).split(".")[0] for name in imports(path) if name.startswith(prefix)}
+            assert used & set(ROOMS[folder]) <= ROOMS[folder].get(room, set()) | {room}, path
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_every_file_is_in_a_room_with_a_rule(folder: str) -> None:
+    rooms = {room_of(path, folder) for path in FILES if path.is_relative_to(ROOT / folder)}
+    assert rooms - {"__init__"} == set(ROOMS[folder]) - {"__init__"}
+
+
+@pytest.mark.parametrize("folder", ROOMS)
+def test_no_room_can_be_imported_in_a_circle(folder: str) -> None:
+    assert list(TopologicalSorter(ROOMS[folder]).static_order())
+
+
+def test_the_page_shows_the_rules() -> None:
+    assert f"```\n{picture()}\n```" in (ROOT / "docs" / "architecture.md").read_text()
 
 
 @pytest.mark.parametrize("package", sorted(NO_TORCH))
 def test_a_torchless_package_never_imports_torch(package: str) -> None:
     for path in FILES:
-        if package_of(path) == package:
+        if room_of(path, "tailrace") == package:
             assert "torch" not in {name.split(".")[0] for name in imports(path)}, path
 
 
 def test_only_the_cluster_package_imports_ray() -> None:
-    importers = {package_of(path) for path in ROOT.rglob("*.py") if "ray" in {n.split(".")[0] for n in imports(path)}}
+    importers = {room_of(path, "tailrace") for path in FILES if "ray" in {n.split(".")[0] for n in imports(path)}}
     assert importers <= {"cluster"}
 
 
-def test_every_package_has_a_rule() -> None:
-    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").exists()}
-    assert packages <= set(ALLOWED)
-
-
 def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None:
-    for path in ROOT.rglob("*.py"):
-        if package_of(path) != "conformance":
+    for path in FILES:
+        if room_of(path, "tailrace") != "conformance":
             forbidden = [name for name in imports(path) if re.match(r"_?pytest|tailrace\.conformance", name)]
             assert not forbidden, path
 

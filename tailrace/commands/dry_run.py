@@ -17,13 +17,13 @@ from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
 from tailrace.errors import quoted
+from tailrace.host.compute import prepare_torch
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
-from tailrace.preparation import prepare_torch
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
-from tailrace.run.assembly import load_inputs
 from tailrace.run.directory import RunDirectory
+from tailrace.run.inputs import load_inputs
 from tailrace.run.queue import check_queue, run_table
 from tailrace.run.separated import run_pools
 from tailrace.transfer.weights.segments import check_shared_memory

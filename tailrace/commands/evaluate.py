@@ -27,19 +27,13 @@ from tailrace.commands.intervals import Interval, fraction_interval, mean_interv
 from tailrace.commands.json_lines import JsonLines
 from tailrace.commands.throughput import Throughput
 from tailrace.config.generate import EvalConfig
+from tailrace.engine.checks import check_cache, check_context
+from tailrace.engine.opening import open_engine
 from tailrace.errors import ConfigError, first_error
 from tailrace.events import EventLog
+from tailrace.host.compute import prepare_torch
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.tokenizer import ResponseText
-from tailrace.preparation import (
-    check_cache,
-    check_context,
-    check_tokens,
-    max_prompt_tokens,
-    open_engine,
-    open_model,
-    prepare_torch,
-)
 from tailrace.prompts.load import load_evaluated, source_key
 from tailrace.report.text import counted
 from tailrace.rewards.answers import check_answers
@@ -53,6 +47,7 @@ from tailrace.run.evaluation import (
     pass_at_by_prompt,
     ways_of,
 )
+from tailrace.run.inputs import check_tokens, max_prompt_tokens, open_model
 from tailrace.types import Prompt
 
 

@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.errors import CheckpointError, UserError
+from tailrace.host.compute import prepare_torch
 from tailrace.models.resolve import resolve_model
-from tailrace.preparation import prepare_torch
-from tailrace.run.assembly import make_run_trainer
 from tailrace.run.directory import RunDirectory
+from tailrace.run.parts import make_run_trainer
 from tailrace.trainer.checkpoint import CheckpointStore, step_of
 from tailrace.trainer.export import export_dtype
 

@@ -27,24 +27,19 @@ from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.prompts import ColumnsConfig
 from tailrace.engine.base import Engine, SampleStream
+from tailrace.engine.checks import check_cache, check_context, context_length
+from tailrace.engine.opening import open_engine
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
+from tailrace.host.compute import prepare_torch
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.models.tokenizer import ResponseText
 from tailrace.planning.order import first_in, longest_first
-from tailrace.preparation import (
-    check_cache,
-    check_context,
-    check_tokens,
-    context_length,
-    open_engine,
-    open_model,
-    prepare_torch,
-)
 from tailrace.prompts.load import check_lengths
 from tailrace.prompts.order import sample_seed
 from tailrace.prompts.presentation import present
 from tailrace.prompts.sources.base import table_rows
 from tailrace.prompts.sources.factory import source_rows
+from tailrace.run.inputs import check_tokens, open_model
 from tailrace.types import FinishReason, Prompt, Request, Sample
 
 EXPECTED_TOKENS = "expected_tokens"

@@ -10,8 +10,8 @@ from typing import Self
 
 import msgspec
 
+from tailrace.commands.files import check_new_file
 from tailrace.errors import UserError
-from tailrace.preparation import check_new_file
 
 
 class JsonLines:

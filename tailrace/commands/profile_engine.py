@@ -19,18 +19,20 @@ from rich.console import Console
 from rich.table import Table
 
 import tailrace
+from tailrace.commands.files import check_new_file
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import ProfileConfig
 from tailrace.config.written import shown
 from tailrace.engine.base import EngineStats
+from tailrace.engine.checks import check_engine, context_length
 from tailrace.engine.core import EngineCore
 from tailrace.engine.decoder.factory import why_torch
 from tailrace.engine.profile import PARTS, Profiler, StepProfile
 from tailrace.errors import ConfigError
+from tailrace.host.compute import prepare_torch
 from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
-from tailrace.preparation import check_engine, check_new_file, context_length, prepare_torch
 from tailrace.report.run_data import write_file
 from tailrace.report.text import number, percent
 from tailrace.types import Request, Sample

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import tailrace
+from tailrace.commands.files import check_new_file
 from tailrace.commands.tp_tables import decode_table, prefill_table, switch_table, title
 from tailrace.config.engine import AdaptiveTPConfig, NativeEngineConfig
 from tailrace.config.generate import TPProfileConfig
@@ -37,10 +38,10 @@ from tailrace.engine.model.weights import checkpoint_weights
 from tailrace.engine.ranks.factory import stage
 from tailrace.engine.ranks.switch import SwitchReport
 from tailrace.errors import UserError
+from tailrace.host.compute import prepare_torch
 from tailrace.models.architecture import read_architecture
 from tailrace.models.resolve import resolve_model
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile
-from tailrace.preparation import check_new_file, prepare_torch
 from tailrace.report.text import counted, duration
 
 LOG_PERIOD_S = 10.0

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, Strict, model_validator
 
 from tailrace.config.base import Config, Count, Listed, Processes
+from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.types import COLUMNS, ColumnKind
 
 
 class FirstInConfig(Config):

@@ -2,18 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from inspect import Parameter
 from typing import Any
 
 from tailrace.config.rewards import FunctionReward, GivenReward
-from tailrace.errors import UserError, did_you_mean
 from tailrace.host.user_code import load_callable
+from tailrace.rewards.arguments import KEY, asked_for
 from tailrace.rewards.base import AsyncGrader, Grader, GradingRequest
 from tailrace.rewards.given import given_function
-
-KEY = "rewards.grader.path"
-NAMES = GradingRequest.__struct_fields__
-"""What a function can ask for."""
 
 
 def make_function_grader(config: FunctionReward | GivenReward) -> Grader | AsyncGrader:
@@ -55,35 +50,3 @@ class AsyncFunctionGrader(AsyncGrader):
     async def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
         result: float | bool | Mapping[str, float] = await self._call(request)
         return result
-
-
-def asked_for(config: FunctionReward | GivenReward, function: Callable[..., Any]) -> tuple[str, ...]:
-    """Those of `NAMES` that `function` has a parameter for, all of them where it takes any keyword.
-
-    Raises:
-        UserError: it cannot be called with them and the recipe's arguments.
-    """
-    named = f"reward {config.name!r}" if isinstance(config, GivenReward) else f"{KEY} {config.path!r}"
-    call = f"{named} is called by name with {', '.join(NAMES)} and rewards.grader.arguments"
-    try:
-        parameters = inspect.signature(function).parameters
-    except (ValueError, TypeError):  # a builtin may have none
-        raise UserError(f"{call}, and does not say which of them it takes; write a function around it") from None
-    if clash := config.arguments.keys() & NAMES:
-        raise UserError(f"rewards.grader.arguments has {sorted(clash)[0]!r}, which names a part of the data; rename it")
-    any_keyword = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
-    asked = tuple(name for name in NAMES if any_keyword or name in parameters)
-    try:
-        inspect.signature(function).bind(**dict.fromkeys(asked), **config.arguments)
-    except TypeError as error:
-        known = {*NAMES, *config.arguments}
-        strange = next((name for name, p in parameters.items() if name not in known and _is_required(p)), None)
-        hint = did_you_mean(strange, known) if strange else ""
-        raise UserError(f"{call}; it cannot be: {error}{hint}") from None
-    if not asked:
-        raise UserError(f"{call}; it has a parameter for none of them")
-    return asked
-
-
-def _is_required(parameter: Parameter) -> bool:
-    return parameter.default is Parameter.empty

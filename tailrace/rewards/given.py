@@ -16,6 +16,7 @@ from typing import Any
 from tailrace.config.rewards import MAX_PICKLED_CHARS, GivenReward
 from tailrace.errors import ConfigError, UserError, quoted
 from tailrace.host.user_code import describe
+from tailrace.rewards.arguments import asked_for
 
 
 def reward_section(function: Callable[..., Any]) -> dict[str, Any]:
@@ -24,8 +25,6 @@ def reward_section(function: Callable[..., Any]) -> dict[str, Any]:
     Raises:
         ConfigError: it is none, or what it uses cannot go to another process.
     """
-    from tailrace.rewards.function import asked_for
-
     if not callable(function):
         raise ConfigError(f"reward is {quoted(function)}; expected a function, as in Trainer(recipe, reward=score)")
     name = str(getattr(function, "__qualname__", type(function).__name__))[:100]

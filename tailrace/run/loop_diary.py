@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 
+from tailrace.config.columns import ColumnKind
 from tailrace.config.run import RunConfig
 from tailrace.events import Event
 from tailrace.report.samples import samples_event
@@ -17,7 +18,7 @@ from tailrace.run.step_metrics import response_tokens, step_metrics
 from tailrace.tasks.actor import StepResult
 from tailrace.transfer.queue.base import Row
 from tailrace.transfer.queue.tensors import TensorBatch, make_cells
-from tailrace.types import ColumnKind, WeightVersion
+from tailrace.types import WeightVersion
 
 
 class LoopDiary:

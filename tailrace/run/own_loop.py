@@ -9,7 +9,7 @@
 
 Who waits on whom: `get_experience_data` on rows that the tasks before have finished, up to `queue.timeout_s`;
 `weight_sync_notify`, with `weights.mode: synchronous` alone, on engines that install. `put_prompts_data` on nobody:
-what may not go in yet waits in the line. Workers are started, watched and replaced as in a run (tailrace/run/separated.py).
+what may not go in yet waits in the line. Workers are started, watched and replaced as in a run (run/separated.py).
 """
 
 import asyncio
@@ -45,18 +45,19 @@ from tailrace.errors import (
     first_error,
 )
 from tailrace.events import Event, EventFile, EventLog
+from tailrace.host.compute import prepare_torch
 from tailrace.host.interrupt import Interrupt
 from tailrace.planning.admission import oldest_version
-from tailrace.preparation import prepare_torch
 from tailrace.prompts.load import tell_dropped
 from tailrace.report.page import write_report
 from tailrace.report.samples import SampleFile
 from tailrace.report.trace import write_trace
 from tailrace.report.workers import death_text
 from tailrace.rewards.answers import check_answers
-from tailrace.run.assembly import Inputs, load_inputs, make_run_trainer
 from tailrace.run.directory import RunDirectory
+from tailrace.run.inputs import Inputs, load_inputs
 from tailrace.run.loop_diary import LoopDiary
+from tailrace.run.parts import make_run_trainer
 from tailrace.run.pipeline import Service
 from tailrace.run.queue import OpenQueue, check_queue, client_options, open_queue, run_table
 from tailrace.run.queue_observer import QueueObserver

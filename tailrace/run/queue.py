@@ -23,9 +23,9 @@ from tailrace.transfer.queue.base import TransferQueue
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.look import greet, look
-from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.preflight import check_service
 from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.wire.messages import Welcome
 from tailrace.types import TaskSpec
 

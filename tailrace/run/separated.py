@@ -32,9 +32,10 @@ from tailrace.errors import TailraceError, WorkerDied, first_error
 from tailrace.events import EventLog
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
-from tailrace.run.assembly import Inputs, Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.run.checkpoint import RunState
+from tailrace.run.inputs import Inputs
 from tailrace.run.learner import Learner
+from tailrace.run.parts import Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.run.pipeline import Pipeline, Service
 from tailrace.run.queue import OpenQueue
 from tailrace.run.queue_observer import QueueObserver

@@ -38,20 +38,22 @@ from tailrace.errors import (
     one_line,
 )
 from tailrace.events import Event, EventFile, EventLog, Sink
+from tailrace.host.compute import prepare_torch
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.host.streams import outliving_readers, unencodable_replaced
-from tailrace.preparation import prepare_torch
 from tailrace.prompts.load import tell_dropped
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.samples import SampleFile
 from tailrace.report.sinks import check_sinks, open_sinks
 from tailrace.report.trace import write_trace
-from tailrace.run.assembly import Colocated, Inputs, Placement, load_inputs
 from tailrace.run.checkpoint import RunState, check_prompts, read_run_state, restore_queue
+from tailrace.run.colocated import Colocated
 from tailrace.run.directory import RunDirectory
+from tailrace.run.inputs import Inputs, load_inputs
 from tailrace.run.learner import Learner
 from tailrace.run.learning_watch import LearningWatch
+from tailrace.run.parts import Placement
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import check_queue, explained, open_queue, run_table
 from tailrace.run.separated import Separated

@@ -2,7 +2,7 @@ import pytest
 
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig, KlConfig
-from tailrace.types import COLUMNS
+from tailrace.config.columns import COLUMNS
 
 WITH_REFERENCE = GrpoConfig(kl=KlConfig(coefficient=0.1))
 

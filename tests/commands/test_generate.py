@@ -218,7 +218,7 @@ def test_what_only_the_engine_refuses_leaves_that_file_alone_and_is_bad_input(tm
         return Refusing(executor=executor, playwright=RandomPlaywright(9))
 
     with (
-        patch("tailrace.preparation.make_engine", make),
+        patch("tailrace.engine.opening.make_engine", make),
         pytest.raises(UserError, match="request 0 has a prompt token outside the vocabulary"),
     ):
         generate(configured(model), ["one"], output, force=True)
@@ -239,7 +239,7 @@ def test_an_interrupt_after_which_everything_finishes_is_none(
     def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
         return Finishing(executor=executor, playwright=RandomPlaywright(9))
 
-    with patch("tailrace.preparation.make_engine", make):
+    with patch("tailrace.engine.opening.make_engine", make):
         assert generate(configured(model, samples=3), ["one"], tmp_path / "out") == 0
     shown = capsys.readouterr().err
     assert "Stopping" in shown

@@ -28,10 +28,10 @@ from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica, rank_device
 from tailrace.engine.ranks.rank import Rank
-from tailrace.engine.ranks.reshard import Migration
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Measure, Switch
 from tailrace.engine.ranks.worker_process import Crew, WorkerProcess
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.step import Chunk, Draw, StepInput
 from tailrace.errors import ConfigError, EngineError
 from tailrace.models.architecture import Architecture, read_architecture

@@ -26,7 +26,8 @@ from tailrace.engine.model.shard import WHOLE, Shard
 from tailrace.engine.model.sharding import head_slots, shard_weights
 from tailrace.engine.ranks.groups import Groups
 from tailrace.engine.ranks.rank import Rank
-from tailrace.engine.ranks.reshard import Migration, SwitchTimes, switch_bytes
+from tailrace.engine.ranks.reshard import SwitchTimes, switch_bytes
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.step import Chunk, Draw
 from tailrace.errors import EngineError, ModelError
 from tailrace.host.cpu import cpu_flags

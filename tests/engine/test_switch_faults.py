@@ -17,8 +17,8 @@ from tailrace.engine.arrangement import MAX_FAILURES, SwitchFailed
 from tailrace.engine.core import EngineCore
 from tailrace.engine.ranks import switch as executor
 from tailrace.engine.ranks.process import ProcessReplica
-from tailrace.engine.ranks.reshard import Migration
 from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.transplant import Transplant, plan_transplant
 from tailrace.errors import EngineError
 from tailrace.types import Sample

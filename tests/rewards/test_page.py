@@ -10,8 +10,8 @@ import yaml
 from tailrace.config.load import load_config
 from tailrace.config.places import schemas_in
 from tailrace.config.rewards import FunctionReward, RewardsConfig
+from tailrace.rewards.arguments import NAMES
 from tailrace.rewards.base import Grade, GradingRequest
-from tailrace.rewards.function import NAMES
 from tailrace.rewards.pool import GraderPool
 from tailrace.rewards.results import MAX_PARTS
 from tests.rewards.requests import make_request

@@ -29,7 +29,7 @@ from tailrace.trainer.factory import make_trainer
 from tests.conftest import TinyModel
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "adapters.md").read_text()
 MODULES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 SECTIONS: dict[str, Any] = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])

@@ -10,24 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from tailrace import preparation
 from tailrace.commands import generate
 from tailrace.commands import profile_engine as profiling
 from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine
+from tailrace.engine.checks import check_context, check_engine, check_sampling, context_length
+from tailrace.engine.opening import open_engine
 from tailrace.errors import ConfigError, ModelError, TailraceWarning
-from tailrace.preparation import (
-    check_context,
-    check_engine,
-    check_sampling,
-    check_tokens,
-    context_length,
-    open_engine,
-    prepare_torch,
-)
-from tailrace.run.train import assembly
+from tailrace.host.compute import prepare_torch
+from tailrace.run import inputs
+from tailrace.run.inputs import check_tokens
 from tailrace.types import Prompt
 from tests.conftest import TinyModel
 from tests.helpers.runs import small_run, write_prompts
@@ -67,7 +61,7 @@ def test_an_engine_larger_than_the_memory_is_refused_with_both_figures(
 
 def test_only_the_machines_of_a_joined_cluster_know_their_memory(tmp_path: Path, tiny_model: TinyModel) -> None:
     def load(placement: str) -> None:
-        assembly.load_inputs(
+        inputs.load_inputs(
             small_run(
                 tmp_path / "run",
                 tiny_model("llama"),
@@ -87,7 +81,7 @@ def test_every_command_refuses_such_an_engine(tmp_path: Path, tiny_model: TinyMo
     engine, model = NativeEngineConfig(tp=1000), {"path": str(tiny_model("llama"))}
     run = small_run(tmp_path / "run", tiny_model("llama"), write_prompts(tmp_path / "p.jsonl"), engine=engine)
     with pytest.raises(ConfigError, match="the engine needs"):
-        assembly.load_inputs(run)
+        inputs.load_inputs(run)
     with pytest.raises(ConfigError, match="the engine needs"):
         generate.load_inputs(GenerateConfig.model_validate({"model": model, "engine": engine}), ["one"])
     with pytest.raises(ConfigError, match="the engine needs"):
@@ -141,7 +135,7 @@ async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_i
         assert may_end.wait(60)
         return Noting(executor=executor, playwright=RandomPlaywright(9))
 
-    monkeypatch.setattr(preparation, "make_engine", make)
+    monkeypatch.setattr("tailrace.engine.opening.make_engine", make)
     opening = asyncio.create_task(open_engine(FakeEngineConfig(), Path(), device="cpu", executor=executor))
     await started.wait()
     opening.cancel()
@@ -158,6 +152,6 @@ async def test_an_engine_that_cannot_start_says_why(
     def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
         raise ModelError("no model")
 
-    monkeypatch.setattr(preparation, "make_engine", make)
+    monkeypatch.setattr("tailrace.engine.opening.make_engine", make)
     with pytest.raises(ModelError, match="no model"):
         await open_engine(FakeEngineConfig(), Path(), device="cpu", executor=executor)

@@ -17,9 +17,11 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.run import RunConfig
 from tailrace.engine.model.weights import Weights
 from tailrace.events import Event, EventLog
-from tailrace.preparation import prepare_torch
+from tailrace.host.compute import prepare_torch
 from tailrace.prompts.order import PromptOrder, sample_seed
-from tailrace.run.assembly import Inputs, Parts, load_inputs, make_learner, make_pipeline, open_parts
+from tailrace.run.colocated import Parts, open_parts
+from tailrace.run.inputs import Inputs, load_inputs
+from tailrace.run.parts import make_learner, make_pipeline
 from tailrace.run.queue import open_queue, run_table
 from tailrace.run.step_metrics import step_metrics
 from tailrace.run.train import train

@@ -161,7 +161,7 @@ def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[
     assert [one[0] for one in ours].count("training") == 4 * 2 * 4
 
 
-PAGE = (Path(__file__).parents[1] / "docs" / "metrics.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
 
 
 def page_of_metrics() -> dict[str, dict[str, str]]:

@@ -25,9 +25,9 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.processes import QueueProcesses
 from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.wire.sockets import host_id
 from tests.conftest import TinyModel
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts

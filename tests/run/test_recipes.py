@@ -10,7 +10,7 @@ import yaml
 
 from tailrace.config.load import load_config
 
-RECIPES = Path(__file__).parents[1] / "recipes"
+RECIPES = Path(__file__).parents[2] / "recipes"
 RUNTIME: Any = {key: True for key in ("output_dir", "pipeline", "weights", "cluster", "queue")}
 RUNTIME |= {"trainer": {"micro_batch_tokens"}}
 """How a run is carried out, not what it trains."""

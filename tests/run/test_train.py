@@ -157,9 +157,7 @@ def test_a_grader_that_always_fails_ends_the_run_with_its_file_and_line(
         rewards={"grader": grader, "workers": 1, "failure_reward": failure_reward},
         prompts__held_out=held_out,
     )
-    with pytest.raises(
-        NothingGraded, match=r"NameError: name 'answr' is not defined \(tests/helpers/graders.py, line \d+\)"
-    ):
+    with pytest.raises(NothingGraded, match=r"NameError: name 'answr' is not defined \(tests/.*graders.py, line \d+\)"):
         train(config, resume=False)
     assert "return float(response == answr)" in capsys.readouterr().out
     assert not (tmp_path / "run" / "model").exists()

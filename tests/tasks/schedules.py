@@ -37,8 +37,8 @@ from tailrace.tasks.rollout import RolloutWorker
 from tailrace.tasks.updater import EngineUpdater
 from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.types import IntArray, WeightVersion
 from tests.helpers.runs import small_run
 from tests.tasks.test_actor import RecordingTrainer

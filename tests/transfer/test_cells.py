@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.cells import PartCodec, to_bytes, write, write_rows
-from tailrace.types import ColumnKind, Value
+from tailrace.types import Value
 
 KINDS = {kind.name.lower(): kind for kind in ColumnKind} | {"more_floats": ColumnKind.FLOATS}
 CODEC = PartCodec(KINDS)

@@ -4,11 +4,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tailrace.config.columns import COLUMNS
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.data_plane import DataPlane
 from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.types import COLUMNS
 from tests.transfer.tables import tokens
 
 

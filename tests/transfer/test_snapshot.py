@@ -5,6 +5,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import QueueError, StaleRowError
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
@@ -12,7 +13,7 @@ from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
-from tailrace.types import COLUMNS, ColumnKind, TaskSpec
+from tailrace.types import TaskSpec
 from tests.transfer.tables import ROLLOUT, orders, outputs, queue_of, table, tokens
 from tests.transfer.virtual_time import virtual_time
 

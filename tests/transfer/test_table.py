@@ -1,12 +1,13 @@
 import pytest
 
+from tailrace.config.columns import COLUMNS
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.policies.base import Policy
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.schema import put_columns
 from tailrace.transfer.queue.table import QueueTask, check_table
-from tailrace.types import COLUMNS, TaskSpec
+from tailrace.types import TaskSpec
 from tests.transfer.tables import table
 
 

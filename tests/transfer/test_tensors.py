@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tailrace.config.columns import COLUMNS
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.base import Claim, Row, RowId
 from tailrace.transfer.queue.layouts import pad
@@ -18,7 +19,7 @@ from tailrace.transfer.queue.tensors import (
     make_cells,
     make_outputs,
 )
-from tailrace.types import COLUMNS, Value
+from tailrace.types import Value
 
 LENGTHS = (2, 0, 3)
 CELLS: list[dict[str, Value]] = [

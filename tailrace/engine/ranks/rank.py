@@ -12,8 +12,9 @@ from tailrace.engine.decoder.base import Batch
 from tailrace.engine.decoder.factory import local_sizes, make_decoder
 from tailrace.engine.model.shard import Shard
 from tailrace.engine.model.sharding import shard_weights
-from tailrace.engine.ranks.reshard import Meeting, Migration, SwitchTimes, reshard
+from tailrace.engine.ranks.reshard import Meeting, SwitchTimes, reshard
 from tailrace.engine.sampling.sampler import Sampler, SamplingRows, uniforms
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.step import Draw, StepInput, StepOutput
 from tailrace.models.architecture import Architecture
 

@@ -28,17 +28,9 @@ from tailrace.engine.decoder.packing import Group, Packing, RowMajor
 from tailrace.engine.kv_cache import DTYPES, KVCache, region_block_bytes
 from tailrace.engine.model.shard import Shard
 from tailrace.engine.model.sharding import Piece, cut_of, head_slots, local_architecture, pieces
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.errors import EngineError
 from tailrace.models.architecture import Architecture
-
-
-class Migration(msgspec.Struct, frozen=True, array_like=True):
-    """Which blocks of the cache move, for the ranks of one new replica."""
-
-    sources: list[list[int]]
-    """For each old replica among the ranks that meet, its blocks that are in use; the same for all ranks that meet."""
-    targets: list[tuple[int, int, int]]
-    """(old replica among those, position in its list, block of the new replica): no block twice."""
 
 
 class SwitchTimes(msgspec.Struct, frozen=True, array_like=True):

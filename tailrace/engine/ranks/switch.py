@@ -20,8 +20,8 @@ from tailrace.engine.collectives.factory import meeting_bytes
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.kv_cache import GIB
 from tailrace.engine.ranks.process import ProcessReplica
-from tailrace.engine.ranks.reshard import Migration
 from tailrace.engine.ranks.wire import Answer, Measure, Meet, Order, Switch
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.errors import EngineError
 
 

@@ -13,8 +13,9 @@ from typing import TypeVar
 
 import msgspec
 
-from tailrace.engine.ranks.reshard import Migration, SwitchTimes
+from tailrace.engine.ranks.reshard import SwitchTimes
 from tailrace.engine.ranks.staging import Place
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.models.architecture import Architecture
 

@@ -16,7 +16,7 @@ from math import lcm
 from operator import attrgetter
 from typing import NamedTuple
 
-from tailrace.engine.ranks.reshard import Migration
+from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.scheduler import Scheduler
 from tailrace.engine.scheduling.sequence import Sequence
 from tailrace.planning.tp_switch import merge

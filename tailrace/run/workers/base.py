@@ -69,7 +69,7 @@ class RunWorker(Worker):
     async def open(self) -> dict[str, Any]:
         """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""
         if self.uses_device:
-            from tailrace.preparation import prepare_torch  # and PyTorch, which the others do without
+            from tailrace.host.compute import prepare_torch
 
             prepare_torch(self.config.device, None)
         name = f"{self.context.name}-{secrets.token_hex(4)}"

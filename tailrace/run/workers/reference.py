@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailrace.cluster.base import WorkerContext
-from tailrace.run.assembly import make_run_trainer, reference_log_probs
+from tailrace.run.parts import make_run_trainer, reference_log_probs
 from tailrace.run.workers.base import RunWorker
 from tailrace.tasks.reference import ReferenceTask
 

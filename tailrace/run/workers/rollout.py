@@ -11,8 +11,9 @@ from typing import Any
 from tailrace.cluster.base import WorkerContext
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
 from tailrace.config.run import RunConfig
+from tailrace.engine.checks import check_context, check_engine
+from tailrace.engine.opening import open_engine
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
-from tailrace.preparation import check_context, check_engine, open_engine
 from tailrace.run.workers.base import RunWorker
 from tailrace.run.workers.weights import listen_at
 from tailrace.tasks.rollout import RolloutWorker

@@ -11,8 +11,8 @@ from typing import Any
 
 from tailrace.cluster.base import WorkerContext
 from tailrace.events import EventLog
-from tailrace.run.assembly import make_learner, make_run_trainer
 from tailrace.run.checkpoint import RunState
+from tailrace.run.parts import make_learner, make_run_trainer
 from tailrace.run.workers.base import RunWorker
 from tailrace.run.workers.weights import make_sender
 from tailrace.trainer.checkpoint import CheckpointStore

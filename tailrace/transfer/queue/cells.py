@@ -28,8 +28,9 @@ from typing import NoReturn
 import msgspec
 import numpy as np
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import ColumnError, one_line
-from tailrace.types import ColumnKind, FloatArray, IntArray, Value
+from tailrace.types import FloatArray, IntArray, Value
 
 Chunk = bytes | IntArray | FloatArray
 """A cell ready to be written: an array as it came, everything else encoded."""

@@ -9,11 +9,12 @@ needs no conversion. Reading an array copies nothing.
 
 from collections.abc import Collection, Mapping
 
+from tailrace.config.columns import ColumnKind
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec, to_bytes
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.schema import oldest_version
-from tailrace.types import ColumnKind, Value
+from tailrace.types import Value
 
 
 class Cells(CellFacts, frozen=True, kw_only=True):

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TaskStats, TransferQueue
@@ -26,7 +27,7 @@ from tailrace.transfer.queue.schema import RAISE_LIMIT, Schema, check_capacity, 
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.transfer.queue.state import Lease
 from tailrace.transfer.queue.table import QueueTask, check_table
-from tailrace.types import COLUMNS, ColumnKind, Value, WeightVersion
+from tailrace.types import Value, WeightVersion
 
 
 class LocalQueue(TransferQueue):

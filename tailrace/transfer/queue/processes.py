@@ -35,13 +35,13 @@ from tailrace.errors import PeerLost, QueueError, TailraceError, UserError, one_
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.look import look
-from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.preflight import check_service
 from tailrace.transfer.queue.serve import ControllerSettings, Failed, Listening, UnitSettings
 from tailrace.transfer.queue.socket_directory import directory_of, socket_directory
 from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.queue.storage.factory import clear_storage
 from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.wire.clock import RunningClock
 from tailrace.transfer.queue.wire.sockets import host_id
 

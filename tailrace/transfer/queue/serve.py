@@ -29,8 +29,8 @@ from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.controller.journal import Journal, JournalError
 from tailrace.transfer.queue.controller.service import Controller
-from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.storage.factory import make_storage
+from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.queue.wire.server import Server, Service, stopped_by_signals
 

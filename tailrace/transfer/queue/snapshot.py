@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import UNREADABLE, ColumnError, QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.state import ControlState, check_state
-from tailrace.types import ColumnKind, TaskSpec
+from tailrace.types import TaskSpec
 
 _FORMAT = "tailrace transfer queue"
 _VERSION = 3

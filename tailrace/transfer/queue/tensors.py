@@ -17,11 +17,12 @@ from typing import Any, Literal, TypeAlias, assert_never
 import numpy as np
 import torch
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import ColumnError, did_you_mean
 from tailrace.transfer.queue import layouts as arrays
 from tailrace.transfer.queue.base import Claim, Row, RowId
 from tailrace.transfer.queue.layouts import Array, listed, nest, pack, unpack, unpad
-from tailrace.types import ColumnKind, Value
+from tailrace.types import Value
 
 
 @dataclass(frozen=True, slots=True)

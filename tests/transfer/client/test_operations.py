@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tailrace.config.columns import COLUMNS
 from tailrace.errors import ColumnError, LeaseError, PeerLost, QueueError, StaleRowError, StorageFull, WireError
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import NewRow, Row, RowId
@@ -33,7 +34,7 @@ from tailrace.transfer.queue.wire.messages import (
     Write,
     row_ids,
 )
-from tailrace.types import COLUMNS, Value
+from tailrace.types import Value
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT, group, tokens
 from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import ints, packed

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tailrace.config.columns import COLUMNS
 from tailrace.errors import ColumnError, GroupExists, PeerLost, QueueError, QueueTimeout, StorageFull
 from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.client import operations
@@ -27,7 +28,6 @@ from tailrace.transfer.queue.wire.messages import (
     Write,
 )
 from tailrace.transfer.queue.wire.sockets import host_id
-from tailrace.types import COLUMNS
 from tests.transfer.client.test_operations import Clock
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
 from tests.transfer.wire.play import Play

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tailrace.config.columns import COLUMNS
 from tailrace.errors import PeerLost, StaleRowError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client import snapshots
@@ -25,7 +26,6 @@ from tailrace.transfer.queue.wire.messages import (
     Withdrawn,
     Write,
 )
-from tailrace.types import COLUMNS
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
 from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import ints, packed

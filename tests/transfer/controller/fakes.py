@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import RowId
@@ -32,7 +33,6 @@ from tailrace.transfer.queue.wire.messages import (
 )
 from tailrace.transfer.queue.wire.server import Incoming, Ticket
 from tailrace.transfer.queue.wire.sockets import host_id
-from tailrace.types import COLUMNS, ColumnKind
 
 Then = Callable[[Reply | TailraceError], None]
 

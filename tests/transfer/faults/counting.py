@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
+from tailrace.config.columns import ColumnKind
 from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
 from tailrace.errors import QueueClosed
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.types import ColumnKind
 
 BATCH = 2048
 TABLE = TableConfig(

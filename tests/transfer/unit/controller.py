@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec, write_rows
@@ -29,7 +30,7 @@ from tailrace.transfer.queue.wire.messages import (
 )
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Service
 from tailrace.transfer.queue.wire.sync import SyncClient
-from tailrace.types import ColumnKind, Value
+from tailrace.types import Value
 from tests.transfer.wire.desk import LIMIT_S, TOKEN
 from tests.transfer.wire.rows import ints, packed
 

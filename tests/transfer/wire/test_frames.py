@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace import errors
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, QueueError, TailraceError, WireError
 from tailrace.transfer.queue.base import QueueStats, RowId, TaskStats
 from tailrace.transfer.queue.policies.base import CellFacts
@@ -40,7 +41,7 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
-from tailrace.types import ColumnKind, TaskSpec
+from tailrace.types import TaskSpec
 from tests.transfer.wire.rows import ints, packed
 
 ROWS = packed([[1, 2], [3, 4]])

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.cells import PartCodec
@@ -12,7 +13,6 @@ from tailrace.transfer.queue.client.memory import Memory
 from tailrace.transfer.queue.schema import Schema
 from tailrace.transfer.queue.wire.calls import Call, Directory, Operation, Step
 from tailrace.transfer.queue.wire.messages import Beat, Unit
-from tailrace.types import ColumnKind
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _ACKED_LEASES = 4096

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, PeerLost
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
@@ -26,7 +27,7 @@ from tailrace.transfer.queue.wire.connection import Patience
 from tailrace.transfer.queue.wire.handshake import check_name
 from tailrace.transfer.queue.wire.messages import Claimed
 from tailrace.transfer.queue.wire.sync import SyncClient
-from tailrace.types import ColumnKind, Value, WeightVersion
+from tailrace.types import Value, WeightVersion
 
 T = TypeVar("T")
 

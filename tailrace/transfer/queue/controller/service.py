@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueClosed, QueueTimeout
 from tailrace.transfer.queue.base import QueueStats, RowId
@@ -73,7 +74,6 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
 )
 from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
-from tailrace.types import COLUMNS, ColumnKind
 
 StoredParts: TypeAlias = Mapping[RowId, Mapping[int, Sequence[str]]]
 """Rows of a unit, with the columns of each part by tag."""

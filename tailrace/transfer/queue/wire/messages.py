@@ -20,10 +20,11 @@ import numpy as np
 from msgspec import Meta
 
 from tailrace import errors
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import TailraceError, WireError
 from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.state import ControlState
-from tailrace.types import ColumnKind, IntArray, TaskSpec
+from tailrace.types import IntArray, TaskSpec
 
 PROTOCOL = 4
 """Raised with every change of a message; only equal ones talk to each other."""

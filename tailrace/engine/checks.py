@@ -1,9 +1,5 @@
 """What has to be right before an engine starts, whatever it is to be used for."""
 
-import asyncio
-from collections.abc import Sequence
-from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,59 +14,18 @@ from tailrace.config.engine import (
     SamplingConfig,
     VllmEngineConfig,
 )
-from tailrace.config.generate import EvalConfig, GenerateConfig
-from tailrace.config.run import RunConfig
 from tailrace.engine.backends.adapter import load_engine_factory
 from tailrace.engine.backends.vllm import check_installed, unsupported
 from tailrace.engine.base import Engine
 from tailrace.engine.decoder.factory import local_sizes, longest_sequence
-from tailrace.engine.factory import make_engine
-from tailrace.errors import ConfigError, ModelError, UserError
-from tailrace.host.allocator import keep_freed_memory
+from tailrace.errors import ConfigError
 from tailrace.models.architecture import read_architecture
 from tailrace.models.info import describe_model
 from tailrace.models.loading import check_model
-from tailrace.models.resolve import resolve_model
-from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.planning.estimate import GIB, engine_memory
-from tailrace.types import Prompt
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-
-def prepare_torch(device: str, threads: int | None) -> None:
-    """Set torch's threads and memory for the whole process, and see that the device is there.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    keep_freed_memory()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0].split(". ")[0]
-        raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None
-
-
-def open_model(
-    config: RunConfig | GenerateConfig | EvalConfig, *, here: bool = True
-) -> tuple[Path, "PreTrainedTokenizerBase", ResponseText]:
-    """Find the model and see that engine and sampling fit it: its directory, its tokenizer, and what makes text of
-    responses.
-
-    `here`: see `check_engine`.
-
-    Raises:
-        UserError: the model is missing or cannot be read, or engine or sampling do not fit it.
-    """
-    model_dir = resolve_model(config.model)
-    check_sampling(config.engine, config.sampling, model_dir)
-    check_engine(config.engine, model_dir, device=config.device, here=here)
-    tokenizer = load_tokenizer(model_dir)
-    return model_dir, tokenizer, ResponseText(tokenizer, model_dir, config.sampling)
+    pass
 
 
 def context_length(engine: EngineConfig, model_dir: Path) -> int:
@@ -88,28 +43,6 @@ def context_length(engine: EngineConfig, model_dir: Path) -> int:
             )
         context = engine.max_model_len
     return context
-
-
-def max_prompt_tokens(engine: EngineConfig, sampling: SamplingConfig, asked: int | None, model_dir: Path) -> int:
-    """Tokens of a prompt at most, so that a whole response has room; `asked`: `prompts.max_prompt_tokens`.
-
-    Raises:
-        ModelError: the model cannot be read.
-        ConfigError: there is no room.
-    """
-    context = context_length(engine, model_dir)
-    room = context - sampling.max_new_tokens
-    if room < 1:
-        raise ConfigError(
-            f"sampling.max_new_tokens {sampling.max_new_tokens} leaves no room for a prompt "
-            f"in the context of {context} tokens; lower it"
-        )
-    if asked is not None and asked > room:
-        raise ConfigError(
-            f"prompts.max_prompt_tokens {asked} and sampling.max_new_tokens {sampling.max_new_tokens} "
-            f"exceed the context of {context} tokens together; lower one of them"
-        )
-    return asked or room
 
 
 def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bool = True) -> None:
@@ -151,36 +84,6 @@ def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bo
         )
 
 
-async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
-    """Make an engine in `executor`. When cancelled meanwhile, close what was made before returning.
-
-    That too is awaited, and not left to the executor's end, which would block the event loop with its signal handlers.
-    """
-    make = partial(make_engine, config, model_dir, device=device, executor=executor)
-    future = asyncio.get_running_loop().run_in_executor(executor, make)
-    try:
-        return await asyncio.shield(future)
-    except asyncio.CancelledError:
-        await asyncio.wait([future])
-        if future.exception() is None:
-            await future.result().close()
-        raise
-
-
-def check_new_file(option: str, path: Path, *, force: bool) -> None:
-    """Whether the file that `option` names can be made, or replaced with `force`.
-
-    Raises:
-        UserError: it exists and is not to be replaced, or is a directory, or has none to be in.
-    """
-    if path.is_dir():
-        raise UserError(f"{option} {path} is a directory; give a file")
-    if path.exists() and not force:
-        raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
-    if not path.parent.is_dir():
-        raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")
-
-
 def check_sampling(config: EngineConfig, sampling: SamplingConfig, model_dir: Path) -> None:
     """Whether the engine samples as it is told to, and the model has the tokens to stop at.
 
@@ -193,21 +96,6 @@ def check_sampling(config: EngineConfig, sampling: SamplingConfig, model_dir: Pa
     last = describe_model(model_dir).vocab - 1
     if unknown := [token for token in sampling.stop_token_ids if token > last]:
         raise ConfigError(f"sampling.stop_token_ids has {unknown[0]}, and the model's tokens are 0 … {last}")
-
-
-def check_tokens(prompts: Sequence[Prompt], model_dir: Path) -> None:
-    """Whether the model has all tokens that its tokenizer makes of the prompts.
-
-    Raises:
-        ModelError: it has not.
-    """
-    vocab = describe_model(model_dir).vocab
-    for prompt in prompts:
-        if (largest := int(prompt.prompt_ids.max(initial=0))) >= vocab:
-            raise ModelError(
-                f"the tokenizer in {model_dir} makes token {largest} of {prompt.prompt_id}, and the model's are "
-                f"0 … {vocab - 1}; give the tokenizer that belongs to the model"
-            )
 
 
 def check_context(engine: Engine, *, longest_prompt: int) -> None:

@@ -4,18 +4,19 @@ from typing import Any
 
 import pytest
 
+from tailrace.config.columns import COLUMNS
 from tailrace.config.load import parse_as
 from tailrace.config.queue_table import TableConfig
 from tailrace.errors import ConfigError, QueueError
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import Policy
-from tailrace.transfer.queue.policies.factory import make_tasks
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.table import check_table
-from tailrace.types import COLUMNS, TaskSpec
+from tailrace.transfer.queue.table_factory import make_tasks
+from tailrace.types import TaskSpec
 from tests.transfer.policies.rows import fill, rows_of
 
 

@@ -1,0 +1,23 @@
+"""Files that a command writes."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.errors import UserError
+
+if TYPE_CHECKING:
+    pass
+
+
+def check_new_file(option: str, path: Path, *, force: bool) -> None:
+    """Whether the file that `option` names can be made, or replaced with `force`.
+
+    Raises:
+        UserError: it exists and is not to be replaced, or is a directory, or has none to be in.
+    """
+    if path.is_dir():
+        raise UserError(f"{option} {path} is a directory; give a file")
+    if path.exists() and not force:
+        raise UserError(f"{option} {path} exists; give another file, or replace it with --force")
+    if not path.parent.is_dir():
+        raise UserError(f"{option} {path} cannot be made: {path.parent} is not a directory")

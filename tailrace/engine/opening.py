@@ -1,0 +1,32 @@
+"""Makes an engine beside an event loop."""
+
+import asyncio
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.config.engine import (
+    EngineConfig,
+)
+from tailrace.engine.base import Engine
+from tailrace.engine.factory import make_engine
+
+if TYPE_CHECKING:
+    pass
+
+
+async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    """Make an engine in `executor`. When cancelled meanwhile, close what was made before returning.
+
+    That too is awaited, and not left to the executor's end, which would block the event loop with its signal handlers.
+    """
+    make = partial(make_engine, config, model_dir, device=device, executor=executor)
+    future = asyncio.get_running_loop().run_in_executor(executor, make)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        if future.exception() is None:
+            await future.result().close()
+        raise

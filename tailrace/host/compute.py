@@ -1,0 +1,27 @@
+"""PyTorch in this process: its threads, its memory, and whether its device is there."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tailrace.errors import ConfigError
+from tailrace.host.allocator import keep_freed_memory
+
+if TYPE_CHECKING:
+    pass
+
+
+def prepare_torch(device: str, threads: int | None) -> None:
+    """Set torch's threads and memory for the whole process, and see that the device is there.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    keep_freed_memory()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0].split(". ")[0]
+        raise ConfigError(f"device {device!r} cannot be used here: {reason}") from None

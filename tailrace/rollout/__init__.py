@@ -1,1 +1,0 @@
-"""Rollout: claims prompts, generates, acks each sample as it finishes."""

@@ -1,0 +1,128 @@
+"""What a run, an evaluation or a generation reads: a model with its tokenizer, and prompts that fit it."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.config.cluster import ClusterConfig
+from tailrace.config.engine import (
+    EngineConfig,
+    SamplingConfig,
+)
+from tailrace.config.generate import EvalConfig, GenerateConfig
+from tailrace.config.run import RunConfig
+from tailrace.config.weights import WeightsConfig
+from tailrace.engine.checks import check_cache, check_engine, check_sampling, context_length
+from tailrace.errors import ConfigError, ModelError, TailraceWarning
+from tailrace.models.info import describe_model
+from tailrace.models.resolve import resolve_model
+from tailrace.models.tokenizer import ResponseText, load_tokenizer
+from tailrace.prompts.load import PromptSet, load_prompts
+from tailrace.trainer.factory import check_trainer
+from tailrace.types import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def open_model(
+    config: RunConfig | GenerateConfig | EvalConfig, *, here: bool = True
+) -> tuple[Path, "PreTrainedTokenizerBase", ResponseText]:
+    """Find the model and see that engine and sampling fit it: its directory, its tokenizer, and what makes text of
+    responses.
+
+    `here`: see `check_engine`.
+
+    Raises:
+        UserError: the model is missing or cannot be read, or engine or sampling do not fit it.
+    """
+    model_dir = resolve_model(config.model)
+    check_sampling(config.engine, config.sampling, model_dir)
+    check_engine(config.engine, model_dir, device=config.device, here=here)
+    tokenizer = load_tokenizer(model_dir)
+    return model_dir, tokenizer, ResponseText(tokenizer, model_dir, config.sampling)
+
+
+def max_prompt_tokens(engine: EngineConfig, sampling: SamplingConfig, asked: int | None, model_dir: Path) -> int:
+    """Tokens of a prompt at most, so that a whole response has room; `asked`: `prompts.max_prompt_tokens`.
+
+    Raises:
+        ModelError: the model cannot be read.
+        ConfigError: there is no room.
+    """
+    context = context_length(engine, model_dir)
+    room = context - sampling.max_new_tokens
+    if room < 1:
+        raise ConfigError(
+            f"sampling.max_new_tokens {sampling.max_new_tokens} leaves no room for a prompt "
+            f"in the context of {context} tokens; lower it"
+        )
+    if asked is not None and asked > room:
+        raise ConfigError(
+            f"prompts.max_prompt_tokens {asked} and sampling.max_new_tokens {sampling.max_new_tokens} "
+            f"exceed the context of {context} tokens together; lower one of them"
+        )
+    return asked or room
+
+
+def check_tokens(prompts: Sequence[Prompt], model_dir: Path) -> None:
+    """Whether the model has all tokens that its tokenizer makes of the prompts.
+
+    Raises:
+        ModelError: it has not.
+    """
+    vocab = describe_model(model_dir).vocab
+    for prompt in prompts:
+        if (largest := int(prompt.prompt_ids.max(initial=0))) >= vocab:
+            raise ModelError(
+                f"the tokenizer in {model_dir} makes token {largest} of {prompt.prompt_id}, and the model's are "
+                f"0 … {vocab - 1}; give the tokenizer that belongs to the model"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a run reads."""
+
+    model_dir: Path
+    prompts: PromptSet
+    decode: ResponseText
+    """Makes text of responses."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens of it."""
+        return self.prompts.longest
+
+
+def load_inputs(config: RunConfig) -> Inputs:
+    """Find the model and load the prompts; warn of what the recipe says in vain.
+
+    Raises:
+        UserError: the sampling, the engine, the model, the prompts or their lengths do not fit what was asked for.
+    """
+    _warn_of_worker_settings(config)
+    here = config.pipeline.placement == "colocated" or config.cluster.address is None
+    model_dir, tokenizer, decode = open_model(config, here=here)
+    check_trainer(config.trainer)
+    max_tokens = max_prompt_tokens(config.engine, config.sampling, config.prompts.max_prompt_tokens, model_dir)
+    prompts = load_prompts(config.prompts, tokenizer, max_tokens=max_tokens)
+    for of_set in (prompts.train, *prompts.evaluated.values()):
+        check_tokens(of_set, model_dir)
+    check_cache(config.engine, model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens)
+    return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
+
+
+def _warn_of_worker_settings(config: RunConfig) -> None:
+    """No error, since one recipe may be tried in both placements."""
+    given = {"cluster": config.cluster != ClusterConfig(), "weights": config.weights != WeightsConfig()}
+    if config.pipeline.placement == "colocated" and any(given.values()):
+        sections = " and ".join(section for section, is_given in given.items() if is_given)
+        warnings.warn(
+            f"pipeline.placement is colocated, which uses nothing of the recipe's {sections}: all is in this process; "
+            "for worker processes give pipeline.placement=separated",
+            TailraceWarning,
+            stacklevel=2,
+        )

@@ -1,0 +1,93 @@
+"""What each room of the package may import: `tests/test_imports.py` holds it, `docs/architecture.md` draws it.
+
+A room is a folder or a file; within `ROOMS[folder]` every room of that folder has an entry. Each is above all that it
+may import, so that nothing can be imported in a circle. `python -m tools.layers` prints the picture.
+"""
+
+from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
+
+NOUNS = {"errors", "events", "host", "config", "types"}
+"""What everybody above may import."""
+
+ROOMS: Mapping[str, Mapping[str, set[str]]] = {
+    "tailrace": {
+        "errors": set(),
+        "host": {"errors"},
+        "events": {"errors"},
+        "activity": {"events"},
+        "config": {"errors", "host"},
+        "types": {"config"},
+        "algorithms": NOUNS,
+        "rewards": NOUNS,
+        "prompts": NOUNS,
+        "models": NOUNS,
+        "planning": NOUNS,
+        "report": NOUNS | {"activity"},
+        "transfer": NOUNS | {"planning"},
+        "engine": NOUNS | {"planning", "models"},
+        "trainer": NOUNS | {"algorithms", "models"},
+        "cluster": NOUNS | {"transfer"},
+        "conformance": NOUNS | {"engine", "trainer", "algorithms"},
+        "tasks": NOUNS | {"activity", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts", "planning"},
+        "run": NOUNS
+        | {"activity", "tasks", "cluster", "transfer", "engine", "trainer", "algorithms", "rewards", "prompts"}
+        | {"models", "planning", "report"},
+        "api": NOUNS | {"run", "prompts", "rewards"},
+        "commands": NOUNS
+        | {"run", "cluster", "transfer", "engine", "trainer", "rewards", "prompts", "models", "planning", "report"},
+        "cli": NOUNS | {"run", "commands", "report"},
+        "__main__": {"cli"},
+        "__init__": {"api"},
+    },
+    "tailrace/engine": {
+        "base": {"model"},
+        "kernels": set(),
+        "kv_cache": set(),
+        "memory": set(),
+        "model": set(),
+        "scheduling": set(),
+        "driver": {"base", "model"},
+        "profile": {"scheduling"},
+        "collectives": {"kernels", "memory", "model"},
+        "sampling": {"collectives", "kernels", "model"},
+        "decoder": {"collectives", "kernels", "kv_cache", "model", "sampling", "scheduling"},
+        "ranks": {"collectives", "decoder", "kv_cache", "memory", "model", "sampling", "scheduling"},
+        "lane": {"profile", "ranks", "scheduling"},
+        "arrangement": {"collectives", "decoder", "lane", "ranks", "scheduling"},
+        "adaptive_tp": {"arrangement", "collectives", "decoder", "kv_cache", "lane", "ranks", "scheduling"},
+        "core": {"adaptive_tp", "arrangement", "base", "decoder", "driver", "lane", "model", "profile", "ranks"}
+        | {"scheduling"},
+        "one_by_one": {"base", "driver", "model", "scheduling"},
+        "backends": {"adaptive_tp", "base", "core", "driver", "kv_cache", "model", "one_by_one", "scheduling"},
+        "checks": {"backends", "base", "decoder"},
+        "factory": {"backends", "base"},
+        "opening": {"base", "factory"},
+    },
+    "tailrace/transfer": {"queue": set(), "weights": {"queue"}},
+}
+"""By folder, then by room: the rooms of that folder which it may import."""
+
+
+def floors(folder: str) -> Iterator[list[str]]:
+    """The rooms of `folder`, lowest floor first: a room is one floor above the highest of what it may import."""
+    order = TopologicalSorter(ROOMS[folder])
+    order.prepare()
+    while order.is_active():
+        floor = order.get_ready()
+        yield sorted(floor)
+        order.done(*floor)
+
+
+def picture() -> str:
+    """The floors of every folder that has rules, as `docs/architecture.md` shows them."""
+    lines = []
+    for folder in ROOMS:
+        lines.append(f"{folder}/")
+        stack = list(enumerate(floors(folder)))
+        lines += [f"  {floor:2}  {'  '.join(rooms)}" for floor, rooms in reversed(stack)]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(picture())
