@@ -88,7 +88,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> Workers:
     """Workers are in an event loop of this process."""
     workers = Workers()
     for module in ("separated", "own_loop"):
-        monkeypatch.setattr(f"tailrace.{module}.make_cluster", workers.make_cluster)
+        monkeypatch.setattr(f"tailrace.run.{module}.make_cluster", workers.make_cluster)
     return workers
 
 

@@ -20,7 +20,7 @@ _MAX_CHARS = 500
 """Of a line."""
 _MAX_TRACEBACK_CHARS = 4000
 _MAX_FRAMES = 20
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parents[1])
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 

@@ -230,7 +230,7 @@ async def test_what_a_worker_started_ends_with_it(ending: str) -> None:
 def test_a_child_that_may_not_be_killed_keeps_none_of_the_others_alive(kill: str) -> None:
     """The kernel refuses where it has become another user's; here a stand-in for it does."""
     code = (
-        "import os, subprocess; from tailrace import descendants; from tailrace.cluster import process\n"
+        "import os, subprocess; from tailrace.host import descendants; from tailrace.cluster import process\n"
         "descendants.KILL_LIMIT_S = 0.2\n"
         "refused = subprocess.Popen(['sleep', '600'], process_group=0)\n"
         "other = subprocess.Popen(['sleep', '600'], process_group=refused.pid)\n"

@@ -273,7 +273,7 @@ def test_what_it_cannot_compute_is_said(
     assert reason in said
 
 
-@pytest.mark.parametrize(("module", "kernel"), [("decoder.cpu", "decoder"), ("kernels.sampling", "sampling")])
+@pytest.mark.parametrize(("module", "kernel"), [("decoder.cpu", "decoder"), ("sampling.cpu", "sampling")])
 def test_a_kernel_that_cannot_be_had_is_said(
     models: dict[str, Path], monkeypatch: pytest.MonkeyPatch, module: str, kernel: str
 ) -> None:

@@ -15,10 +15,10 @@ import pytest
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import LocalQueueConfig, RemoteQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
+from tailrace.run import train as run_module
 from tailrace.run.directory import RunDirectory
 from tailrace.run.queue import check_queue, client_options, open_queue, run_table
 from tailrace.run.train import train
-from tailrace.run.train import train as run_module
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.address import QueueAddress
