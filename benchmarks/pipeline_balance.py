@@ -50,8 +50,10 @@ def train_sample(sample: Sample, prompts: Sequence[IntArray]) -> TrainSample:
         prompt_ids=prompts[sample.group_id],
         response_ids=sample.response_ids,
         response_mask=ones.astype(np.int64),
-        advantages=ones * (1 if sample.request_id % 2 else -1),
-        rollout_log_probs=sample.rollout_log_probs,
+        columns={
+            "advantages": ones * (1 if sample.request_id % 2 else -1),
+            "rollout_log_probs": sample.rollout_log_probs,
+        },
     )
 
 
@@ -66,8 +68,8 @@ async def one_step(
     generated = time.process_time()
     batch = [train_sample(sample, prompts) for sample in samples]
     loss = make_algorithm(config.algorithm).loss
-    await loop.run_in_executor(parts.executor, lambda: parts.trainer.accumulate(batch, loss))
-    await loop.run_in_executor(parts.executor, parts.trainer.apply)
+    await loop.run_in_executor(parts.device, lambda: parts.trainer.accumulate(batch, loss))
+    await loop.run_in_executor(parts.device, parts.trainer.apply)
     return {"generation_s": generated - start, "training_s": time.process_time() - generated}
 
 

@@ -44,7 +44,7 @@ async def run(config: RunConfig, directory: Path) -> None:
         stack.callback(file.close)
         log = EventLog(sinks=(TaskTimes(), file, take_turns))
         store = CheckpointStore(directory / "checkpoints", keep=1)
-        pipeline = build_pipeline(config, inputs, parts, queue.queue, store, log)
+        pipeline = await build_pipeline(config, inputs, parts, queue.queue, store, log, stack)
         gate.wait()
         await pipeline.run()
 

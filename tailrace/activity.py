@@ -8,8 +8,8 @@ is idle. The seconds of the four states add up to the time that has passed.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager, nullcontext
 from typing import Literal, ParamSpec, TypeVar
 
 from tailrace.events import Event, EventLog
@@ -78,13 +78,15 @@ class Activity:
         self._counted_to = now
 
 
-class TimedExecutor(ThreadPoolExecutor):
-    """A device: one thread, whose work counts as busy."""
+class TimedExecutor(Executor):
+    """Work on a device, which counts as busy. The device is one thread, which several of these may share."""
 
-    def __init__(self, activity: Activity, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: seconds."""
-        super().__init__(max_workers=1)
-        self._activity = activity
+    def __init__(
+        self, device: Executor, activity: Activity | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`device`: of one thread. `activity`: whose time it is; None until there is a log. `clock`: seconds."""
+        self.activity = activity
+        self._device = device
         self._clock = clock
         self._began: float | None = None
 
@@ -100,9 +102,9 @@ class TimedExecutor(ThreadPoolExecutor):
         def timed() -> T:
             self._began = self._clock()
             try:
-                with self._activity.busy():
+                with self.activity.busy() if self.activity else nullcontext():
                     return fn(*args, **kwargs)
             finally:
                 self._began = None
 
-        return super().submit(timed)
+        return self._device.submit(timed)

@@ -181,6 +181,10 @@ class NothingGraded(RewardError):
             )
 
 
+class AlgorithmError(TailraceError, RuntimeError):
+    """A function of an algorithm has failed, or has not returned what it must."""
+
+
 class TrainingError(TailraceError, RuntimeError):
     """Training cannot go on."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 
 import pytest
@@ -143,7 +144,7 @@ def test_the_work_of_a_device_is_busy_and_waiting_for_it_is_not(log: FakeLog, ac
         log.time += seconds
         return seconds * factor
 
-    with TimedExecutor(activity) as executor:
+    with ThreadPoolExecutor(1) as device, TimedExecutor(device, activity) as executor:
         assert executor.submit(work, 3, factor=2).result(timeout=10) == 6
         log.time += 1
         assert seconds(log, activity) == states(busy=3.0, idle=1.0)
@@ -153,7 +154,7 @@ async def test_a_device_that_waits_for_rows_while_it_works_is_busy(log: FakeLog,
     def work() -> None:
         log.time += 2
 
-    with TimedExecutor(activity) as executor, activity.waiting("data"):
+    with ThreadPoolExecutor(1) as device, TimedExecutor(device, activity) as executor, activity.waiting("data"):
         await asyncio.get_running_loop().run_in_executor(executor, work)
         log.time += 5
     assert seconds(log, activity) == states(busy=2.0, data=5.0)
@@ -163,5 +164,5 @@ def test_an_error_of_the_devices_work_reaches_its_caller(activity: Activity) -> 
     def work() -> None:
         raise ArithmeticError("odd")
 
-    with TimedExecutor(activity) as executor, pytest.raises(ArithmeticError, match="odd"):
-        executor.submit(work).result(timeout=10)
+    with ThreadPoolExecutor(1) as device, pytest.raises(ArithmeticError, match="odd"):
+        TimedExecutor(device, activity).submit(work).result(timeout=10)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.run.train import train
@@ -57,6 +58,7 @@ def test_a_dry_run_prints_the_resolved_recipe_with_an_estimate_and_starts_nothin
     printed = load_config(yaml.safe_load(done.stdout))
     changed = config.model_copy(update={"trainer": config.trainer.model_copy(update={"lr": 0.5})})
     assert printed == changed.resolved
+    assert isinstance(printed.algorithm, GrpoConfig)
     assert printed.algorithm.rollout_correction is not None
     comments = [line for line in done.stdout.splitlines() if line.startswith("#")]
     assert [word for word in ("memory:", "disk:", "time:") if not any(word in line for line in comments)] == []

@@ -96,7 +96,7 @@ def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None
         "tailrace.types",
         "tailrace.events",
         "tailrace.api",
-        "tailrace.run.workers.reward",
+        "tailrace.run.workers.tasks",
     ],
 )
 def test_what_computes_nothing_loads_without_torch(module: str) -> None:
@@ -110,7 +110,9 @@ def test_advantages_are_computed_without_torch() -> None:
         from tailrace.algorithms.factory import make_algorithm
         from tailrace.config.algorithm import GrpoConfig
 
-        assert make_algorithm(GrpoConfig()).advantages([0.0, 1.0])
+        rows = [{"reward": 0.0, "response_mask": [1]}, {"reward": 1.0, "response_mask": [1, 1]}]
+        (task,) = (task for task in make_algorithm(GrpoConfig()).tasks if task.name == "advantage")
+        assert task.work.function(rows)
         sys.exit("torch" in sys.modules)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)

@@ -3,15 +3,16 @@
 Losses work on packed response tokens: N tokens of S samples, without padding. They return sums; the trainer divides
 the accumulated gradient once by the accumulated denominator, so a batch gives the same update however it is cut.
 
-An algorithm is made, and its advantages computed, without PyTorch: a process that does no more starts sooner.
+An algorithm is made, and its table read, without PyTorch: a process that does no more starts sooner.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tailrace.types import TaskSpec
+from tailrace.algorithms.table import TableTask, Train
+from tailrace.config.columns import ColumnKind
 
 if TYPE_CHECKING:
     import torch
@@ -25,19 +26,33 @@ class LossInputs:
     """Of the weights being trained; carries the gradient."""
     old_log_probs_N: "torch.Tensor"
     """Of the weights at the start of the step."""
-    advantages_N: "torch.Tensor"
     mask_N: "torch.Tensor"
     """`response_mask`, float: 1 on tokens that are trained on."""
     sample_N: "torch.Tensor"
     """int64, the sample in 0 … S - 1 of each token."""
     samples: int
     """S"""
-    ref_log_probs_N: "torch.Tensor | None" = None
-    rollout_log_probs_N: "torch.Tensor | None" = None
-    """Of the engine while sampling."""
+    columns_N: "Mapping[str, torch.Tensor]"
+    """Float columns of the training task, by name: `advantages`, and whatever else the algorithm's tasks have written
+    for each token."""
     on_policy_N: "torch.Tensor | None" = None
     """1 on tokens of responses that the weights at the start of the step made, all of them; 0 on others. None where
     that is not known."""
+
+    @property
+    def advantages_N(self) -> "torch.Tensor":
+        """The column `advantages`."""
+        return self.columns_N["advantages"]
+
+    @property
+    def ref_log_probs_N(self) -> "torch.Tensor | None":
+        """The column `ref_log_probs`, of the frozen initial weights."""
+        return self.columns_N.get("ref_log_probs")
+
+    @property
+    def rollout_log_probs_N(self) -> "torch.Tensor | None":
+        """The column `rollout_log_probs`, of the engine while sampling."""
+        return self.columns_N.get("rollout_log_probs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +67,12 @@ class LossOutput:
 
 
 class Algorithm(ABC):
-    """A table of tasks and the pure functions that fill it."""
+    """A table of tasks, and the loss of the one that trains."""
 
     @property
     @abstractmethod
-    def tasks(self) -> tuple[TaskSpec, ...]:
-        """The table: who reads and writes which columns."""
+    def tasks(self) -> tuple[TableTask, ...]:
+        """The table: one task generates, one trains, the others are between them."""
 
     @property
     @abstractmethod
@@ -65,14 +80,19 @@ class Algorithm(ABC):
         """Samples of a prompt."""
 
     @property
-    @abstractmethod
-    def needs_reference(self) -> bool:
-        """Whether the loss reads `ref_log_probs`."""
-
-    @abstractmethod
-    def advantages(self, rewards: Sequence[float]) -> list[float]:
-        """One advantage for each sample of one group. A NaN reward (grading failed) takes no part and gets 0."""
+    def columns(self) -> Mapping[str, ColumnKind]:
+        """Columns of its tasks beside `tailrace.config.columns.COLUMNS`, and what their cells hold."""
+        return {}
 
     @abstractmethod
     def loss(self, inputs: LossInputs) -> LossOutput:
         """The policy loss of a micro-batch."""
+
+    def pools(self) -> tuple[str, ...]:
+        """The kinds of worker processes of its tasks, in the order of the table."""
+        return tuple(dict.fromkeys(task.pool for task in self.tasks))
+
+    def trained(self) -> TableTask:
+        """The task that trains the policy."""
+        (task,) = (task for task in self.tasks if isinstance(task.work, Train))
+        return task

@@ -9,48 +9,47 @@ actor      all of the above                     → weights
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from tailrace.algorithms.advantages import group_normalized
 from tailrace.algorithms.base import Algorithm, LossInputs, LossOutput
+from tailrace.algorithms.table import REFERENCE, REWARD, ROLLOUT, Cells, TableTask, actor, compute
 from tailrace.config.algorithm import GrpoConfig, NoCorrection
-from tailrace.types import TaskSpec
-
-ROLLOUT = TaskSpec(
-    name="rollout",
-    reads=("prompt_ids", "seed"),
-    writes=("response_ids", "response_mask", "rollout_log_probs", "weight_versions", "response", "finish_reason"),
-)
-REWARD = TaskSpec(
-    name="reward",
-    reads=("prompt", "question", "answer", "metadata", "response", "response_ids", "finish_reason"),
-    writes=("reward", "reward_error", "reward_parts"),
-)
-REFERENCE = TaskSpec(name="reference", reads=("prompt_ids", "response_ids"), writes=("ref_log_probs",))
-ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
 
 
 class Grpo(Algorithm):
     """GRPO with separate clip bounds, three ways to aggregate, an optional KL penalty and rollout correction."""
 
     def __init__(self, config: GrpoConfig) -> None:
+        """`config`: of the recipe, with a rollout correction chosen."""
         self._config = config
 
     @property
-    def tasks(self) -> tuple[TaskSpec, ...]:
-        reference = (REFERENCE,) if self.needs_reference else ()
-        return (ROLLOUT, REWARD, *reference, ADVANTAGE, self._actor)
+    def tasks(self) -> tuple[TableTask, ...]:
+        """Rollout, reward, with a KL penalty reference, advantage, actor."""
+        advantage = compute("advantage", self.advantages, reads=("reward", "response_mask"), writes=("advantages",))
+        if self._config.kl.coefficient > 0:
+            return (ROLLOUT, REWARD, REFERENCE, advantage, actor("ref_log_probs"))
+        return (ROLLOUT, REWARD, advantage, actor())
 
     @property
     def group_size(self) -> int:
+        """Of the recipe."""
         return self._config.group_size
 
-    @property
-    def needs_reference(self) -> bool:
-        return self._config.kl.coefficient > 0
-
-    def advantages(self, rewards: Sequence[float]) -> list[float]:
-        return group_normalized(rewards, normalize_std=self._config.normalize_std, eps=self._config.advantage_eps)
+    def advantages(self, rows: Sequence[Cells]) -> list[Cells]:
+        """The advantage of each row of a group, on every token. A NaN reward (grading failed) takes no part, and gets
+        0."""
+        config = self._config
+        rewards = [float(row["reward"]) for row in rows]
+        advantages = group_normalized(rewards, normalize_std=config.normalize_std, eps=config.advantage_eps)
+        return [
+            {"advantages": np.full(len(row["response_mask"]), advantage, np.float32)}
+            for row, advantage in zip(rows, advantages, strict=True)
+        ]
 
     def loss(self, inputs: LossInputs) -> LossOutput:
+        """The clipped surrogate, with the penalty and the correction of the recipe."""
         from tailrace.algorithms.losses import clipped_policy_loss
 
         config = self._config
@@ -62,10 +61,3 @@ class Grpo(Algorithm):
             kl=config.kl,
             correction=config.rollout_correction or NoCorrection(),
         )
-
-    @property
-    def _actor(self) -> TaskSpec:
-        reference = ("ref_log_probs",) if self.needs_reference else ()
-        for_people = ("prompt", "answer")  # beside the response, in samples.jsonl
-        made = (*ROLLOUT.writes, *REWARD.writes, "advantages", *reference)
-        return TaskSpec(name="actor", reads=("prompt_ids", *for_people, *made))

@@ -25,7 +25,7 @@ from tailrace.rewards.pool import GraderPool
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import load_inputs
 from tailrace.run.queue import check_queue, run_table
-from tailrace.run.separated import run_pools
+from tailrace.run.workers.pools import run_pools
 from tailrace.transfer.weights.segments import check_shared_memory
 from tailrace.types import Prompt
 

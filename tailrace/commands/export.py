@@ -12,9 +12,9 @@ from tailrace.errors import CheckpointError, UserError
 from tailrace.host.compute import prepare_torch
 from tailrace.models.resolve import resolve_model
 from tailrace.run.directory import RunDirectory
-from tailrace.run.parts import make_run_trainer
 from tailrace.trainer.checkpoint import CheckpointStore, step_of
 from tailrace.trainer.export import export_dtype
+from tailrace.trainer.factory import make_run_trainer
 
 _log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from tailrace.config.base import Batch, Config
+from tailrace.config.base import Batch, Config, Keywords
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -68,3 +68,18 @@ class GrpoConfig(Config):
                 f"and a lone sample's advantage is 0; use 2 or more"
             )
         return group_size
+
+
+class AdapterAlgorithmConfig(Config):
+    """Your own algorithm, see docs/algorithms.md. `f(group_size=…, **options)` makes it."""
+
+    type: Literal["adapter"] = "adapter"
+    path: str
+    """Dotted path of `f`, such as my_package.my_algorithm.MyAlgorithm; the working directory is importable."""
+    group_size: Batch = 8
+    """Samples of a prompt."""
+    options: Keywords = {}
+    """Passed on as keywords."""
+
+
+AlgorithmConfig = Annotated[GrpoConfig | AdapterAlgorithmConfig, Field(discriminator="type")]

@@ -75,6 +75,8 @@ class ClusterConfig(Config):
     """Each grades in `rewards.workers` processes of its own, and computes advantages."""
     reference: PoolConfig = PoolConfig()
     """Each has the initial weights, for the KL penalty; none is started without one."""
+    pools: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,40}$")], PoolConfig] = {}
+    """Further pools by name, for the tasks of an algorithm of your own; a pool that is not given has one worker."""
     start_limit_s: Seconds = 300.0
     """Seconds for a worker to be given its place, and as many again to start and load its model."""
     heartbeat_limit_s: Seconds = 30.0
@@ -84,6 +86,11 @@ class ClusterConfig(Config):
     rows that were ready or writing a checkpoint, is taken to hang: the worker ends as one that died does."""
     max_deaths: Annotated[int, Field(ge=0, le=1000)] = 10
     """Workers that may die within ten minutes; with one more the run ends."""
+
+    def pool(self, kind: str) -> PoolConfig:
+        """The pool of that name."""
+        usual = {"rollout": self.rollout, "trainer": self.trainer, "reward": self.reward, "reference": self.reference}
+        return usual.get(kind) or self.pools.get(kind, PoolConfig())
 
     @field_validator("heartbeat_limit_s")
     @classmethod

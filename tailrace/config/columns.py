@@ -15,14 +15,18 @@ class ColumnKind(StrEnum):
     JSON = "JSON value"
 
 
-COLUMNS: Mapping[str, ColumnKind] = {
-    # written with the prompt
+PROMPT_COLUMNS: Mapping[str, ColumnKind] = {
     "prompt_ids": ColumnKind.INTS,
     "prompt": ColumnKind.TEXT,
     "question": ColumnKind.JSON,
     "answer": ColumnKind.JSON,
     "metadata": ColumnKind.JSON,
     "seed": ColumnKind.INT,
+}
+"""The columns that a row is put with."""
+
+COLUMNS: Mapping[str, ColumnKind] = {
+    **PROMPT_COLUMNS,
     # rollout
     "response_ids": ColumnKind.INTS,
     "response_mask": ColumnKind.INTS,

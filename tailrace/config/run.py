@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
-from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
+from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, NoCorrection, TruncatedCorrection
 from tailrace.config.base import Device, OnDevice, PathText, Processes, Seed, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
 from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
@@ -35,7 +35,7 @@ class RunConfig(OnDevice):
     model: ModelConfig = ModelConfig()
     prompts: PromptsConfig
     rewards: RewardsConfig
-    algorithm: GrpoConfig = GrpoConfig()
+    algorithm: AlgorithmConfig = GrpoConfig()
     sampling: SamplingConfig = SamplingConfig()
     engine: EngineConfig = NativeEngineConfig()
     queue: QueueConfig = LocalQueueConfig()
@@ -70,9 +70,9 @@ class RunConfig(OnDevice):
         return self.trainer.train_batch_size // self.mini_batch_size
 
     @property
-    def resolved_algorithm(self) -> GrpoConfig:
+    def resolved_algorithm(self) -> AlgorithmConfig:
         """The algorithm with a correction for stale responses chosen, where the recipe leaves it open."""
-        if self.algorithm.rollout_correction is not None:
+        if not isinstance(self.algorithm, GrpoConfig) or self.algorithm.rollout_correction is not None:
             return self.algorithm
         correction = TruncatedCorrection() if self.pipeline.max_staleness else NoCorrection()
         return self.algorithm.model_copy(update={"rollout_correction": correction})
@@ -171,8 +171,8 @@ class RunConfig(OnDevice):
 
     @model_validator(mode="after")
     def _corrections_compare_like_with_like(self) -> Self:
-        name = self._cut_by
-        if isinstance(self.resolved_algorithm.rollout_correction, TruncatedCorrection) and name is not None:
+        name, correction = self._cut_by, getattr(self.resolved_algorithm, "rollout_correction", None)
+        if isinstance(correction, TruncatedCorrection) and name is not None:
             raise ValueError(
                 f"sampling.{name} raises the probabilities of what is sampled, which algorithm.rollout_correction "
                 f"truncated compares with those of the whole softmax: every factor would be too low; leave "

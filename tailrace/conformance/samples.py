@@ -31,7 +31,7 @@ def make_samples(
                     prompt_ids=prompt_ids,
                     response_ids=rng.integers(0, VOCABULARY, tokens),
                     response_mask=mask,
-                    advantages=np.full(tokens, rng.standard_normal(), np.float32),
+                    columns={"advantages": np.full(tokens, rng.standard_normal(), np.float32)},
                 )
             )
     samples[-1] = replace(samples[-1], response_mask=np.zeros_like(samples[-1].response_mask))
@@ -45,7 +45,14 @@ def with_log_probs(samples: Sequence[TrainSample], *, old: bool = True, ref: boo
     def draw(sample: TrainSample) -> FloatArray:
         return (rng.standard_normal(len(sample.response_ids)) * 0.5 - 5.5).astype(np.float32)
 
-    return [replace(s, old_log_probs=draw(s) if old else None, ref_log_probs=draw(s) if ref else None) for s in samples]
+    return [
+        replace(
+            sample,
+            old_log_probs=draw(sample) if old else None,
+            columns={**sample.columns, **({"ref_log_probs": draw(sample)} if ref else {})},
+        )
+        for sample in samples
+    ]
 
 
 def load_plain(model_dir: Path) -> PreTrainedModel:

@@ -164,7 +164,7 @@ class TrainerContract:
 
     def test_training_raises_the_probability_of_rewarded_responses(self, model_dir: Path) -> None:
         samples = [
-            replace(sample, advantages=np.full(5, sign, np.float32), response_mask=np.ones(5, np.int64))
+            replace(sample, columns={"advantages": np.full(5, sign, np.float32)}, response_mask=np.ones(5, np.int64))
             for sample, sign in zip(make_samples(groups=((6, (5, 5)),)), (1.0, -1.0), strict=True)
         ]
         trainer = self.make(model_dir, eps=1e-8, lr=1e-3)
@@ -262,11 +262,10 @@ def plain_update(model: PreTrainedModel, samples: Sequence[TrainSample], algorit
         inputs = LossInputs(
             log_probs_N=log_probs,
             old_log_probs_N=torch.from_numpy(sample.old_log_probs),
-            advantages_N=torch.from_numpy(sample.advantages),
             mask_N=torch.from_numpy(sample.response_mask).float(),
             sample_N=torch.zeros(len(log_probs), dtype=torch.int64),
             samples=1,
-            ref_log_probs_N=torch.from_numpy(sample.ref_log_probs),
+            columns_N={name: torch.from_numpy(values) for name, values in sample.columns.items()},
         )
         outputs.append(algorithm.loss(inputs))
     loss = torch.stack([output.loss_sum for output in outputs]).sum() / sum(output.denominator for output in outputs)
@@ -286,7 +285,7 @@ def empty(sample: TrainSample) -> TrainSample:
         sample,
         response_ids=np.zeros(0, np.int64),
         response_mask=np.zeros(0, np.int64),
-        advantages=np.zeros(0, np.float32),
+        columns={name: np.zeros(0, np.float32) for name in sample.columns},
     )
 
 

@@ -6,6 +6,7 @@ Of adapters nothing is known: what they take is left out of the memory, and thei
 import math
 from dataclasses import dataclass
 
+from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.engine import EngineConfig
 from tailrace.config.run import RunConfig
@@ -182,7 +183,7 @@ def _rollout_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
 def _workers_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
     """What separate workers take beyond what they compute with, and the weights on their way between them: a version
     that is used and the next one."""
-    cluster, kl = config.cluster, config.algorithm.kl.coefficient > 0
+    cluster, kl = config.cluster, _has_penalty(config)
     apart = cluster.address is not None or config.weights.medium not in ("auto", "shared_memory")
     holders = 1 + (cluster.rollout.workers if apart else 0)  # receivers on the trainer's host use its memory
     processes = cluster.rollout.workers + cluster.trainer.workers + cluster.reward.workers
@@ -203,7 +204,7 @@ def _trainer_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
         "AdamW moments": 8.0 * model.parameters,
         "activations of a micro-batch": _activation_bytes(config, model),
     }
-    if config.algorithm.kl.coefficient > 0 and not _is_separated(config):
+    if _has_penalty(config) and not _is_separated(config):
         memory["reference weights"] = float(_trainer_bytes(config) * model.parameters)
     return memory
 
@@ -214,6 +215,10 @@ def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
     per_layer = 14 * model.hidden + 4 * model.intermediate
     inputs = model.layers * model.hidden if config.trainer.gradient_checkpointing else 0
     return config.trainer.micro_batch_tokens * _trainer_bytes(config) * (kept_layers * per_layer + inputs)
+
+
+def _has_penalty(config: RunConfig) -> bool:
+    return isinstance(config.algorithm, GrpoConfig) and config.algorithm.kl.coefficient > 0
 
 
 def _weight_bytes(config: EngineConfig) -> int:

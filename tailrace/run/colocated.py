@@ -2,18 +2,19 @@
 
 Nothing here writes a file: the queue, which may have processes and files of its own, is opened apart (run/queue.py).
 
-Engine and trainer share one single-threaded executor, and with it the device, in turns.
+Engine and trainer share one thread, and with it the device, in turns.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Score
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
 from tailrace.engine.checks import check_context
@@ -22,23 +23,16 @@ from tailrace.events import EventLog
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.inputs import Inputs
-from tailrace.run.parts import (
-    Placement,
-    make_evaluator,
-    make_learner,
-    make_pipeline,
-    make_run_trainer,
-    reference_log_probs,
-)
-from tailrace.run.pipeline import Pipeline, Service
+from tailrace.run.observer import Observer
+from tailrace.run.parts import Placement, make_evaluator, make_learner, make_pipeline
+from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
-from tailrace.run.queue_observer import QueueObserver
-from tailrace.tasks.advantage import AdvantageTask
-from tailrace.tasks.reference import ReferenceTask
-from tailrace.tasks.reward import RewardTask
-from tailrace.tasks.rollout import RolloutWorker
+from tailrace.run.workers.pools import actor_of
+from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.factory import make_services
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.trainer.factory import make_run_trainer
 from tailrace.transfer.queue.base import TransferQueue
 from tailrace.types import WeightVersion
 
@@ -49,7 +43,10 @@ _log = logging.getLogger(__name__)
 class Parts:
     """The long-lived objects of a run in one process, but the queue."""
 
-    executor: Executor
+    device: Executor
+    """The thread that engine and trainer share."""
+    engine_work: TimedExecutor
+    """The engine's work on it."""
     algorithm: Algorithm
     pool: GraderPool
     engine: Engine
@@ -64,15 +61,16 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     """
     algorithm = make_algorithm(config.resolved_algorithm)
     pool = await stack.enter_async_context(GraderPool(config.rewards))
-    executor = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
-    loop = asyncio.get_running_loop()
-    engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=executor)
+    device = stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
+    engine_work = TimedExecutor(device)
+    engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=engine_work)
     stack.push_async_callback(engine.close)
     check_context(engine, longest_prompt=inputs.longest_prompt)
-    trainer = await loop.run_in_executor(
-        executor, lambda: make_run_trainer(config, inputs.model_dir, reference=algorithm.needs_reference)
+    reference = any(isinstance(task.work, Score) for task in algorithm.tasks)
+    trainer = await asyncio.get_running_loop().run_in_executor(
+        device, lambda: make_run_trainer(config, inputs.model_dir, reference=reference)
     )
-    return Parts(executor=executor, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer)
+    return Parts(device=device, engine_work=engine_work, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer)
 
 
 class Colocated(Placement):
@@ -90,26 +88,70 @@ class Colocated(Placement):
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Connect the parts and the queue."""
-        return build_pipeline(self._config, self._inputs, self._parts, queue.queue, store, log)
+        return await build_pipeline(self._config, self._inputs, self._parts, queue.queue, store, log, stack)
 
 
-def build_pipeline(
-    config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, store: CheckpointStore, log: EventLog
+async def build_pipeline(
+    config: RunConfig,
+    inputs: Inputs,
+    parts: Parts,
+    queue: TransferQueue,
+    store: CheckpointStore,
+    log: EventLog,
+    stack: AsyncExitStack,
 ) -> Pipeline:
     """Connect the parts and the queue into the main loop."""
     parts.engine.log_to(log)
+    pools = {pool: _context(pool, config, inputs, parts, queue, log, stack) for pool in parts.algorithm.pools()}
+    trainer = pools["trainer"]
     learner = make_learner(
         config,
         queue,
         parts.trainer,
-        parts.executor,
+        trainer.executor,
         EngineWeights(parts, log),
         store,
         log,
+        trainer.activity,
         prompts=inputs.prompts.fingerprint,
     )
     evaluator = make_evaluator(config, inputs, parts.engine, parts.pool, log, actor="engine")
-    return make_pipeline(config, inputs, queue, _services(config, inputs, parts, queue, log), learner, evaluator)
+    services = [
+        service for pool, context in pools.items() for service in await make_services(parts.algorithm, pool, context)
+    ]
+    observer = Observer(queue, log, [context.activity for context in pools.values()])
+    return make_pipeline(config, inputs, queue, [*services, observer], learner, evaluator)
+
+
+def _context(
+    pool: str,
+    config: RunConfig,
+    inputs: Inputs,
+    parts: Parts,
+    queue: TransferQueue,
+    log: EventLog,
+    stack: AsyncExitStack,
+) -> TaskContext:
+    """What the tasks of a pool are made with. Each pool has an activity of its own, as its workers would have."""
+    activity = Activity(log, actor_of(pool))
+    generation = None
+    executor = TimedExecutor(parts.device, activity)
+    if pool == "rollout":
+        executor = parts.engine_work
+        executor.activity = activity
+        generation = Generation(engine=parts.engine, decode=inputs.decode)
+    return TaskContext(
+        config=config,
+        model_dir=inputs.model_dir,
+        queue=queue,
+        log=log,
+        activity=activity,
+        executor=executor,
+        stack=stack,
+        generation=generation,
+        graders=parts.pool,
+        reference=parts.trainer,
+    )
 
 
 class EngineWeights:
@@ -125,27 +167,4 @@ class EngineWeights:
             await self._parts.engine.update_weights(version, self._parts.trainer.weights())
 
     async def settle(self, version: WeightVersion) -> None:
-        """It has been published into the engine."""
-
-
-def _services(config: RunConfig, inputs: Inputs, parts: Parts, queue: TransferQueue, log: EventLog) -> list[Service]:
-    """A worker for each task of the table but the actor, which the loop itself drives; and who looks at the queue."""
-    samples = config.trainer.train_batch_size
-    makers: dict[str, Callable[[], Service]] = {
-        "rollout": lambda: RolloutWorker(
-            queue,
-            parts.engine,
-            config.sampling,
-            inputs.decode,
-            log,
-            samples_per_step=samples,
-            max_staleness=config.pipeline.max_staleness,
-        ),
-        "reward": lambda: RewardTask(queue, log, parts.pool, config.rewards, samples_per_step=samples),
-        "reference": lambda: ReferenceTask(
-            queue, log, reference_log_probs(parts.trainer, parts.executor), samples_per_step=samples
-        ),
-        "advantage": lambda: AdvantageTask(queue, log, parts.algorithm, samples_per_step=samples),
-    }
-    workers = [makers[spec.name]() for spec in parts.algorithm.tasks if spec.name != "actor"]
-    return [*workers, QueueObserver(queue, log)]
+        """Nothing to wait for: `publish` has installed the weights."""

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.base import Config
 from tailrace.config.load import load_config
 from tailrace.config.recipe_text import in_yaml, write_yaml
@@ -243,7 +244,7 @@ def _identity(config: RunConfig) -> dict[str, object]:
         "model": config.model,
         "prompts": config.prompts,
         "algorithm.group_size": config.algorithm.group_size,
-        "algorithm.kl.coefficient > 0": config.algorithm.kl.coefficient > 0,
+        "the tasks of the algorithm": [task.name for task in make_algorithm(config.algorithm).tasks],
         "trainer.train_batch_size": config.trainer.train_batch_size,
         "trainer.mini_batch_size": config.mini_batch_size,
     }

@@ -57,17 +57,18 @@ from tailrace.rewards.answers import check_answers
 from tailrace.run.directory import RunDirectory
 from tailrace.run.inputs import Inputs, load_inputs
 from tailrace.run.loop_diary import LoopDiary
-from tailrace.run.parts import make_run_trainer
-from tailrace.run.pipeline import Service
+from tailrace.run.observer import Observer
 from tailrace.run.queue import OpenQueue, check_queue, client_options, open_queue, run_table
-from tailrace.run.queue_observer import QueueObserver
-from tailrace.run.separated import Workers, pools_of
+from tailrace.run.separated import Workers
 from tailrace.run.train import begin_log, end_event
+from tailrace.run.workers.pools import run_pools
 from tailrace.run.workers.settings import check_gpus
 from tailrace.run.workers.weights import make_sender
 from tailrace.tasks.actor import train_sample
+from tailrace.tasks.base import Service
 from tailrace.tasks.prompts import group_rows, put_lost_groups
 from tailrace.trainer.base import Loss, Trainer, TrainSample
+from tailrace.trainer.factory import make_run_trainer
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
@@ -352,7 +353,7 @@ def _kinds(config: RunConfig, workers: Collection[str] | None) -> dict[str, Pool
             "pipeline.placement is colocated, and engines for a loop of your own are in processes of theirs; "
             "use pipeline.placement=separated"
         )
-    known = pools_of(config)
+    known = {kind: pool for kind, pool in run_pools(config).items() if kind != "trainer"}
     kinds = list(known if workers is None else workers)
     for kind in kinds:
         if kind not in known:
@@ -360,7 +361,7 @@ def _kinds(config: RunConfig, workers: Collection[str] | None) -> dict[str, Pool
     if "rollout" not in kinds:
         raise ConfigError(f"workers: {kinds} has no 'rollout', which generates; add it")
     pools = {kind: known[kind] for kind in kinds}
-    check_gpus(config.device, pools)
+    check_gpus(config, pools)
     return pools
 
 
@@ -539,7 +540,7 @@ class _Runtime:
             await stack.enter_async_context(workers)
             await workers.start(self._sender.address)
         self._line = _PromptLine(queue.queue, config)
-        return queue, [*workers.services, QueueObserver(queue.queue, log)]
+        return queue, [*workers.services, Observer(queue.queue, log)]
 
     async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:
         """Until it is cancelled, or fails."""

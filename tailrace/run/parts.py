@@ -1,12 +1,11 @@
 """The parts of a run that are made alike wherever its tasks are: trainer, learner, evaluator, feeder and main loop."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from pathlib import Path
 
+from tailrace.activity import Activity
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.run import RunConfig
 from tailrace.events import EventLog
@@ -15,35 +14,22 @@ from tailrace.run.checkpoint import Checkpointer
 from tailrace.run.evaluation import Evaluator, Generator, ways_of
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import Learner, LocalLearner, Publisher
-from tailrace.run.pipeline import Pipeline, Service
+from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
 from tailrace.run.recording import SampleRecorder
 from tailrace.run.signal_check import SignalCheck
-from tailrace.tasks.actor import Actor, train_sample
+from tailrace.tasks.actor import Actor
+from tailrace.tasks.base import Service
 from tailrace.tasks.prompts import PromptFeeder
-from tailrace.tasks.reference import LogProbs
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.export import export_dtype
-from tailrace.trainer.factory import make_trainer
-from tailrace.transfer.queue.base import Claim, TransferQueue
-from tailrace.types import FloatArray, Prompt
-
-
-def make_run_trainer(config: RunConfig, model_dir: Path, *, reference: bool) -> Trainer:
-    """The trainer of a run; see `make_trainer`."""
-    return make_trainer(
-        model_dir,
-        config.trainer,
-        temperature=config.sampling.temperature,
-        total_updates=config.trainer.steps * config.mini_batches_per_step,
-        device=config.device,
-        reference=reference,
-    )
+from tailrace.transfer.queue.base import TransferQueue
+from tailrace.types import Prompt
 
 
 class Placement(ABC):
-    """Where the tasks of a run are: one implementation is below, the other is tailrace/run/separated.py."""
+    """Where the tasks of a run are: run/colocated.py and run/separated.py have the two."""
 
     @abstractmethod
     async def open(self, stack: AsyncExitStack) -> None:
@@ -108,6 +94,7 @@ def make_learner(
     publisher: Publisher,
     store: CheckpointStore,
     log: EventLog,
+    activity: Activity,
     *,
     prompts: str,
     run_log: EventLog | None = None,
@@ -122,6 +109,7 @@ def make_learner(
         make_algorithm(config.resolved_algorithm),
         executor,
         log,
+        activity,
         batch_size=config.trainer.train_batch_size,
         mini_batch_size=config.mini_batch_size,
     )
@@ -151,14 +139,3 @@ def make_feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> Prom
         groups_per_step=config.groups_per_step,
         max_staleness=config.pipeline.max_staleness,
     )
-
-
-def reference_log_probs(trainer: Trainer, executor: Executor) -> LogProbs:
-    """What the reference task computes, in the trainer's executor."""
-
-    async def log_probs(claim: Claim) -> list[FloatArray]:
-        samples = [train_sample(row) for row in claim.rows]
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(executor, lambda: trainer.log_probs(samples, reference=True))
-
-    return log_probs

@@ -22,20 +22,13 @@ run ahead (max_staleness) in the feeder; what the actor waits for (streaming) in
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from tailrace.run.checkpoint import RunState
 from tailrace.run.evaluation import Evaluator
 from tailrace.run.learner import Learner
+from tailrace.tasks.base import Service
 from tailrace.tasks.prompts import PromptFeeder, put_lost_groups
 from tailrace.transfer.queue.base import TransferQueue
-
-
-class Service(Protocol):
-    """A task that serves until the queue is closed."""
-
-    async def run(self) -> None:
-        """Serve until the queue is closed."""
 
 
 class Pipeline:

@@ -7,14 +7,8 @@ from pathlib import Path
 from typing import TypedDict
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.config.queue_table import (
-    FirstInConfig,
-    PolicyConfig,
-    TableConfig,
-    TaskConfig,
-    TokenBudgetConfig,
-    WholeGroupsConfig,
-)
+from tailrace.config.columns import COLUMNS
+from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig, QueueConfig, RemoteQueueConfig, ServiceQueueConfig
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
@@ -25,6 +19,7 @@ from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.look import greet, look
 from tailrace.transfer.queue.preflight import check_service
 from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.wire.messages import Welcome
 from tailrace.types import TaskSpec
@@ -34,25 +29,18 @@ _GREETING_LIMIT_S = 10.0
 
 
 def run_table(config: RunConfig) -> TableConfig:
-    """The table that the tasks of a run work through."""
-    streaming = config.pipeline.streaming
-    in_order = config.pipeline.in_order or not streaming
-    groups = WholeGroupsConfig(max_groups=config.groups_per_step)
-    policies: dict[str, PolicyConfig] = {
-        "rollout": WholeGroupsConfig(max_groups=config.groups_per_claim),
-        "reward": FirstInConfig(max_rows=1),
-        "reference": groups,
-        "advantage": groups,
-        "actor": TokenBudgetConfig(
-            tokens=config.trainer.micro_batch_tokens if streaming else None,
-            window=1 if in_order else config.trainer.train_batch_size,
-        ),
-    }
+    """The table that the tasks of a run work through.
+
+    Raises:
+        UserError: the algorithm cannot be made, or a task of it uses a column that there is not.
+    """
+    algorithm = make_algorithm(config.algorithm)
     return TableConfig(
         tasks=tuple(
-            TaskConfig(name=spec.name, reads=spec.reads, writes=spec.writes, policy=policies[spec.name])
-            for spec in make_algorithm(config.algorithm).tasks
-        )
+            TaskConfig(name=task.name, reads=task.reads, writes=task.writes, policy=task.claims(config))
+            for task in algorithm.tasks
+        ),
+        columns={**COLUMNS, **algorithm.columns},
     )
 
 
@@ -60,9 +48,13 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
     """Whether a run may have the queue: whether this machine can serve it, or what there is to ask of one that runs.
 
     Raises:
-        UserError: it cannot be served here; or it is not there, does not answer, has another table, or has served a
-            run.
+        UserError: no row could pass the table; the queue cannot be served here; or it is not there, does not answer,
+            has another table, or has served a run.
     """
+    try:
+        check_table(make_tasks(table), table.columns)
+    except QueueError as error:
+        raise UserError(f"algorithm: {error}") from None
     if isinstance(config, ServiceQueueConfig):
         check_service(config)
     if not isinstance(config, RemoteQueueConfig):

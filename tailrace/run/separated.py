@@ -22,7 +22,6 @@ from typing import Any, Self
 
 import msgspec
 
-from tailrace.algorithms.factory import make_algorithm
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
@@ -35,11 +34,13 @@ from tailrace.rewards.pool import GraderPool
 from tailrace.run.checkpoint import RunState
 from tailrace.run.inputs import Inputs
 from tailrace.run.learner import Learner
+from tailrace.run.observer import Observer
 from tailrace.run.parts import Placement, evaluated, make_evaluator, make_pipeline
-from tailrace.run.pipeline import Pipeline, Service
+from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
-from tailrace.run.queue_observer import QueueObserver
+from tailrace.run.workers.pools import factory_of, run_pools
 from tailrace.run.workers.settings import RunSettings, check_gpus
+from tailrace.tasks.base import Service
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.weights.address import WeightsAddress
@@ -116,19 +117,6 @@ class RemoteEngines:
                 continue  # its replacement answers them; how many may die is the pool's to say
 
 
-def pools_of(config: RunConfig) -> dict[str, PoolConfig]:
-    """The pools of a run by kind, but the trainer's."""
-    pools = {"rollout": config.cluster.rollout, "reward": config.cluster.reward}
-    if make_algorithm(config.algorithm).needs_reference:
-        pools["reference"] = config.cluster.reference
-    return pools
-
-
-def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
-    """All pools of a run by kind."""
-    return {**pools_of(config), "trainer": config.cluster.trainer}
-
-
 class Separated(Placement):
     """Each kind of task in worker processes of its own."""
 
@@ -138,7 +126,7 @@ class Separated(Placement):
         self._inputs = inputs
         self._budget = budget
         self._pools = run_pools(config)
-        check_gpus(config.device, self._pools)
+        check_gpus(config, self._pools)
         self._cluster = make_cluster(config.cluster, self._pools)
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -173,7 +161,7 @@ class Separated(Placement):
             workers = config.cluster.rollout.workers
             engines = RemoteEngines(pools.rollout, workers=workers, version=lambda: learner.trained_steps)
             evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
-        services: list[Service] = [*pools.services, QueueObserver(queue.queue, log)]
+        services: list[Service] = [*pools.services, Observer(queue.queue, log)]
         return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator)
 
 
@@ -278,8 +266,8 @@ class Workers:
             WorkerSpec(
                 name=kind if kind == "trainer" else f"{kind}-{number}",
                 pool=config,
-                factory=f"tailrace.run.workers.{kind}:make",
-                settings=settings.encode(),
+                factory=factory_of(kind),
+                settings=msgspec.structs.replace(settings, pool=kind).encode(),
             )
             for number in range(config.workers)
         ]

@@ -19,18 +19,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import numpy as np
 
-from tailrace.algorithms.base import Algorithm
-from tailrace.errors import NonFiniteError, NothingGraded
+from tailrace.activity import Activity
+from tailrace.algorithms.base import Algorithm, LossInputs, LossOutput
+from tailrace.errors import AlgorithmError, NonFiniteError, NothingGraded
 from tailrace.events import EventLog
-from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
+from tailrace.host.user_code import describe
+from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
 from tailrace.transfer.queue.dataloader import StreamingLoader
 from tailrace.transfer.queue.lease import ack_if_held, holding
-from tailrace.types import FloatArray, WeightVersion
+from tailrace.types import FloatArray, Value, WeightVersion
 
 T = TypeVar("T")
 
@@ -77,10 +79,15 @@ class Actor:
         algorithm: Algorithm,
         executor: Executor,
         log: EventLog,
+        activity: Activity,
         *,
         batch_size: int,
         mini_batch_size: int,
     ) -> None:
+        """`executor`: of the trainer's device. `activity`: of the pool's worker.
+
+        `batch_size`: samples of a training step. `mini_batch_size`: of an optimizer step.
+        """
         self.unacked: set[int] = set()
         """By `order`: rows that are in the weights, and that the queue may hand out again."""
         self.torn_by: BaseException | None = None
@@ -89,9 +96,11 @@ class Actor:
         """The rows of a step that ended since all their gradings had failed."""
         self._queue = queue
         self._trainer = trainer
-        self._algorithm = algorithm
+        self._loss = checked_loss(algorithm)
         self._executor = executor
         self._log = log
+        self._activity = activity
+        self._name = algorithm.trained().name
         self._batch_size = batch_size
         self._mini_batch_size = mini_batch_size
 
@@ -141,8 +150,8 @@ class Actor:
 
     async def _new_rows(self, batch: _Batch, hold: Callable[[Claim], None]) -> AsyncIterator[list[Row]]:
         """Claim until `batch` is full; of each claim, the rows that neither it nor an earlier update has."""
-        loader = StreamingLoader(self._queue, "actor", rows=self._batch_size)
-        async for claim in loader:
+        loader = StreamingLoader(self._queue, self._name, rows=self._batch_size)
+        while (claim := await self._next(loader)) is not None:
             hold(claim)
             batch.claims.append(claim)
             new = [row for row in claim.rows if row.order not in batch.rows and row.order not in self.unacked]
@@ -150,6 +159,10 @@ class Actor:
             loader.claim_more(len(claim.rows) - len(new))
             if new:
                 yield new
+
+    async def _next(self, loader: StreamingLoader) -> Claim | None:
+        with self._activity.waiting("data"):
+            return await anext(loader, None)
 
     async def _with_old_log_probs(self, step: int, rows: Sequence[Row]) -> dict[int, TrainSample]:
         """By `order`."""
@@ -163,7 +176,7 @@ class Actor:
     async def _accumulate(self, step: int, samples: Sequence[TrainSample]) -> None:
         tokens = sum(len(sample.response_ids) for sample in samples)
         with self._log.span("actor", "trainer", step=step, version=step, samples=len(samples), tokens=tokens):
-            await self._compute(lambda: self._trainer.accumulate(samples, self._algorithm.loss))
+            await self._compute(lambda: self._trainer.accumulate(samples, self._loss))
 
     async def _apply(self, step: int) -> UpdateResult:
         try:
@@ -212,8 +225,31 @@ async def uninterrupted(work: Awaitable[T]) -> T:
         raise
 
 
+def checked_loss(algorithm: Algorithm) -> Loss:
+    """The algorithm's loss. What it raises, and what its result lacks, is an AlgorithmError."""
+
+    def loss(inputs: LossInputs) -> LossOutput:
+        try:
+            output = algorithm.loss(inputs)
+        except Exception as error:  # of an algorithm that may be anybody's
+            raise AlgorithmError(f"the loss of the algorithm has failed: {describe(error)}") from error
+        if "tokens" not in output.metrics:
+            raise AlgorithmError(
+                "the loss of the algorithm returned no metric 'tokens', the sum of its mask, which its other metrics "
+                "are divided by; add it"
+            )
+        return output
+
+    return loss
+
+
+def is_floats(cell: Value) -> TypeGuard[FloatArray]:
+    """Whether it is the cell of a column of floats."""
+    return isinstance(cell, np.ndarray) and cell.dtype == np.float32
+
+
 def train_sample(row: Row, version: WeightVersion | None = None) -> TrainSample:
-    """The trainer's view of a row: of the actor task, or of the reference task, which has no advantages yet.
+    """The trainer's view of a row, of a task that trains or one that scores; its columns are the row's float arrays.
 
     `version`: of the weights that it trains.
 
@@ -228,8 +264,6 @@ def train_sample(row: Row, version: WeightVersion | None = None) -> TrainSample:
         prompt_ids=cells["prompt_ids"],
         response_ids=response_ids,
         response_mask=cells.get("response_mask", np.ones_like(response_ids)) * graded,
-        advantages=cells.get("advantages", np.zeros(len(response_ids), np.float32)),
-        ref_log_probs=cast("FloatArray | None", cells.get("ref_log_probs")),
-        rollout_log_probs=cast("FloatArray | None", cells.get("rollout_log_probs")),
+        columns={name: cell for name, cell in row.cells.items() if is_floats(cell)},
         on_policy=None if version is None or versions is None else bool((versions == version).all()),
     )

@@ -5,8 +5,8 @@ What was computed for a claim that is void by then is thrown away: its rows come
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
+from typing import Protocol
 
 from tailrace.activity import Activity
 from tailrace.events import Event, EventLog
@@ -14,33 +14,41 @@ from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
 from tailrace.transfer.queue.lease import VOID, ack_if_held, held, next_claim
 from tailrace.types import Value
 
+
+class Service(Protocol):
+    """A task at work."""
+
+    async def run(self) -> None:
+        """Serve until the queue is closed."""
+
+
 Outputs = Mapping[RowId, Mapping[str, Value]]
 
 
 class Task(ABC):
     """One line of an algorithm's table, at work."""
 
-    name: str
-    """The task's name in the table."""
-    actor: str
-    """Its row in the timeline."""
-
     def __init__(
         self,
+        name: str,
         queue: TransferQueue,
         log: EventLog,
+        activity: Activity,
         *,
         samples_per_step: int,
+        actor: str | None = None,
         workers: int = 1,
-        activity: Activity | None = None,
     ) -> None:
-        """`workers`: claims that are computed at the same time. `activity`: of the process, where nothing else tells it
-        that it is busy.
+        """`name`: in the table. `activity`: of the pool's worker. `actor`: its row in the timeline, by default `name`.
+
+        `workers`: claims that are computed at the same time.
         """
-        self._busy: Callable[[], AbstractContextManager[None]] = nullcontext if activity is None else activity.busy
+        self._name = name
         self._queue = queue
         self._log = log
+        self._activity = activity
         self._samples_per_step = samples_per_step
+        self._actor = actor or name
         self._workers = workers
 
     async def run(self) -> None:
@@ -50,14 +58,17 @@ class Task(ABC):
                 workers.create_task(self._serve())
 
     async def _serve(self) -> None:
-        while (claim := await next_claim(self._queue, self.name)) is not None:
+        while (claim := await self._claim()) is not None:
             step = claim.rows[0].order // self._samples_per_step
-            with self._log.span(self.name, self.actor, step=step, samples=len(claim.rows)) as span:
+            with self._log.span(self._name, self._actor, step=step, samples=len(claim.rows)) as span:
                 async with held(self._queue, claim):
-                    with self._busy():
-                        outputs = await self.compute(claim, span)
+                    outputs = await self.compute(claim, span)
                     if not await ack_if_held(self._queue, claim, outputs):
                         span.info = {**span.info, **VOID}
+
+    async def _claim(self) -> Claim | None:
+        with self._activity.waiting("data"):
+            return await next_claim(self._queue, self._name)
 
     @abstractmethod
     async def compute(self, claim: Claim, span: Event) -> Outputs:

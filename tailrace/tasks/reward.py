@@ -19,27 +19,27 @@ class RewardTask(Task):
     As many claims are graded at a time as the pool grades, so that a slow one holds back no other.
     """
 
-    name = "reward"
-    actor = "reward"
-
     def __init__(
         self,
+        name: str,
         queue: TransferQueue,
         log: EventLog,
+        activity: Activity,
         pool: GraderPool,
         config: RewardsConfig,
         *,
         samples_per_step: int,
-        activity: Activity | None = None,
     ) -> None:
-        super().__init__(queue, log, samples_per_step=samples_per_step, workers=pool.capacity, activity=activity)
+        """`pool`: grades; `config`: says what a failed grading counts for. The others: see `Task`."""
+        super().__init__(name, queue, log, activity, samples_per_step=samples_per_step, workers=pool.capacity)
         self._pool = pool
         self._failures = FailureReport()
         self._on_failure = float("nan") if config.failure_reward is None else config.failure_reward
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """Grade the rows of the claim, which is usually one."""
-        grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
+        with self._activity.busy():
+            grades = [await self._pool.grade(grading_request(row)) for row in claim.rows]
         span.info = self._failures.info(grades)
         return {row.id: self._cells(grade) for row, grade in zip(claim.rows, grades, strict=True)}
 

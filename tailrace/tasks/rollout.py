@@ -15,6 +15,7 @@ from contextlib import AsyncExitStack, aclosing, contextmanager
 
 import numpy as np
 
+from tailrace.activity import Activity
 from tailrace.config.engine import SamplingConfig
 from tailrace.engine.base import Engine
 from tailrace.errors import EngineError
@@ -33,16 +34,18 @@ _ROUNDING = 0.01
 """By which a log-probability may exceed 0."""
 
 
-class RolloutWorker:
+class RolloutTask:
     """Generates a response for every row, with the engine's weights of the moment."""
 
     def __init__(
         self,
+        name: str,
         queue: TransferQueue,
         engine: Engine,
         sampling: SamplingConfig,
         decode: Decode,
         log: EventLog,
+        activity: Activity,
         *,
         samples_per_step: int,
         group_size: int = 1,
@@ -50,11 +53,15 @@ class RolloutWorker:
         max_staleness: int = 0,
         gate: WeightsGate | None = None,
     ) -> None:
-        """`room`: rows that are in hand at most, a group at least; None leaves that to the queue's capacity.
+        """`name`: in the table. `activity`: of the pool's worker.
+
+        `room`: rows that are in hand at most, a group at least; None leaves that to the queue's capacity.
 
         `gate`: by default the engine always has the weights that its prompts wait for.
         """
+        self._name = name
         self._queue = queue
+        self._activity = activity
         self._engine = engine
         self._sampling = sampling
         self._decode = decode
@@ -81,7 +88,8 @@ class RolloutWorker:
     async def _claim(self) -> Claim | None:
         """The next claim, as soon as there is room for it; None when the queue is closed."""
         limit = await self._room.some()
-        claim = await next_claim(self._queue, "rollout", limit=limit)
+        with self._activity.waiting("data"):
+            claim = await next_claim(self._queue, self._name, limit=limit)
         if claim is not None:
             self._room.take(len(claim.rows))
         return claim

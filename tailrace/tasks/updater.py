@@ -2,7 +2,7 @@
 
     trainer ──▶ WeightSource (arrives in the background) ──▶ EngineUpdater ──update_weights──▶ Engine
                                                                   ▲
-    RolloutWorker ──generating(needed)────────────────────────────┘
+    RolloutTask ──generating(needed)────────────────────────────┘
 
 When a version that has arrived goes in:
 

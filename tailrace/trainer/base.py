@@ -1,7 +1,7 @@
 """The trainer's interface. Synchronous: the pipeline runs it in the executor of its device."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,11 @@ class TrainSample:
     """[R]"""
     response_mask: IntArray
     """[R]"""
-    advantages: FloatArray
-    """[R]"""
+    columns: Mapping[str, FloatArray]
+    """[R] each: what the loss reads for each token of the response, by column, such as `advantages`; all samples of a
+    micro-batch have the same ones."""
     old_log_probs: FloatArray | None = None
     """[R]; None says that the weights have not changed since the step began, so they equal the current ones."""
-    ref_log_probs: FloatArray | None = None
-    """[R]"""
-    rollout_log_probs: FloatArray | None = None
-    """[R] of the engine while sampling."""
     on_policy: bool | None = None
     """Whether the weights at the start of the step made all of the response; None where that is not known."""
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tailrace.config.run import RunConfig
 from tailrace.config.trainer import AdapterTrainerBackend, SingleTrainerBackend, TrainerConfig
 from tailrace.trainer.backends.adapter import load_trainer_factory, open_adapter
 from tailrace.trainer.base import Trainer
@@ -48,3 +49,15 @@ def make_trainer(
                 device=device,
                 reference=reference,
             )
+
+
+def make_run_trainer(config: RunConfig, model_dir: Path, *, reference: bool) -> Trainer:
+    """The trainer of a run; see `make_trainer`."""
+    return make_trainer(
+        model_dir,
+        config.trainer,
+        temperature=config.sampling.temperature,
+        total_updates=config.trainer.steps * config.mini_batches_per_step,
+        device=config.device,
+        reference=reference,
+    )

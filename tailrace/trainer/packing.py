@@ -6,12 +6,13 @@ A prompt is computed once for all responses of its group that are in the same mi
 at its prompt's position; `attention.py` keeps responses from seeing each other. Plain numpy: no tensors here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from tailrace.errors import AlgorithmError
 from tailrace.trainer.base import TrainSample
 from tailrace.types import FloatArray, IntArray
 
@@ -54,10 +55,9 @@ class PackedBatch:
     sample_N: IntArray
     """Index in 0 … S - 1 of the sample of each response token."""
     mask_N: FloatArray
-    advantages_N: FloatArray
+    columns_N: Mapping[str, FloatArray]
+    """See `TrainSample.columns`."""
     old_log_probs_N: FloatArray | None
-    ref_log_probs_N: FloatArray | None
-    rollout_log_probs_N: FloatArray | None
     on_policy_N: FloatArray | None
     samples: int
     """S"""
@@ -112,7 +112,8 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
     """Lay the parts out in one row.
 
     Raises:
-        ValueError: only some of the samples carry old, reference or rollout log-probabilities.
+        ValueError: only some of the samples carry a column or old log-probabilities.
+        AlgorithmError: a column has not a number for each token.
     """
     spans: list[PartSpan] = []
     for part in parts:
@@ -128,10 +129,8 @@ def pack(parts: Sequence[GroupPart]) -> PackedBatch:
         target_N=np.concatenate([sample.response_ids for sample in samples]),
         sample_N=np.repeat(np.arange(len(samples)), lengths),
         mask_N=np.concatenate([sample.response_mask for sample in samples]).astype(np.float32),
-        advantages_N=np.concatenate([sample.advantages for sample in samples]),
-        old_log_probs_N=_all_or_none(samples, "old_log_probs", lambda sample: sample.old_log_probs),
-        ref_log_probs_N=_all_or_none(samples, "ref_log_probs", lambda sample: sample.ref_log_probs),
-        rollout_log_probs_N=_all_or_none(samples, "rollout_log_probs", lambda sample: sample.rollout_log_probs),
+        columns_N=_columns(samples),
+        old_log_probs_N=_of_all("old_log_probs", samples, [sample.old_log_probs for sample in samples]),
         on_policy_N=_on_policy(samples, lengths),
         samples=len(samples),
     )
@@ -176,12 +175,25 @@ def _predictors(span: PartSpan) -> Iterator[IntArray]:
         begin += tokens
 
 
-def _all_or_none(
-    samples: Sequence[TrainSample], name: str, column: Callable[[TrainSample], FloatArray | None]
-) -> FloatArray | None:
-    given = [values for sample in samples if (values := column(sample)) is not None]
-    if len(given) not in (0, len(samples)):
+def _columns(samples: Sequence[TrainSample]) -> dict[str, FloatArray]:
+    names = dict.fromkeys(name for sample in samples for name in sample.columns)
+    packed = {name: _of_all(name, samples, [sample.columns.get(name) for sample in samples]) for name in names}
+    return {name: values for name, values in packed.items() if values is not None}
+
+
+def _of_all(name: str, samples: Sequence[TrainSample], given: Sequence[FloatArray | None]) -> FloatArray | None:
+    values = [value for value in given if value is not None]
+    if not values:
+        return None
+    if len(values) < len(samples):
         raise ValueError(
-            f"{len(given)} of the {len(samples)} samples of a micro-batch carry {name}; give it for all of them or none"
+            f"{len(values)} of the {len(samples)} samples of a micro-batch carry {name}; "
+            "give it for all of them or none"
         )
-    return np.concatenate(given) if given else None
+    for sample, value in zip(samples, values, strict=True):
+        if value.shape != sample.response_ids.shape:
+            raise AlgorithmError(
+                f"column {name} has the shape {value.shape}, and the response {len(sample.response_ids)} tokens; "
+                "a column that a loss reads has a number for each token"
+            )
+    return np.concatenate(values)

@@ -1,6 +1,8 @@
+import numpy as np
 import pytest
 
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Compute
 from tailrace.config.algorithm import GrpoConfig, KlConfig
 from tailrace.config.columns import COLUMNS
 
@@ -21,13 +23,21 @@ def test_only_a_penalty_brings_the_reference_in() -> None:
     plain, penalized = make_algorithm(GrpoConfig()), make_algorithm(WITH_REFERENCE)
     assert [task.name for task in plain.tasks] == ["rollout", "reward", "advantage", "actor"]
     assert [task.name for task in penalized.tasks] == ["rollout", "reward", "reference", "advantage", "actor"]
-    assert not plain.needs_reference
-    assert penalized.needs_reference
+    assert plain.pools() == ("rollout", "reward", "trainer")
+    assert penalized.pools() == ("rollout", "reward", "reference", "trainer")
     assert "ref_log_probs" in penalized.tasks[-1].reads
 
 
+def advantages(config: GrpoConfig, rewards: list[float], lengths: list[int]) -> list[list[float]]:
+    """What the table's task makes of a group."""
+    rows = [{"reward": reward, "response_mask": np.ones(n)} for reward, n in zip(rewards, lengths, strict=True)]
+    (task,) = (task for task in make_algorithm(config).tasks if task.name == "advantage")
+    assert isinstance(task.work, Compute)
+    return [np.asarray(cells["advantages"]).tolist() for cells in task.work.function(rows)]
+
+
 def test_the_configuration_reaches_the_advantages() -> None:
-    centred = make_algorithm(GrpoConfig(group_size=2, normalize_std=False))
-    assert centred.group_size == 2
-    assert centred.advantages([1.0, 0.0]) == [0.5, -0.5]
-    assert make_algorithm(GrpoConfig()).advantages([1.0, 0.0]) == pytest.approx([0.7071058, -0.7071058])
+    centred = GrpoConfig(group_size=2, normalize_std=False)
+    assert make_algorithm(centred).group_size == 2
+    assert advantages(centred, [1.0, 0.0], [2, 1]) == [[0.5, 0.5], [-0.5]]
+    assert advantages(GrpoConfig(), [1.0, 0.0], [1, 1]) == [[pytest.approx(0.7071058)], [pytest.approx(-0.7071058)]]

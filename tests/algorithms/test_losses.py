@@ -14,7 +14,6 @@ from tailrace.config.algorithm import KlConfig, LossAggMode, NoCorrection, Rollo
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 LOW, HIGH = 0.2, 0.28
 LENGTHS = (6, 4, 1, 5)
-COLUMNS = ("log_probs_N", "old_log_probs_N", "advantages_N", "ref_log_probs_N", "rollout_log_probs_N")
 
 
 def padded_batch() -> dict[str, torch.Tensor]:
@@ -40,12 +39,14 @@ def packed(batch: Mapping[str, torch.Tensor]) -> LossInputs:
     return LossInputs(
         log_probs_N=batch["log_probs"][real],
         old_log_probs_N=batch["old"][real],
-        advantages_N=batch["advantages"][real],
         mask_N=batch["mask"][real],
         sample_N=torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS)),
         samples=len(LENGTHS),
-        ref_log_probs_N=batch["ref"][real],
-        rollout_log_probs_N=batch["rollout"][real],
+        columns_N={
+            "advantages": batch["advantages"][real],
+            "ref_log_probs": batch["ref"][real],
+            "rollout_log_probs": batch["rollout"][real],
+        },
     )
 
 
@@ -117,16 +118,9 @@ def test_sums_over_parts_of_a_batch_add_up_to_those_of_the_whole(mode: LossAggMo
 
 def select(inputs: LossInputs, tokens: torch.Tensor) -> LossInputs:
     tensors: dict[str, Any] = {
-        name: getattr(inputs, name)[tokens]
-        for name in (
-            "log_probs_N",
-            "old_log_probs_N",
-            "advantages_N",
-            "mask_N",
-            "ref_log_probs_N",
-            "rollout_log_probs_N",
-        )
+        name: getattr(inputs, name)[tokens] for name in ("log_probs_N", "old_log_probs_N", "mask_N")
     }
+    tensors["columns_N"] = {name: values[tokens] for name, values in inputs.columns_N.items()}
     samples = torch.unique(inputs.sample_N[tokens], return_inverse=True)[1]
     return replace(inputs, **tensors, sample_N=samples, samples=int(samples.max()) + 1)
 
@@ -136,7 +130,7 @@ def tokens(ratios: list[float], advantages: list[float], mask: list[float] | Non
     return LossInputs(
         log_probs_N=(old + torch.tensor(ratios).log()).requires_grad_(),
         old_log_probs_N=old,
-        advantages_N=torch.tensor(advantages),
+        columns_N={"advantages": torch.tensor(advantages)},
         mask_N=torch.tensor(mask or [1.0] * len(ratios)),
         sample_N=torch.zeros(len(ratios), dtype=torch.int64),
         samples=1,
@@ -171,12 +165,19 @@ def test_nothing_outside_the_mask_reaches_loss_gradient_or_metrics(value: float,
     clean = loss_of(packed(batch), mode, kl, TruncatedCorrection())
     inputs = packed(batch)
     outside = inputs.mask_N == 0
-    poisoned = {name: getattr(inputs, name).detach().masked_fill(outside, value) for name in COLUMNS}
-    poisoned["log_probs_N"].requires_grad_()
-    output = loss_of(replace(inputs, **poisoned), mode, kl, TruncatedCorrection())
+
+    def poisoned(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().masked_fill(outside, value)
+
+    log_probs = poisoned(inputs.log_probs_N).requires_grad_()
+    columns = {name: poisoned(values) for name, values in inputs.columns_N.items()}
+    old = poisoned(inputs.old_log_probs_N)
+    output = loss_of(
+        replace(inputs, log_probs_N=log_probs, old_log_probs_N=old, columns_N=columns), mode, kl, TruncatedCorrection()
+    )
     torch.testing.assert_close(output.loss_sum, clean.loss_sum)
     assert output.metrics == clean.metrics
-    gradient = torch.autograd.grad(output.loss_sum, poisoned["log_probs_N"])[0]
+    gradient = torch.autograd.grad(output.loss_sum, log_probs)[0]
     assert torch.isfinite(gradient).all()
     assert not gradient[outside].any()
 

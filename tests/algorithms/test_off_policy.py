@@ -24,12 +24,17 @@ def stale(ratios: list[float], mask: list[float] | None = None) -> LossInputs:
     return LossInputs(
         log_probs_N=old.clone().requires_grad_(),
         old_log_probs_N=old,
-        advantages_N=torch.ones(len(ratios)),
         mask_N=torch.tensor(mask or [1.0] * len(ratios)),
         sample_N=torch.zeros(len(ratios), dtype=torch.int64),
         samples=1,
-        rollout_log_probs_N=rollout,
+        columns_N={"advantages": torch.ones(len(ratios)), "rollout_log_probs": rollout},
     )
+
+
+def sampled_at(inputs: LossInputs, log_probs: torch.Tensor | None) -> LossInputs:
+    """The same with other log-probabilities of the engine, or none."""
+    others = {} if log_probs is None else {"rollout_log_probs": log_probs}
+    return replace(inputs, columns_N={"advantages": inputs.advantages_N, **others})
 
 
 def corrected(inputs: LossInputs, limit: float = 2.0) -> LossOutput:
@@ -83,13 +88,13 @@ def test_metrics_are_sums_of_the_factors_and_of_the_truncated_tokens() -> None:
 def test_what_the_engine_says_of_tokens_outside_the_mask_counts_for_nothing(value: float) -> None:
     inputs = stale([0.5, 1.0], [1.0, 0.0])
     assert inputs.rollout_log_probs_N is not None
-    poisoned = replace(inputs, rollout_log_probs_N=torch.tensor([-2.0, value]))
+    poisoned = sampled_at(inputs, torch.tensor([-2.0, value]))
     assert corrected(poisoned).loss_sum.item() == corrected(inputs).loss_sum.item()
     assert truncated_importance(poisoned, limit=2.0).weight_N.tolist() == [0.5, 1.0]
 
 
 def test_tokens_that_the_engine_held_for_impossible_get_the_limit() -> None:
-    inputs = replace(stale([1.0]), rollout_log_probs_N=torch.tensor([float("-inf")]))
+    inputs = sampled_at(stale([1.0]), torch.tensor([float("-inf")]))
     assert truncated_importance(inputs, limit=2.0).weight_N.tolist() == [2.0]
 
 
@@ -110,4 +115,4 @@ def test_a_run_corrects_as_its_recipe_says_and_by_default_not_at_all(tmp_path: P
 
 def test_missing_log_probs_of_the_engine_name_the_fix() -> None:
     with pytest.raises(ValueError, match=r"set algorithm\.rollout_correction\.type to none"):
-        corrected(replace(stale([1.0]), rollout_log_probs_N=None))
+        corrected(sampled_at(stale([1.0]), None))

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
 from tests.helpers.runs import small_run
@@ -28,6 +29,7 @@ def test_stale_responses_are_corrected_unless_the_recipe_says_otherwise(
     max_staleness: int, chosen: dict[str, Any] | None, expected: dict[str, Any]
 ) -> None:
     run = config(pipeline={"max_staleness": max_staleness}, algorithm__rollout_correction=chosen)
+    assert isinstance(run.resolved_algorithm, GrpoConfig)
     found = run.resolved_algorithm.rollout_correction
     assert found is not None
     assert found.model_dump() == expected

@@ -24,7 +24,7 @@ from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventLog
 from tailrace.run.step_metrics import step_metrics
 from tailrace.run.train import train
-from tailrace.run.workers.trainer import TrainerHost
+from tailrace.run.workers.trainer import TrainerWorker
 from tailrace.run.workers.trainer import make as make_trainer
 from tailrace.tasks.actor import StepResult
 from tailrace.transfer.queue.processes import QueueProcesses
@@ -37,7 +37,7 @@ _EVENTS = 150
 """That a run of a few steps makes at least: faults come with one of these."""
 
 
-def recording(settings: bytes, context: WorkerContext) -> TrainerHost:
+def recording(settings: bytes, context: WorkerContext) -> TrainerWorker:
     """The trainer worker; it writes down which rows it has trained on, by `order`."""
     worker = make_trainer(settings, context)
     record_rows(Path(worker.config.output_dir) / "trained.jsonl")

@@ -4,12 +4,11 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 from tailrace.cluster.base import WorkerContext
 from tailrace.events import Event
-from tailrace.run.workers.trainer import TrainerHost
+from tailrace.run.workers.trainer import TrainerWorker
 from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.types import Value, WeightVersion
 
@@ -23,7 +22,7 @@ async def _stand_still(worker: "_Held") -> None:
         await worker.hold()
 
 
-class _Held(TrainerHost):
+class _Held(TrainerWorker):
     """Knows how far it is."""
 
     trained = 0
@@ -67,8 +66,8 @@ class HeldInExport(_Held):
 class HeldBeforeAck(_Held):
     """New weights are with the engines, and the step's rows are not acked."""
 
-    async def start(self) -> dict[str, Any]:
-        """See `TrainerHost`."""
+    async def start(self) -> None:
+        """See `TrainerWorker`."""
         ack = self.queue.ack
 
         async def held_ack(claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
@@ -76,19 +75,19 @@ class HeldBeforeAck(_Held):
             await ack(claim, outputs)
 
         patch.object(self.queue, "ack", held_ack).start()
-        return await super().start()
+        await super().start()
 
 
-def before_event(settings: bytes, context: WorkerContext) -> TrainerHost:
+def before_event(settings: bytes, context: WorkerContext) -> TrainerWorker:
     """For `WorkerSpec.factory`."""
     return HeldBeforeEvent(settings, context)
 
 
-def in_export(settings: bytes, context: WorkerContext) -> TrainerHost:
+def in_export(settings: bytes, context: WorkerContext) -> TrainerWorker:
     """For `WorkerSpec.factory`."""
     return HeldInExport(settings, context)
 
 
-def before_ack(settings: bytes, context: WorkerContext) -> TrainerHost:
+def before_ack(settings: bytes, context: WorkerContext) -> TrainerWorker:
     """For `WorkerSpec.factory`."""
     return HeldBeforeAck(settings, context)

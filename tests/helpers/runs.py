@@ -30,7 +30,7 @@ def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> R
             "workers": 1,
             "correct_at": 1.0,
         },
-        "algorithm": {"group_size": 4},
+        "algorithm": {"type": "grpo", "group_size": 4},
         "sampling": {"max_new_tokens": 12},
         "engine": {"type": "native", "dtype": "float32", "kv_cache_gib": 0.01},
         "trainer": {"steps": 4, "train_batch_size": 8, "precision": "fp32", "lr": 1e-3, "micro_batch_tokens": 64},

@@ -46,7 +46,7 @@ def difference(directory: Path, *, oracle: bool = False) -> float:
         prompt_ids=request.prompt_ids,
         response_ids=response_ids,
         response_mask=np.ones_like(response_ids),
-        advantages=np.zeros(len(response_ids), np.float32),
+        columns={},
     )
     log_probs = make_trainer(directory, temperature=TEMPERATURE).log_probs([trained])[0]
     return float(np.abs(log_probs - samples[0].rollout_log_probs).max())

@@ -35,7 +35,7 @@ def curve(directory: Path, model: Path, prompts: Path, mode: str, seed: int) -> 
         pipeline=MODES[mode],
         weights={"mode": "delayed"} if mode == "one_step" else {},
         prompts__held_out=0,
-        algorithm={"group_size": 8},
+        algorithm={"type": "grpo", "group_size": 8},
         trainer={"steps": STEPS, "train_batch_size": 32, "precision": "fp32", "lr": 3e-3},
         engine={"type": "native", "dtype": "float32", "kv_cache_gib": 0.01},
         checkpoint={"every": STEPS},

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tailrace.activity import Activity
+from tailrace.algorithms.advantages import group_normalized
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.run import RunConfig
 from tailrace.engine.model.weights import Weights
@@ -26,10 +27,9 @@ from tailrace.run.queue import open_queue, run_table
 from tailrace.run.step_metrics import step_metrics
 from tailrace.run.train import train
 from tailrace.tasks.actor import StepResult
-from tailrace.tasks.advantage import AdvantageTask
+from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.factory import make_services
 from tailrace.tasks.gate import WeightsGate
-from tailrace.tasks.reward import RewardTask
-from tailrace.tasks.rollout import RolloutWorker
 from tailrace.tasks.updater import EngineUpdater
 from tailrace.trainer.base import TrainSample
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -73,7 +73,7 @@ async def delayed_loop(config: RunConfig, inputs: Inputs, parts: Parts, stack: A
         advantages = [
             advantage
             for start in range(0, len(rewards), size)
-            for advantage in algorithm.advantages(rewards[start : start + size])
+            for advantage in group_normalized(rewards[start : start + size], normalize_std=True, eps=1e-6)
         ]
         prompt_ids = [request.prompt_ids for request in requests(step, config, inputs)]
         batch = [
@@ -82,8 +82,10 @@ async def delayed_loop(config: RunConfig, inputs: Inputs, parts: Parts, stack: A
                 prompt_ids=prompt,
                 response_ids=sample.response_ids,
                 response_mask=np.ones(len(sample.response_ids), np.int64),
-                advantages=np.full(len(sample.response_ids), advantage, np.float32),
-                rollout_log_probs=sample.rollout_log_probs,
+                columns={
+                    "advantages": np.full(len(sample.response_ids), advantage, np.float32),
+                    "rollout_log_probs": sample.rollout_log_probs,
+                },
             )
             for sample, prompt, advantage in zip(samples, prompt_ids, advantages, strict=True)
         ]
@@ -197,22 +199,23 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
     opened = await open_queue(config.queue, run_table(config), Path(), stack)
     queue = opened.queue
     updater = EngineUpdater(parts.engine, source, "delayed", log=log, activity=Activity(log, "rollout"), timeout_s=60.0)
-    worker = RolloutWorker(
-        queue,
-        parts.engine,
-        config.sampling,
-        inputs.decode,
-        log,
-        samples_per_step=samples,
-        group_size=config.algorithm.group_size,
-        max_staleness=staleness,
-        gate=OneStep(updater),
+    context = TaskContext(
+        config=config,
+        model_dir=inputs.model_dir,
+        queue=queue,
+        log=log,
+        activity=Activity(log, "all"),
+        executor=parts.device,
+        stack=stack,
+        generation=Generation(engine=parts.engine, decode=inputs.decode, gate=OneStep(updater)),
+        graders=parts.pool,
     )
-    reward = RewardTask(queue, log, parts.pool, config.rewards, samples_per_step=samples)
-    advantage = AdvantageTask(queue, log, parts.algorithm, samples_per_step=samples)
+    services = [
+        service for pool in ("rollout", "reward") for service in await make_services(parts.algorithm, pool, context)
+    ]
     store = CheckpointStore(Path(config.output_dir), keep=1)
-    learner = make_learner(config, queue, parts.trainer, parts.executor, source, store, log, prompts="")
-    pipeline = make_pipeline(config, inputs, queue, [worker, reward, advantage], learner, None)
+    learner = make_learner(config, queue, parts.trainer, parts.device, source, store, log, context.activity, prompts="")
+    pipeline = make_pipeline(config, inputs, queue, services, learner, None)
     with recorded() as steps:
         async with asyncio.TaskGroup() as tasks:
             updating = tasks.create_task(updater.run())
@@ -289,7 +292,7 @@ def test_a_run_two_steps_ahead_learns_its_task_within_its_bound(
         tmp_path / "run",
         tiny_model("llama"),
         prompts,
-        algorithm={"group_size": 8},
+        algorithm={"type": "grpo", "group_size": 8},
         trainer={"steps": 15, "train_batch_size": 32, "precision": "bf16", "lr": 3e-3},
         engine={"type": "native", "dtype": "bfloat16", "kv_cache_gib": 0.01},
         evaluation={"every": 15},

@@ -22,8 +22,8 @@ from tailrace.errors import CheckpointError, ClusterError, ConfigError, ModelErr
 from tailrace.events import Event, EventLog
 from tailrace.report.prometheus import PrometheusSink
 from tailrace.run.train import train
-from tailrace.run.workers.base import WatchedQueue
 from tailrace.transfer.queue.base import Claim
+from tailrace.transfer.queue.client.remote import RemoteQueue
 from tests.conftest import TinyModel
 from tests.helpers.runs import assert_same_run, small_run, steps_of, weights, write_prompts
 from tests.helpers.separated_runs import (
@@ -116,9 +116,9 @@ def test_nccl_without_a_gpu_is_refused_before_anything_is_trained(
 
 def begin_together(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     """No rollout worker of so many begins before each has something to generate."""
-    claim, have, all_have = WatchedQueue.claim, set[WatchedQueue](), asyncio.Event()
+    claim, have, all_have = RemoteQueue.claim, set[RemoteQueue](), asyncio.Event()
 
-    async def claim_together(queue: WatchedQueue, task: str, **options: Any) -> Claim:
+    async def claim_together(queue: RemoteQueue, task: str, **options: Any) -> Claim:
         claimed = await claim(queue, task, **options)
         if task == "rollout":
             have.add(queue)
@@ -128,7 +128,7 @@ def begin_together(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
                 await all_have.wait()
         return claimed
 
-    monkeypatch.setattr(WatchedQueue, "claim", claim_together)
+    monkeypatch.setattr(RemoteQueue, "claim", claim_together)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "delayed", "sub_step", "in_flight"])

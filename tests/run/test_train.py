@@ -40,7 +40,7 @@ def test_a_tiny_model_learns_its_task(tmp_path: Path, tiny_model: TinyModel, pro
         tmp_path / "run",
         tiny_model("llama"),
         prompts,
-        algorithm={"group_size": 8},
+        algorithm={"type": "grpo", "group_size": 8},
         trainer={"steps": 15, "train_batch_size": 32, "precision": "bf16", "lr": 3e-3},
         engine={"type": "native", "dtype": "bfloat16", "kv_cache_gib": 0.01},
         evaluation={"every": 15},

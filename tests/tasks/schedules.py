@@ -17,7 +17,9 @@ from typing import Any, Literal, ParamSpec, TypeVar
 import torch
 
 from tailrace.activity import Activity
+from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Compute
 from tailrace.config.engine import SamplingConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig
@@ -27,15 +29,15 @@ from tailrace.errors import SenderLost, WeightsTimeout
 from tailrace.events import Event, EventLog
 from tailrace.run.checkpoint import Checkpointer, RunState
 from tailrace.run.learner import LocalLearner
-from tailrace.run.pipeline import Pipeline, Service
+from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import run_table
 from tailrace.tasks.actor import Actor, OnCommit, StepResult
-from tailrace.tasks.advantage import AdvantageTask
-from tailrace.tasks.base import Outputs, Task
+from tailrace.tasks.base import Outputs, Service, Task
+from tailrace.tasks.compute import ComputeTask
 from tailrace.tasks.prompts import PromptFeeder
-from tailrace.tasks.rollout import RolloutWorker
+from tailrace.tasks.rollout import RolloutTask
 from tailrace.tasks.updater import EngineUpdater
-from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
+from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId, TransferQueue
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.transfer.queue.table_factory import make_tasks
@@ -261,7 +263,7 @@ def _config(pipeline: tuple[tuple[str, Any], ...], samples: int, mini_batches: i
         Path("model"),
         Path("prompts"),
         pipeline=dict(pipeline),
-        algorithm={"group_size": group_size},
+        algorithm={"type": "grpo", "group_size": group_size},
         trainer={
             "train_batch_size": samples,
             "mini_batch_size": samples // mini_batches,
@@ -292,14 +294,19 @@ class WatchedQueue(LocalQueue):
         return claim
 
 
+def advantage_task(queue: TransferQueue, log: EventLog, algorithm: Algorithm, *, samples_per_step: int) -> ComputeTask:
+    """What serves the algorithm's task `advantage`."""
+    (work,) = (task.work for task in algorithm.tasks if task.name == "advantage")
+    assert isinstance(work, Compute)
+    return ComputeTask("advantage", queue, log, Activity(log, "reward"), work, samples_per_step=samples_per_step)
+
+
 class Grading(Task):
     """Gives random rewards after a while."""
 
-    name = "reward"
-    actor = "reward"
-
     def __init__(self, queue: LocalQueue, log: EventLog, chance: random.Random, *, samples_per_step: int) -> None:
-        super().__init__(queue, log, samples_per_step=samples_per_step, workers=3)
+        activity = Activity(log, "reward")
+        super().__init__("reward", queue, log, activity, samples_per_step=samples_per_step, workers=3)
         self._chance = chance
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
@@ -424,6 +431,7 @@ class Run:
             self.algorithm,
             self.device,
             self.log,
+            Activity(self.log, "trainer"),
             batch_size=config.trainer.train_batch_size,
             mini_batch_size=config.mini_batch_size,
         )
@@ -437,7 +445,7 @@ class Run:
         samples = schedule.samples_per_step
         services: list[Service] = [
             Grading(self.queue, self.log, self.chance, samples_per_step=samples),
-            AdvantageTask(self.queue, self.log, self.algorithm, samples_per_step=samples),
+            advantage_task(self.queue, self.log, self.algorithm, samples_per_step=samples),
             *(self._worker(index) for index in range(schedule.engines)),
         ]
         feeder = PromptFeeder(
@@ -460,14 +468,16 @@ class Run:
             evaluator=None,
         )
 
-    def _worker(self, index: int) -> RolloutWorker:
+    def _worker(self, index: int) -> RolloutTask:
         schedule = self.schedule
-        return RolloutWorker(
+        return RolloutTask(
+            "rollout",
             self.queue,
             self.engines[index],
             SamplingConfig(max_new_tokens=7),
             lambda ids: " ".join(map(str, ids)),
             self.log,
+            Activity(self.log, "engine"),
             samples_per_step=schedule.samples_per_step,
             group_size=schedule.group_size,
             room=schedule.room,

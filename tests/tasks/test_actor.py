@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tailrace.activity import Activity
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.transfer import LocalQueueConfig
@@ -124,6 +125,7 @@ class Bench:
             make_algorithm(GrpoConfig(group_size=4)),
             executor,
             log,
+            Activity(log, "trainer"),
             batch_size=SAMPLES,
             mini_batch_size=mini,
         )

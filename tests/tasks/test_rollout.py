@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace.algorithms.grpo import ROLLOUT
+from tailrace.activity import Activity
+from tailrace.algorithms.table import ROLLOUT
 from tailrace.config.engine import SamplingConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
 from tailrace.engine.base import SampleStream
 from tailrace.errors import EngineError, first_error
 from tailrace.events import Event, EventLog
-from tailrace.tasks.rollout import RolloutWorker
+from tailrace.tasks.rollout import RolloutTask
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
@@ -32,16 +33,27 @@ SINK = TaskSpec(name="sink", reads=ROLLOUT.writes)
 
 
 def make_queue(clock: Callable[[], float] = time.monotonic, **options: Any) -> LocalQueue:
-    tasks = [QueueTask(ROLLOUT, WholeGroups(2)), QueueTask(SINK, FirstIn(100))]
+    tasks = [QueueTask(ROLLOUT.spec, WholeGroups(2)), QueueTask(SINK, FirstIn(100))]
     return LocalQueue(tasks, LocalQueueConfig(**options), clock=clock)
 
 
-def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog, **options: Any) -> RolloutWorker:
+def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog, **options: Any) -> RolloutTask:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
     sampling = SamplingConfig(max_new_tokens=9)
-    return RolloutWorker(queue, engine, sampling, decode, log, samples_per_step=8, group_size=4, **options)
+    return RolloutTask(
+        "rollout",
+        queue,
+        engine,
+        sampling,
+        decode,
+        log,
+        Activity(log, "engine"),
+        samples_per_step=8,
+        group_size=4,
+        **options,
+    )
 
 
 def in_hand(engine: FakeEngine) -> int:

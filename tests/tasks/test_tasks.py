@@ -2,22 +2,23 @@
 
 import asyncio
 import math
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tailrace.activity import Activity
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.algorithms.grpo import REWARD
+from tailrace.algorithms.table import REWARD
 from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.rewards import FunctionReward, RewardsConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import ColumnError
 from tailrace.events import Event, EventLog
 from tailrace.rewards.pool import GraderPool
-from tailrace.tasks.advantage import AdvantageTask
-from tailrace.tasks.reference import ReferenceTask
+from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.reward import RewardTask
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.local import LocalQueue
@@ -25,11 +26,26 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec
+from tests.tasks.schedules import advantage_task
 from tests.transfer.virtual_time import virtual_time
 
 ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
 SINK = TaskSpec(name="sink", reads=("advantages", "reward", "reward_error"))
 COMMON: dict[str, Any] = {"samples_per_step": 4}
+
+
+class Filling(Task):
+    """Writes `ref_log_probs` by a function."""
+
+    def __init__(
+        self, queue: LocalQueue, log: EventLog, cells: Callable[[Claim], Coroutine[Any, Any, list[FloatArray]]]
+    ) -> None:
+        super().__init__("reference", queue, log, Activity(log, "reference"), **COMMON)
+        self._cells = cells
+
+    async def compute(self, claim: Claim, span: Event) -> Outputs:
+        cells = await self._cells(claim)
+        return {row.id: {"ref_log_probs": cell} for row, cell in zip(claim.rows, cells, strict=True)}
 
 
 def group(responses: list[str]) -> list[NewRow]:
@@ -56,12 +72,12 @@ def group(responses: list[str]) -> list[NewRow]:
 async def run_tasks(log: EventLog, rewards: RewardsConfig, responses: list[str]) -> list[dict[str, Any]]:
     """The cells that reward and advantage task write for one group."""
     queue = LocalQueue(
-        [QueueTask(REWARD, FirstIn(2)), QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))],
+        [QueueTask(REWARD.spec, FirstIn(2)), QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))],
         LocalQueueConfig(),
     )
     async with GraderPool(rewards) as pool, asyncio.TaskGroup() as running:
-        running.create_task(RewardTask(queue, log, pool, rewards, **COMMON).run())
-        running.create_task(AdvantageTask(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
+        running.create_task(RewardTask("reward", queue, log, Activity(log, "reward"), pool, rewards, **COMMON).run())
+        running.create_task(advantage_task(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
         await queue.put(group(responses))
         claim = await queue.claim("sink")
         await queue.close()
@@ -107,7 +123,7 @@ async def test_an_error_in_a_task_reaches_the_caller_and_gives_its_rows_back(log
 
     await queue.put([NewRow(group_id=0, group_size=1, order=0, cells={"response": "x"})])
     with pytest.raises(ExceptionGroup) as caught:
-        await ReferenceTask(queue, log, wrong_dtype, **COMMON).run()
+        await Filling(queue, log, wrong_dtype).run()
     assert caught.group_contains(ColumnError, match="ref_log_probs")
     assert (await queue.stats()).tasks["reference"].ready == 1
 
@@ -132,7 +148,7 @@ async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(
         return [np.full(1, len(made), np.float32)]
 
     async with asyncio.TaskGroup() as running:
-        running.create_task(ReferenceTask(queue, log, slow_at_first, **COMMON).run())
+        running.create_task(Filling(queue, log, slow_at_first).run())
         await queue.put([NewRow(group_id=0, group_size=1, order=0, cells={"response": "x"})])
         claim = await queue.claim("sink")
         await queue.close()
@@ -144,7 +160,7 @@ async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(
 async def test_a_task_without_work_waits_longer_than_the_limit_of_a_claim(log: EventLog) -> None:
     tasks = [QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))]
     queue = LocalQueue(tasks, LocalQueueConfig(timeout_s=5.0), clock=asyncio.get_running_loop().time)
-    task = asyncio.create_task(AdvantageTask(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
+    task = asyncio.create_task(advantage_task(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
     await asyncio.sleep(1000.0)  # a long training step, before which there is nothing more to do
     await queue.put([replace(row, cells={**row.cells, "reward": 1.0, "reward_error": ""}) for row in group(["a", "b"])])
     assert len((await queue.claim("sink")).rows) == 2

@@ -94,7 +94,8 @@ def test_a_packed_row_repeats_no_prompt_and_every_response_continues_it() -> Non
     assert batch.predictor_N.tolist() == [2, 3, 2, 7, 8]
     assert batch.sample_N.tolist() == [0, 0, 1, 2, 2]
     np.testing.assert_array_equal(batch.target_N, np.concatenate([sample.response_ids for sample in samples]))
-    np.testing.assert_array_equal(batch.advantages_N, np.concatenate([sample.advantages for sample in samples]))
+    advantages = np.concatenate([sample.columns["advantages"] for sample in samples])
+    np.testing.assert_array_equal(batch.columns_N["advantages"], advantages)
     assert [span.start for span in batch.spans] == [0, 6]
     assert batch.old_log_probs_N is None
 
@@ -102,5 +103,5 @@ def test_a_packed_row_repeats_no_prompt_and_every_response_continues_it() -> Non
 def test_log_probs_given_for_some_samples_only_are_refused() -> None:
     bare, filled = make_samples(groups=((2, (2,)),)), with_log_probs(make_samples(groups=((2, (2,)),)))
     (parts,) = plan_micro_batches([*bare, *filled], 100)
-    with pytest.raises(ValueError, match="1 of the 2 samples of a micro-batch carry old_log_probs"):
+    with pytest.raises(ValueError, match="1 of the 2 samples of a micro-batch carry ref_log_probs"):
         pack(parts)

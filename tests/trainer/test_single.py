@@ -43,12 +43,12 @@ def plain_gradients(
 
     log_probs = padded([plain_log_probs(model, sample) for sample in samples])
     mask = padded([torch.from_numpy(sample.response_mask) for sample in samples])
-    advantages = padded([torch.from_numpy(sample.advantages) for sample in samples])
+    advantages = padded([torch.from_numpy(sample.columns["advantages"]) for sample in samples])
     old, ref = log_probs.detach(), torch.zeros_like(log_probs)
     if samples[0].old_log_probs is not None:
         old = padded([torch.from_numpy(s.old_log_probs) for s in samples if s.old_log_probs is not None])
-    if samples[0].ref_log_probs is not None:
-        ref = padded([torch.from_numpy(s.ref_log_probs) for s in samples if s.ref_log_probs is not None])
+    if "ref_log_probs" in samples[0].columns:
+        ref = padded([torch.from_numpy(sample.columns["ref_log_probs"]) for sample in samples])
     ratio = (log_probs - old).exp()
     token_loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(0.8, 1.28))
     token_loss = (token_loss + kl * ((ref - log_probs).exp() - (ref - log_probs) - 1)) * mask
@@ -167,7 +167,7 @@ def test_a_sample_without_response_tokens_is_left_out(tiny_model: TinyModel) -> 
         samples[1],
         response_ids=np.zeros(0, np.int64),
         response_mask=np.zeros(0, np.int64),
-        advantages=np.zeros(0, np.float32),
+        columns={"advantages": np.zeros(0, np.float32)},
     )
     trainer = make_trainer(tiny_model("llama"))
     values = trainer.log_probs([samples[0], empty, samples[2]])

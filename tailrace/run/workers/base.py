@@ -1,7 +1,7 @@
 """What every worker of a run has: its configuration, its connection to the queue, its events, its device.
 
-driver ──settings──▶ RunWorker.open: queue, device, what the kind of worker adds (`start`)
-                     RunWorker.run:  its services, until the queue is closed; once a second where its time went
+driver ──settings──▶ RunWorker.open: queue, device, what the kind of worker adds (`start`), the tasks of its pool
+                     RunWorker.run:  its tasks, until the queue is closed; once a second where its time went
                      until it is closed: whether its device still gets anywhere
 """
 
@@ -9,19 +9,23 @@ import asyncio
 import faulthandler
 import os
 import secrets
-from abc import abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from tailrace.activity import Activity, TimedExecutor
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.cluster.base import Worker, WorkerContext
 from tailrace.errors import first_error
 from tailrace.events import EventLog
 from tailrace.run.queue import client_options
+from tailrace.run.workers.pools import actor_of, uses_device
 from tailrace.run.workers.settings import RunSettings
-from tailrace.transfer.queue.base import Claim
+from tailrace.tasks.base import Service
+from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.factory import make_services
 from tailrace.transfer.queue.client.remote import RemoteQueue
 
 _ACTIVITY_S = 1.0
@@ -30,28 +34,8 @@ _WATCH_S = 1.0
 """Between looks at how long it has been computing."""
 
 
-class WatchedQueue(RemoteQueue):
-    """Counts the time in which claims wait."""
-
-    def __init__(self, settings: RunSettings, activity: Activity, *, name: str) -> None:
-        super().__init__(settings.queue, name=name, **client_options(settings.run_config.queue))
-        self._activity = activity
-
-    async def claim(
-        self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
-    ) -> Claim:
-        """See `TransferQueue.claim`."""
-        with self._activity.waiting("data"):
-            return await super().claim(task, limit=limit, rank=rank, timeout=timeout)
-
-
 class RunWorker(Worker):
-    """A worker with the tasks of one kind."""
-
-    actor: str
-    """Whose time its activity is."""
-    uses_device = True
-    """Whether it computes on the run's device."""
+    """A worker of one pool, with the tasks that the algorithm has there."""
 
     def __init__(self, settings: bytes, context: WorkerContext) -> None:
         self.settings = RunSettings.decode(settings)
@@ -59,36 +43,48 @@ class RunWorker(Worker):
         self.model_dir = Path(self.settings.model_dir)
         self.context = context
         self.log = EventLog(sinks=(context.emit,), worker=context.name, origin=self.settings.origin)
-        self.activity = Activity(self.log, self.actor)
+        self.algorithm = make_algorithm(self.config.resolved_algorithm)
+        self.activity = Activity(self.log, actor_of(self.settings.pool))
         self.stack = AsyncExitStack()
         """Closed when the worker is."""
-        self.executor = self.stack.enter_context(TimedExecutor(self.activity))
-        """The device's."""
-        self.queue: WatchedQueue
+        device = self.stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
+        self.executor = TimedExecutor(device, self.activity)
+        self.queue: RemoteQueue
 
     async def open(self) -> dict[str, Any]:
         """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""
-        if self.uses_device:
+        if uses_device(self.algorithm, self.settings.pool):
             from tailrace.host.compute import prepare_torch
 
             prepare_torch(self.config.device, None)
         name = f"{self.context.name}-{secrets.token_hex(4)}"
-        queue = WatchedQueue(self.settings, self.activity, name=name)
+        queue = RemoteQueue(self.settings.queue, name=name, **client_options(self.config.queue))
         self.queue = await self.stack.enter_async_context(queue)
-        facts = {"queue_client": name, **await self.start()}
+        generation = await self.start()
+        context = TaskContext(
+            config=self.config,
+            model_dir=self.model_dir,
+            queue=self.queue,
+            log=self.log,
+            activity=self.activity,
+            executor=self.executor,
+            stack=self.stack,
+            generation=generation,
+        )
+        self._services = await make_services(self.algorithm, self.settings.pool, context)
         self.stack.callback(asyncio.create_task(self._watch_device()).cancel)
-        return facts
+        return {"queue_client": name}
 
-    @abstractmethod
-    async def start(self) -> dict[str, Any]:
-        """Make what `services` needs; further facts."""
+    async def start(self) -> Generation | None:
+        """Make what this kind of worker has beside its tasks; what those that generate are made with."""
+        return None
 
-    @abstractmethod
-    def services(self) -> Sequence[Any]:
-        """What serves, each with a `run` that ends when the queue is closed."""
+    def services(self) -> Sequence[Service]:
+        """What serves beside its tasks, until the queue is closed."""
+        return ()
 
-    def background(self) -> Sequence[Any]:
-        """What serves beside them, each with a `run` that never ends."""
+    def background(self) -> Sequence[Service]:
+        """What serves beside them and never ends."""
         return ()
 
     async def run(self) -> None:
@@ -97,7 +93,9 @@ class RunWorker(Worker):
             async with asyncio.TaskGroup() as tasks:
                 endless = [tasks.create_task(service.run()) for service in self.background()]
                 endless.append(tasks.create_task(self._tell_activity()))
-                await asyncio.gather(*(tasks.create_task(service.run()) for service in self.services()))
+                await asyncio.gather(
+                    *(tasks.create_task(service.run()) for service in (*self._services, *self.services()))
+                )
                 for task in endless:
                     task.cancel()
         except BaseExceptionGroup as errors:

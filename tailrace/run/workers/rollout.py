@@ -1,12 +1,11 @@
 """The rollout worker: an engine that generates for whatever the queue hands it, with weights that arrive meanwhile.
 
-queue ──claims──▶ RolloutWorker ──▶ engine ──samples──▶ queue
+queue ──claims──▶ RolloutTask ──▶ engine ──samples──▶ queue
 trainer ──weights──▶ WeightReceiver ──▶ EngineUpdater ──▶ engine
 """
 
 from collections.abc import Sequence
 from contextlib import aclosing
-from typing import Any
 
 from tailrace.cluster.base import WorkerContext
 from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
@@ -16,7 +15,8 @@ from tailrace.engine.opening import open_engine
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.run.workers.base import RunWorker
 from tailrace.run.workers.weights import listen_at
-from tailrace.tasks.rollout import RolloutWorker
+from tailrace.tasks.base import Service
+from tailrace.tasks.context import Generation
 from tailrace.tasks.updater import EngineUpdater
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.types import Request, Sample, WeightVersion
@@ -37,12 +37,10 @@ def rows_in_hand(config: RunConfig) -> int:
             return config.groups_per_claim * group
 
 
-class RolloutHost(RunWorker):
+class RolloutWorker(RunWorker):
     """Generates."""
 
-    actor = "engine"
-
-    async def start(self) -> dict[str, Any]:
+    async def start(self) -> Generation:
         """Load the engine with the initial weights."""
         config = self.config
         assert self.settings.weights is not None
@@ -68,25 +66,10 @@ class RolloutHost(RunWorker):
             activity=self.activity,
             timeout_s=config.weights.timeout_s,
         )
-        self._rollout = RolloutWorker(
-            self.queue,
-            self._engine,
-            config.sampling,
-            ResponseText(tokenizer, self.model_dir, config.sampling),
-            self.log,
-            samples_per_step=config.trainer.train_batch_size,
-            group_size=config.algorithm.group_size,
-            room=rows_in_hand(config),
-            max_staleness=config.pipeline.max_staleness,
-            gate=self._updater,
-        )
-        return {}
+        decode = ResponseText(tokenizer, self.model_dir, config.sampling)
+        return Generation(engine=self._engine, decode=decode, gate=self._updater, room=rows_in_hand(config))
 
-    def services(self) -> Sequence[Any]:
-        """Rollout."""
-        return (self._rollout,)
-
-    def background(self) -> Sequence[Any]:
+    def background(self) -> Sequence[Service]:
         """New weights."""
         return (self._updater,)
 
@@ -96,6 +79,6 @@ class RolloutHost(RunWorker):
             return [sample async for sample in samples]
 
 
-def make(settings: bytes, context: WorkerContext) -> RolloutHost:
+def make(settings: bytes, context: WorkerContext) -> RolloutWorker:
     """For `WorkerSpec.factory`."""
-    return RolloutHost(settings, context)
+    return RolloutWorker(settings, context)

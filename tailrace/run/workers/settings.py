@@ -4,25 +4,26 @@ from collections.abc import Mapping
 
 import msgspec
 
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError
+from tailrace.run.workers.pools import uses_device
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.weights.address import WeightsAddress
 
-_WITHOUT_DEVICE = ("reward",)
-"""Kinds of workers that need none."""
 
-
-def check_gpus(device: str, pools: Mapping[str, PoolConfig]) -> None:
+def check_gpus(config: RunConfig, pools: Mapping[str, PoolConfig]) -> None:
     """Whether each of `pools`, by kind, whose workers use `device` reserves a GPU where that is one.
 
     Raises:
         ConfigError: one does not; its workers would see no GPU.
     """
+    device = config.device
     if device.partition(":")[0] != "cuda":
         return
-    without = [kind for kind, pool in pools.items() if not pool.gpus and kind not in _WITHOUT_DEVICE]
+    algorithm = make_algorithm(config.algorithm)
+    without = [kind for kind, pool in pools.items() if not pool.gpus and uses_device(algorithm, kind)]
     if without:
         names = ", ".join(f"cluster.{kind}.gpus" for kind in without)
         raise ConfigError(
@@ -39,6 +40,8 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_dir: str
     """A directory that every machine of the run has under this name, as are the other paths."""
     queue: QueueAddress
+    pool: str = ""
+    """The kind of worker."""
     origin: float
     """Unix time at which the run's clock was 0."""
     prompts: str

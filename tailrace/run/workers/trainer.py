@@ -12,10 +12,12 @@ from typing import Any
 from tailrace.cluster.base import WorkerContext
 from tailrace.events import EventLog
 from tailrace.run.checkpoint import RunState
-from tailrace.run.parts import make_learner, make_run_trainer
+from tailrace.run.parts import make_learner
 from tailrace.run.workers.base import RunWorker
 from tailrace.run.workers.weights import make_sender
+from tailrace.tasks.base import Service
 from tailrace.trainer.checkpoint import CheckpointStore
+from tailrace.trainer.factory import make_run_trainer
 from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.types import WeightVersion
 
@@ -23,12 +25,10 @@ _LOOK_S = 0.5
 """Between looks at whether the queue was closed; nobody waits for this worker's end before that."""
 
 
-class TrainerHost(RunWorker):
+class TrainerWorker(RunWorker):
     """Trains; its commands are those of `Learner`."""
 
-    actor = "trainer"
-
-    async def start(self) -> dict[str, Any]:
+    async def start(self) -> None:
         """Load the trainer, and be ready to send weights."""
         config = self.config
         context = self.context
@@ -47,12 +47,12 @@ class TrainerHost(RunWorker):
             self,
             CheckpointStore(Path(self.settings.checkpoints), keep=config.checkpoint.keep),
             self.log,
+            self.activity,
             prompts=self.settings.prompts,
             run_log=EventLog(sinks=(self.context.emit,), origin=self.settings.origin),
         )
-        return {}
 
-    def services(self) -> Sequence[Any]:
+    def services(self) -> Sequence[Service]:
         """Being there until the queue is closed; the driver says when to train."""
         return (self._UntilClosed(self),)
 
@@ -94,7 +94,7 @@ class TrainerHost(RunWorker):
         return await self._learner.evidence()
 
     class _UntilClosed:
-        def __init__(self, host: "TrainerHost") -> None:
+        def __init__(self, host: "TrainerWorker") -> None:
             self._queue = host.queue
 
         async def run(self) -> None:
@@ -102,6 +102,6 @@ class TrainerHost(RunWorker):
                 await asyncio.sleep(_LOOK_S)
 
 
-def make(settings: bytes, context: WorkerContext) -> TrainerHost:
+def make(settings: bytes, context: WorkerContext) -> TrainerWorker:
     """For `WorkerSpec.factory`."""
-    return TrainerHost(settings, context)
+    return TrainerWorker(settings, context)

@@ -202,17 +202,14 @@ class SingleTrainer(Trainer):
         )
 
     def _loss_inputs(self, batch: PackedBatch, log_probs_N: torch.Tensor) -> LossInputs:
-        old, reference, rollout = batch.old_log_probs_N, batch.ref_log_probs_N, batch.rollout_log_probs_N
-        on_policy = batch.on_policy_N
+        old, on_policy = batch.old_log_probs_N, batch.on_policy_N
         return LossInputs(
             log_probs_N=log_probs_N,
             old_log_probs_N=log_probs_N.detach() if old is None else self._tensor(old),
-            advantages_N=self._tensor(batch.advantages_N),
             mask_N=self._tensor(batch.mask_N),
             sample_N=self._tensor(batch.sample_N),
             samples=batch.samples,
-            ref_log_probs_N=None if reference is None else self._tensor(reference),
-            rollout_log_probs_N=None if rollout is None else self._tensor(rollout),
+            columns_N={name: self._tensor(values) for name, values in batch.columns_N.items()},
             on_policy_N=None if on_policy is None else self._tensor(on_policy),
         )
 

@@ -1,17 +1,23 @@
-"""What the queue holds, as events: for the display, the report and the metrics."""
+"""What the queue holds and where the time of this process goes, as events: for the display, the report, the metrics."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
+from tailrace.activity import Activity
 from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import QueueStats, TransferQueue
 
 
-class QueueObserver:
-    """A service that emits one event `queue` every so many seconds."""
+class Observer:
+    """A service that emits an event `queue`, and one of each activity, every so many seconds."""
 
-    def __init__(self, queue: TransferQueue, log: EventLog, every_s: float = 1.0) -> None:
+    def __init__(
+        self, queue: TransferQueue, log: EventLog, activities: Sequence[Activity] = (), *, every_s: float = 1.0
+    ) -> None:
+        """`activities`: of the pools in this process."""
+        self._activities = activities
         self._queue = queue
         self._log = log
         self._every_s = every_s
@@ -32,6 +38,8 @@ class QueueObserver:
         """Whether it is closed."""
         stats = await self._queue.stats()
         now = self._log.now()
+        for activity in self._activities:
+            activity.emit()
         self._log.emit(Event(task="queue", actor="driver", start=now, end=now, metrics=queue_metrics(stats)))
         return stats.closed
 

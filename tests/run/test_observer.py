@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailrace.algorithms.grpo import ROLLOUT
+from tailrace.algorithms.table import ROLLOUT
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import QueueClosed, QueueError
 from tailrace.events import Event, EventLog
-from tailrace.run.queue_observer import QueueObserver
+from tailrace.run.observer import Observer
 from tailrace.transfer.queue.base import NewRow, QueueStats
 from tailrace.transfer.queue.local import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
@@ -25,7 +25,7 @@ class Queue(LocalQueue):
 
     def __init__(self, **options: Any) -> None:
         sink = QueueTask(TaskSpec(name="sink", reads=ROLLOUT.writes), FirstIn(100))
-        super().__init__([QueueTask(ROLLOUT, WholeGroups(2)), sink], LocalQueueConfig(), **options)
+        super().__init__([QueueTask(ROLLOUT.spec, WholeGroups(2)), sink], LocalQueueConfig(), **options)
         self.asked = asyncio.Semaphore(0)
         self.error: QueueError | None = None
 
@@ -47,7 +47,7 @@ async def test_each_look_at_the_queue_is_an_event_until_it_is_closed(log: EventL
     await put_groups(queue, 3)
     await queue.claim("rollout")
     async with asyncio.timeout(10), asyncio.TaskGroup() as running:
-        running.create_task(QueueObserver(queue, log, 0.001).run())
+        running.create_task(Observer(queue, log, every_s=0.001).run())
         for _ in range(3):
             await queue.asked.acquire()
         await queue.close()
@@ -70,7 +70,7 @@ async def test_the_end_of_the_queue_is_seen_at_once_with_what_came_back_until_th
     await put_groups(queue, 3)
     await queue.claim("rollout")
     async with asyncio.timeout(10), asyncio.TaskGroup() as running:
-        running.create_task(QueueObserver(queue, log, 3600.0).run())
+        running.create_task(Observer(queue, log, every_s=3600.0).run())
         await queue.asked.acquire()
         now = 3600.0  # beyond the lease
         await queue.claim("rollout")
@@ -85,7 +85,7 @@ async def test_groups_that_stay_lost_are_not_looked_at_again_and_again(log: Even
             return [1]
 
     queue = Lossy()
-    observing = asyncio.create_task(QueueObserver(queue, log, 3600.0).run())
+    observing = asyncio.create_task(Observer(queue, log, every_s=3600.0).run())
     await settle()
     observing.cancel()
     await asyncio.wait([observing])
@@ -95,7 +95,7 @@ async def test_groups_that_stay_lost_are_not_looked_at_again_and_again(log: Even
 async def test_a_queue_whose_processes_were_given_up_ends_it(log: EventLog, events: list[Event]) -> None:
     queue = Queue()
     queue.error = QueueClosed("no more")
-    await asyncio.wait_for(QueueObserver(queue, log, 60.0).run(), 10)
+    await asyncio.wait_for(Observer(queue, log, every_s=60.0).run(), 10)
     assert events == []
 
 
@@ -103,4 +103,4 @@ async def test_a_queue_that_does_not_answer_is_an_error(log: EventLog) -> None:
     queue = Queue()
     queue.error = QueueError("no answer")
     with pytest.raises(QueueError, match="no answer"):
-        await asyncio.wait_for(QueueObserver(queue, log, 60.0).run(), 10)
+        await asyncio.wait_for(Observer(queue, log, every_s=60.0).run(), 10)

@@ -1,0 +1,43 @@
+"""The pools of worker processes that an algorithm's table asks for."""
+
+from tailrace.algorithms.base import Algorithm
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Compute, Grade, Serve
+from tailrace.config.cluster import PoolConfig
+from tailrace.config.run import RunConfig
+from tailrace.errors import ConfigError, did_you_mean
+
+_FACTORIES = {"rollout": "tailrace.run.workers.rollout:make", "trainer": "tailrace.run.workers.trainer:make"}
+"""Pools whose workers are more than their tasks."""
+
+
+def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
+    """The pools of a run by kind, in the order of the table.
+
+    Raises:
+        ConfigError: `cluster.pools` has one that no task is in.
+    """
+    kinds = make_algorithm(config.algorithm).pools()
+    for kind in config.cluster.pools:
+        if kind not in kinds:
+            raise ConfigError(
+                f"cluster.pools.{kind} is for no task of the algorithm, whose tasks are in {', '.join(kinds)}"
+                f"{did_you_mean(kind, kinds)}"
+            )
+    return {kind: config.cluster.pool(kind) for kind in kinds}
+
+
+def factory_of(kind: str) -> str:
+    """What makes a worker of the pool, for `WorkerSpec.factory`."""
+    return _FACTORIES.get(kind, "tailrace.run.workers.tasks:make")
+
+
+def actor_of(kind: str) -> str:
+    """Whose time the activity of the pool is."""
+    return "engine" if kind == "rollout" else kind
+
+
+def uses_device(algorithm: Algorithm, kind: str) -> bool:
+    """Whether the workers of the pool compute on the run's device."""
+    works = [task.work for task in algorithm.tasks if task.pool == kind]
+    return any(work.uses_device if isinstance(work, Serve) else not isinstance(work, Grade | Compute) for work in works)

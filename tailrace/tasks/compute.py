@@ -1,0 +1,56 @@
+"""The task of an algorithm's own function, such as the advantages of a group."""
+
+import asyncio
+
+from tailrace.activity import Activity
+from tailrace.algorithms.table import Compute
+from tailrace.errors import AlgorithmError
+from tailrace.events import Event, EventLog
+from tailrace.host.user_code import describe
+from tailrace.tasks.base import Outputs, Task
+from tailrace.transfer.queue.base import Claim, Row, TransferQueue
+
+
+class ComputeTask(Task):
+    """Writes what the function makes of the rows of each group."""
+
+    def __init__(
+        self,
+        name: str,
+        queue: TransferQueue,
+        log: EventLog,
+        activity: Activity,
+        work: Compute,
+        *,
+        samples_per_step: int,
+    ) -> None:
+        """`work`: the function. The others: see `Task`."""
+        super().__init__(name, queue, log, activity, samples_per_step=samples_per_step)
+        self._function = work.function
+
+    async def compute(self, claim: Claim, span: Event) -> Outputs:
+        """One call for each group of the claim, in a thread: the function may take as long as it likes.
+
+        Raises:
+            AlgorithmError: the function has failed, or has not returned the cells of each row.
+        """
+        groups: dict[int, list[Row]] = {}
+        for row in claim.rows:
+            groups.setdefault(row.group_id, []).append(row)
+        outputs: Outputs = {}
+        with self._activity.busy():
+            for group in groups.values():
+                outputs = {**outputs, **await asyncio.to_thread(self._of_group, group)}
+        return outputs
+
+    def _of_group(self, rows: list[Row]) -> Outputs:
+        try:
+            cells = list(self._function([row.cells for row in rows]))
+        except Exception as error:  # of an algorithm that may be anybody's
+            raise AlgorithmError(f"task {self._name!r} of the algorithm has failed: {describe(error)}") from error
+        if len(cells) != len(rows):
+            raise AlgorithmError(
+                f"task {self._name!r} of the algorithm returned cells for {len(cells)} rows of a group, and it was "
+                f"called with {len(rows)}; return one mapping for each"
+            )
+        return {row.id: own for row, own in zip(rows, cells, strict=True)}

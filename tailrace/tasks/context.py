@@ -1,0 +1,84 @@
+"""What the tasks of one pool are made with, in whichever process they are."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.activity import Activity
+from tailrace.config.run import RunConfig
+from tailrace.events import EventLog
+from tailrace.rewards.pool import GraderPool
+from tailrace.tasks.gate import WeightsGate
+from tailrace.transfer.queue.base import TransferQueue
+from tailrace.types import FloatArray
+
+if TYPE_CHECKING:
+    from tailrace.engine.base import Engine
+    from tailrace.tasks.reference import Score
+    from tailrace.tasks.rollout import Decode
+    from tailrace.trainer.base import Trainer, TrainSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a task of work `Generate` has beside the rest."""
+
+    engine: "Engine"
+    decode: "Decode"
+    gate: WeightsGate | None = None
+    """None: the engine always has the weights that its prompts wait for."""
+    room: int | None = None
+    """Rows that are in hand at most; None leaves that to the queue's capacity."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskContext:
+    """Of one pool. What several tasks share is made at its first use, and closed by `stack`."""
+
+    config: RunConfig
+    model_dir: Path
+    """Of the initial weights, a Hugging Face directory."""
+    queue: TransferQueue
+    log: EventLog
+    activity: Activity
+    """Where the time of the pool's worker goes."""
+    executor: Executor
+    """Of the device: one thread, whose work counts as busy."""
+    stack: AsyncExitStack
+    """Closed with the process, or the run."""
+    generation: Generation | None = None
+    graders: GraderPool | None = None
+    reference: "Trainer | None" = None
+    """Has the initial weights; for `Score`."""
+
+    @property
+    def samples_per_step(self) -> int:
+        """Rows of a training step."""
+        return self.config.trainer.train_batch_size
+
+    async def grader_pool(self) -> GraderPool:
+        """The grading processes of the recipe's grader."""
+        if self.graders is None:
+            self.graders = await self.stack.enter_async_context(GraderPool(self.config.rewards))
+        return self.graders
+
+    async def scorer(self) -> "Score":
+        """Log-probabilities under the initial weights."""
+        loop = asyncio.get_running_loop()
+        if self.reference is None:
+            self.reference = await loop.run_in_executor(self.executor, self._load_reference)
+        reference = self.reference
+
+        async def score(samples: "Sequence[TrainSample]") -> list[FloatArray]:
+            return await loop.run_in_executor(self.executor, lambda: reference.log_probs(samples, reference=True))
+
+        return score
+
+    def _load_reference(self) -> "Trainer":
+        from tailrace.trainer.factory import make_run_trainer  # seconds: only where something is scored
+
+        return make_run_trainer(self.config, self.model_dir, reference=True)
