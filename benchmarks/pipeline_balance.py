@@ -67,7 +67,7 @@ async def one_step(
         samples = [sample async for sample in stream]
     generated = time.process_time()
     batch = [train_sample(sample, prompts) for sample in samples]
-    loss = make_algorithm(config.algorithm).loss
+    loss = make_algorithm(config.algorithm).policy_task()[1].loss
     await loop.run_in_executor(parts.device, lambda: parts.trainer.accumulate(batch, loss))
     await loop.run_in_executor(parts.device, parts.trainer.apply)
     return {"generation_s": generated - start, "training_s": time.process_time() - generated}

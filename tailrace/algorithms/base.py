@@ -7,7 +7,7 @@ An algorithm is made, and its table read, without PyTorch: a process that does n
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,12 +67,12 @@ class LossOutput:
 
 
 class Algorithm(ABC):
-    """A table of tasks, and the loss of the one that trains."""
+    """A table of tasks."""
 
     @property
     @abstractmethod
     def tasks(self) -> tuple[TableTask, ...]:
-        """The table: one task generates, one trains, the others are between them."""
+        """The table: one task generates, one trains the policy, the others are between them or train other models."""
 
     @property
     @abstractmethod
@@ -84,15 +84,19 @@ class Algorithm(ABC):
         """Columns of its tasks beside `tailrace.config.columns.COLUMNS`, and what their cells hold."""
         return {}
 
-    @abstractmethod
-    def loss(self, inputs: LossInputs) -> LossOutput:
-        """The policy loss of a micro-batch."""
-
     def pools(self) -> tuple[str, ...]:
         """The kinds of worker processes of its tasks, in the order of the table."""
         return tuple(dict.fromkeys(task.pool for task in self.tasks))
 
-    def trained(self) -> TableTask:
-        """The task that trains the policy."""
-        (task,) = (task for task in self.tasks if isinstance(task.work, Train))
-        return task
+    def policy_task(self) -> tuple[TableTask, Train]:
+        """The task that trains the policy, and its work."""
+        ((task, work),) = ((task, work) for task, work in self.trained() if work.make_trainer is None)
+        return task, work
+
+    def other_models(self) -> tuple[tuple[TableTask, Train], ...]:
+        """The tasks that train other models, and their work."""
+        return tuple((task, work) for task, work in self.trained() if work.make_trainer is not None)
+
+    def trained(self) -> Iterator[tuple[TableTask, Train]]:
+        """The tasks that train, and their work."""
+        return ((task, task.work) for task in self.tasks if isinstance(task.work, Train))

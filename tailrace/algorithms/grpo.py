@@ -29,8 +29,8 @@ class Grpo(Algorithm):
         """Rollout, reward, with a KL penalty reference, advantage, actor."""
         advantage = compute("advantage", self.advantages, reads=("reward", "response_mask"), writes=("advantages",))
         if self._config.kl.coefficient > 0:
-            return (ROLLOUT, REWARD, REFERENCE, advantage, actor("ref_log_probs"))
-        return (ROLLOUT, REWARD, advantage, actor())
+            return (ROLLOUT, REWARD, REFERENCE, advantage, actor(self.loss, "ref_log_probs"))
+        return (ROLLOUT, REWARD, advantage, actor(self.loss))
 
     @property
     def group_size(self) -> int:

@@ -4,17 +4,23 @@ The table is all that a run knows of an algorithm's tasks: the queue's columns a
 processes and what serves in them are made from it. A task is one `TableTask`; its work is one of
 
     Generate      the engine makes a response            Grade     the recipe's grader judges a response
-    Score         log-probabilities of frozen weights    Compute   a function of the rows of a group
-    Train         the update of the policy               Serve     a service of the algorithm's own
+    Score         what a model says of each token        Compute   a function of the rows of a group
+    Train         the updates of a model                 Serve     a service of the algorithm's own
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.config.queue_table import FirstInConfig, PolicyConfig, TokenBudgetConfig, WholeGroupsConfig
 from tailrace.config.run import RunConfig
 from tailrace.types import TaskSpec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tailrace.algorithms.base import LossInputs, LossOutput
+    from tailrace.trainer.base import Trainer
 
 Cells = Mapping[str, Any]
 """Cells of one row, by column; each is a `Value`."""
@@ -32,7 +38,11 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Log-probabilities of the responses under the initial weights, which stay frozen."""
+    """What a model says of each token of a response, into the one column that the task writes."""
+
+    of: str | None = None
+    """The task of work `Train`, in the same pool, whose trainer's `log_probs` says it, such as the values of a critic.
+    None: log-probabilities under the initial weights, which stay frozen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +56,14 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """The update of the policy, whose rows are acked when it is done. A table has one, in the pool `trainer`."""
+    """The updates of a model: one for each training step, on the rows of that step, which are acked when it is done."""
+
+    loss: "Callable[[LossInputs], LossOutput]"
+    """Of a micro-batch."""
+    make_trainer: "Callable[[RunConfig, Path], Trainer] | None" = None
+    """Makes the model's `tailrace.trainer.base.Trainer` from the run's configuration and the directory of its model.
+    None: the policy's, which is the recipe's (`trainer`). A table has one task that trains the policy, in the pool
+    `trainer`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +161,8 @@ def compute(name: str, function: Callable[[Sequence[Cells]], Sequence[Cells]], *
     return TableTask(name=name, work=Compute(function), **{"pool": "reward", **fields})
 
 
-def actor(*columns: str) -> TableTask:
+def actor(loss: "Callable[[LossInputs], LossOutput]", *columns: str) -> TableTask:
     """The task that trains the policy. `columns`: read beside the usual ones, for the loss, each a number per token."""
     return TableTask(
-        name="actor", reads=(*_TRAINED_ON, *columns), work=Train(), claims=training_batches, pool="trainer"
+        name="actor", reads=(*_TRAINED_ON, *columns), work=Train(loss), claims=training_batches, pool="trainer"
     )

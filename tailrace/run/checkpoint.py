@@ -4,6 +4,7 @@ step_000012/
   weights, optimizer, schedule, random states     written by the trainer
   queue.msgpack                                   rows with their cells, and what was consumed
   run.json                                        trained steps, data position, seconds so far
+  models/NAME/                                    the same of each other model that the algorithm trains
   manifest.json                                   sizes and checksums of all of these
 """
 
@@ -23,6 +24,8 @@ from tailrace.transfer.queue.base import TransferQueue
 
 RUN_FILE = "run.json"
 QUEUE_FILE = "queue.msgpack"
+MODELS = "models"
+MODEL_FILE = "model.json"
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
@@ -41,6 +44,29 @@ class RunState(msgspec.Struct, frozen=True, kw_only=True):
     """Fingerprint of the prompts that the data position counts in."""
     unacked: list[int] = []
     """Rows that are in the weights although the queue hands them out again, see `Actor.unacked`."""
+
+
+class ModelState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where another model than the policy stands."""
+
+    trained_steps: Count
+    unacked: list[int] = []
+    """See `RunState`."""
+
+
+def read_model_state(directory: Path) -> ModelState:
+    """What `ModelState` was written into the directory of a model, in a checkpoint that has been verified.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    path = directory / MODEL_FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ModelState)
+    except (OSError, *UNREADABLE) as error:
+        raise CheckpointError(
+            f"{path} cannot be read ({error}); is it a checkpoint of a run whose algorithm trains {directory.name!r}?"
+        ) from None
 
 
 def read_run_state(checkpoint: Path) -> RunState:
@@ -93,8 +119,12 @@ class Checkpointer:
         self._executor = executor
         self._log = log
 
-    async def save(self, trained_steps: int, next_step: int, unacked: Iterable[int]) -> None:
+    async def save(
+        self, trained_steps: int, next_step: int, unacked: Iterable[int], models: Path | None = None
+    ) -> None:
         """Write a checkpoint; the one before survives whatever goes wrong. `unacked`: see `RunState`.
+
+        `models`: a directory beside the checkpoints, with one for each other model; it becomes part of this one.
 
         Raises:
             CheckpointError: it cannot be written, a full disk for one.
@@ -112,6 +142,8 @@ class Checkpointer:
             self._trainer.save(directory)
             (directory / QUEUE_FILE).write_bytes(snapshot)
             (directory / RUN_FILE).write_bytes(msgspec.json.encode(state))
+            if models is not None:
+                models.rename(directory / MODELS)
 
         with self._log.span("checkpoint", "trainer", step=trained_steps, version=trained_steps) as span:
             loop = asyncio.get_running_loop()

@@ -23,8 +23,9 @@ from tailrace.events import EventLog
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.inputs import Inputs
+from tailrace.run.learner import ModelLearner
 from tailrace.run.observer import Observer
-from tailrace.run.parts import Placement, make_evaluator, make_learner, make_pipeline
+from tailrace.run.parts import Placement, make_evaluator, make_learner, make_model_learner, make_pipeline
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
 from tailrace.run.workers.pools import actor_of
@@ -115,12 +116,16 @@ async def build_pipeline(
         trainer.activity,
         prompts=inputs.prompts.fingerprint,
     )
+    models: dict[str, ModelLearner] = {
+        task.name: await make_model_learner(task, work, pools[task.pool])
+        for task, work in parts.algorithm.other_models()
+    }
     evaluator = make_evaluator(config, inputs, parts.engine, parts.pool, log, actor="engine")
     services = [
         service for pool, context in pools.items() for service in await make_services(parts.algorithm, pool, context)
     ]
     observer = Observer(queue, log, [context.activity for context in pools.values()])
-    return make_pipeline(config, inputs, queue, [*services, observer], learner, evaluator)
+    return make_pipeline(config, inputs, queue, [*services, observer], learner, evaluator, models)
 
 
 def _context(

@@ -39,6 +39,7 @@ class RunDirectory:
         self.events = path / "events.jsonl"
         self.samples = path / SAMPLES_FILE
         self.checkpoints = path / "checkpoints"
+        self.staging = self.checkpoints / ".staged-models"
         self.tensorboard = path / "tensorboard"
         self.model = path / "model"
         self.queue = path / "queue"

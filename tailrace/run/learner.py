@@ -12,16 +12,17 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import torch
 
 from tailrace.errors import CheckpointError, NothingGraded, TrainingError, one_line
 from tailrace.events import Event, EventLog
 from tailrace.report.samples import samples_event
-from tailrace.run.checkpoint import Checkpointer, RunState
+from tailrace.run.checkpoint import MODEL_FILE, Checkpointer, ModelState, RunState, read_model_state
 from tailrace.run.recording import SampleRecorder
 from tailrace.run.signal_check import SignalCheck
 from tailrace.run.step_metrics import response_tokens, step_metrics
-from tailrace.tasks.actor import Actor, StepResult
+from tailrace.tasks.actor import Actor, Batch, StepResult, uninterrupted
 from tailrace.trainer.base import Trainer
 from tailrace.transfer.queue.base import Row
 from tailrace.types import WeightVersion
@@ -56,8 +57,8 @@ class Learner(ABC):
         """
 
     @abstractmethod
-    async def save(self, next_step: int) -> None:
-        """Write a checkpoint of this moment. `next_step`: see `RunState`.
+    async def save(self, next_step: int, models: Path | None = None) -> None:
+        """Write a checkpoint of this moment. `next_step`: see `RunState`; `models`: see `Checkpointer.save`.
 
         Raises:
             CheckpointError: it cannot be written, or the weights are of no step, because one failed in the middle of
@@ -79,6 +80,82 @@ class Learner(ABC):
     @abstractmethod
     async def evidence(self) -> dict[str, Any]:
         """See `Trainer.evidence`."""
+
+
+class ModelLearner(ABC):
+    """Trains another model than the policy, such as a critic: on the same steps, beside the policy's learner."""
+
+    @abstractmethod
+    async def train(self, step: int) -> None:
+        """Train on the rows of `step`, unless that was done before a checkpoint; cancelled, see `Learner.train`."""
+
+    @abstractmethod
+    async def save(self, directory: Path) -> None:
+        """Write the model as it is into a directory that is not there yet.
+
+        Raises:
+            CheckpointError: it cannot be written, or the weights are of no step.
+        """
+
+    @abstractmethod
+    async def restore(self, directory: Path) -> None:
+        """Go on from what `save` wrote.
+
+        Raises:
+            CheckpointError: it is not there, or does not belong to this model.
+        """
+
+
+class LocalModelLearner(ModelLearner):
+    """In this process."""
+
+    def __init__(self, actor: Actor, trainer: Trainer, executor: Executor) -> None:
+        """`executor`: of the trainer's device."""
+        self._actor = actor
+        self._trainer = trainer
+        self._executor = executor
+        self._trained_steps = 0
+        self._turn = asyncio.Lock()
+
+    async def train(self, step: int) -> None:
+        async with self._turn:
+            if step < self._trained_steps:
+                return
+            async with self._actor.batch(step) as batch:
+                await uninterrupted(self._update(batch))
+
+    async def save(self, directory: Path) -> None:
+        async with self._turn:
+            _check_whole(self._actor, self._trained_steps)
+            state = ModelState(trained_steps=self._trained_steps, unacked=sorted(self._actor.unacked))
+            loop = asyncio.get_running_loop()
+            try:
+                directory.mkdir(parents=True)
+                await loop.run_in_executor(self._executor, lambda: self._trainer.save(directory))
+                (directory / MODEL_FILE).write_bytes(msgspec.json.encode(state))
+            except OSError as error:
+                raise CheckpointError(f"{directory} cannot be written: {error}") from error
+
+    async def restore(self, directory: Path) -> None:
+        async with self._turn:
+            state = read_model_state(directory)
+            await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self._trainer.load(directory))
+            self._trained_steps = state.trained_steps
+            self._actor.unacked.update(state.unacked)
+
+    async def _update(self, batch: Batch) -> None:
+        await self._actor.apply(batch)
+        self._trained_steps = batch.step + 1
+        await self._actor.ack(batch)
+
+
+def _check_whole(actor: Actor, trained_steps: int) -> None:
+    """Raises CheckpointError where the weights are in the middle of a step."""
+    if actor.torn_by is not None:
+        raise CheckpointError(
+            f"nothing is saved, since step {trained_steps + 1} has failed in the middle of its update "
+            f"({one_line(actor.torn_by)}); go on from the checkpoint before"
+        )
 
 
 class LocalLearner(Learner):
@@ -124,35 +201,33 @@ class LocalLearner(Learner):
         return self._trained_steps
 
     async def train(self, step: int) -> None:
-        trained: StepResult | None = None
-
-        async def hand_on(result: StepResult) -> None:
-            nonlocal trained
-            self._trained_steps = step + 1
-            await self._publisher.publish(self._trained_steps)
-            trained = result
-
         async with self._turn:
             start = self._log.now()
+            result: list[StepResult] = []
             try:
-                await self._actor.update(step, on_commit=hand_on)
+                async with self._actor.batch(step) as batch:
+                    await uninterrupted(self._update(batch, result))
                 await self._publisher.settle(self._trained_steps)
             except NothingGraded:
                 self._tell_samples(step, self._actor.ungraded)
                 raise
             finally:
-                event = None if trained is None else self._tell(step, start, trained)  # whatever has ended it then
-            assert event is not None, "a step that ends well has been committed"
+                event = self._tell(step, start, result[0]) if result else None  # whatever has ended it then
+            assert event is not None, "a step that ends well has been published"
             self._judge(step, event)
 
-    async def save(self, next_step: int) -> None:
+    async def _update(self, batch: Batch, published: list[StepResult]) -> None:
+        """Rows become new weights, which are published before the rows are acked; `published` gets the result then."""
+        result = await self._actor.apply(batch)
+        self._trained_steps = batch.step + 1
+        await self._publisher.publish(self._trained_steps)
+        published.append(result)
+        await self._actor.ack(batch)
+
+    async def save(self, next_step: int, models: Path | None = None) -> None:
         async with self._turn:
-            if self._actor.torn_by is not None:
-                raise CheckpointError(
-                    f"nothing is saved, since step {self._trained_steps + 1} has failed in the middle of its update "
-                    f"({one_line(self._actor.torn_by)}); go on from the checkpoint before"
-                )
-            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked)
+            _check_whole(self._actor, self._trained_steps)
+            await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked, models)
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:
         async with self._turn:

@@ -178,7 +178,8 @@ class Engines:
     @property
     def loss(self) -> Loss:
         """Of the recipe's algorithm, for `Trainer.accumulate`."""
-        return make_algorithm(self._config.resolved_algorithm).loss
+        _, work = make_algorithm(self._config.resolved_algorithm).policy_task()
+        return work.loss
 
     def make_trainer(self) -> Trainer:
         """The recipe's trainer in this process, with the initial weights; it knows nothing of the engines.

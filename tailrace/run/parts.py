@@ -1,25 +1,32 @@
 """The parts of a run that are made alike wherever its tasks are: trainer, learner, evaluator, feeder and main loop."""
 
+import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from tailrace.activity import Activity
 from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import TableTask, Train
 from tailrace.config.run import RunConfig
+from tailrace.errors import AlgorithmError, TailraceError
 from tailrace.events import EventLog
+from tailrace.host.user_code import describe
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.checkpoint import Checkpointer
+from tailrace.run.directory import RunDirectory
 from tailrace.run.evaluation import Evaluator, Generator, ways_of
 from tailrace.run.inputs import Inputs
-from tailrace.run.learner import Learner, LocalLearner, Publisher
+from tailrace.run.learner import Learner, LocalLearner, LocalModelLearner, ModelLearner, Publisher
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
 from tailrace.run.recording import SampleRecorder
 from tailrace.run.signal_check import SignalCheck
 from tailrace.tasks.actor import Actor
 from tailrace.tasks.base import Service
+from tailrace.tasks.context import TaskContext
 from tailrace.tasks.prompts import PromptFeeder
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
@@ -55,8 +62,9 @@ def make_pipeline(
     services: Sequence[Service],
     learner: Learner,
     evaluator: Evaluator | None,
+    models: Mapping[str, ModelLearner] | None = None,
 ) -> Pipeline:
-    """The main loop around services and a learner, wherever they are."""
+    """The main loop around services and learners, wherever they are. `models`: see `Pipeline`."""
     return Pipeline(
         steps=config.trainer.steps,
         evaluate_every=config.evaluation.every,
@@ -66,6 +74,8 @@ def make_pipeline(
         feeder=make_feeder(config, inputs, queue),
         learner=learner,
         evaluator=evaluator,
+        models=models,
+        staging=RunDirectory(Path(config.output_dir)).staging,
     )
 
 
@@ -103,16 +113,8 @@ def make_learner(
 
     `prompts`: their fingerprint. `run_log`: takes the events of whole steps, where `log` is a worker's.
     """
-    actor = Actor(
-        queue,
-        trainer,
-        make_algorithm(config.resolved_algorithm),
-        executor,
-        log,
-        activity,
-        batch_size=config.trainer.train_batch_size,
-        mini_batch_size=config.mini_batch_size,
-    )
+    task, work = make_algorithm(config.resolved_algorithm).policy_task()
+    actor = make_actor(config, task, work, queue, trainer, executor, log, activity, row="trainer")
     checkpointer = Checkpointer(store, trainer, queue, executor, log, prompts=prompts)
     return LocalLearner(
         actor,
@@ -126,6 +128,64 @@ def make_learner(
         recorder=SampleRecorder.of(config),
         check=SignalCheck.of(config),
     )
+
+
+def make_actor(
+    config: RunConfig,
+    task: TableTask,
+    work: Train,
+    queue: TransferQueue,
+    trainer: Trainer,
+    executor: Executor,
+    log: EventLog,
+    activity: Activity,
+    *,
+    row: str,
+) -> Actor:
+    """Trains the model of a task. `row`: in the timeline."""
+    return Actor(
+        queue,
+        trainer,
+        task.name,
+        work.loss,
+        executor,
+        log,
+        activity,
+        batch_size=config.trainer.train_batch_size,
+        mini_batch_size=config.mini_batch_size,
+        row=row,
+    )
+
+
+async def make_model_learner(task: TableTask, work: Train, context: TaskContext) -> LocalModelLearner:
+    """What trains another model than the policy, in the process of `context`; its trainer is in `context`, too.
+
+    Raises:
+        AlgorithmError: its trainer cannot be made, or is none.
+    """
+    assert work.make_trainer is not None
+    make, config, model_dir = work.make_trainer, context.config, context.model_dir
+
+    def made() -> Trainer:
+        try:
+            trainer = make(config, model_dir)
+        except TailraceError:
+            raise
+        except Exception as error:  # of an algorithm that may be anybody's
+            raise AlgorithmError(f"the trainer of task {task.name!r} cannot be made: {describe(error)}") from error
+        if not isinstance(trainer, Trainer):
+            raise AlgorithmError(
+                f"task {task.name!r} of the algorithm made a {type(trainer).__name__} for its trainer; it must make a "
+                "tailrace.trainer.base.Trainer"
+            )
+        return trainer
+
+    trainer = await asyncio.get_running_loop().run_in_executor(context.executor, made)
+    context.trainers[task.name] = trainer
+    actor = make_actor(
+        config, task, work, context.queue, trainer, context.executor, context.log, context.activity, row=task.name
+    )
+    return LocalModelLearner(actor, trainer, context.executor)
 
 
 def make_feeder(config: RunConfig, inputs: Inputs, queue: TransferQueue) -> PromptFeeder:

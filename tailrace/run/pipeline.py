@@ -20,12 +20,13 @@ run ahead (max_staleness) in the feeder; what the actor waits for (streaming) in
 """
 
 import asyncio
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tailrace.run.checkpoint import RunState
+from tailrace.run.checkpoint import MODELS, RunState
 from tailrace.run.evaluation import Evaluator
-from tailrace.run.learner import Learner
+from tailrace.run.learner import Learner, ModelLearner
 from tailrace.tasks.base import Service
 from tailrace.tasks.prompts import PromptFeeder, put_lost_groups
 from tailrace.transfer.queue.base import TransferQueue
@@ -45,7 +46,14 @@ class Pipeline:
         feeder: PromptFeeder,
         learner: Learner,
         evaluator: Evaluator | None,
+        models: Mapping[str, ModelLearner] | None = None,
+        staging: Path = Path(),
     ) -> None:
+        """`models`: other models than the policy, by the task that trains them.
+
+        `staging`: a directory that is not there, beside the checkpoints, where they are saved before they become part
+        of one.
+        """
         self._steps = steps
         self._evaluate_every = evaluate_every
         self._save_every = save_every
@@ -54,6 +62,8 @@ class Pipeline:
         self._feeder = feeder
         self.learner = learner
         self._evaluator = evaluator
+        self._models = models or {}
+        self._staging = staging
 
     async def run(self) -> None:
         """Train to the end. An error of any task stops all of them and is raised (in an ExceptionGroup)."""
@@ -65,13 +75,15 @@ class Pipeline:
             while (version := self.learner.trained_steps) < self._steps:
                 await self._evaluate_if(version, version % self._evaluate_every == 0)
                 await self._queue.advance(version)  # lets in the prompts that wait for these weights
-                await self.learner.train(version)
+                await self._train(version)
                 await self._save_if_due(version + 1)
             await self._evaluate_if(version, True)
             await self._queue.close()
 
     async def resume_at(self, checkpoint: Path, state: RunState) -> None:
         """Go on from a verified checkpoint whose rows are in the queue."""
+        for name, model in self._models.items():
+            await model.restore(checkpoint / MODELS / name)
         await self.learner.restore(checkpoint, state)
         self._feeder.resume_at(state.next_step)
 
@@ -85,4 +97,17 @@ class Pipeline:
 
     async def save(self) -> None:
         """Write a checkpoint of this moment."""
-        await self.learner.save(self._feeder.next_step)
+        if not self._models:
+            await self.learner.save(self._feeder.next_step)
+            return
+        shutil.rmtree(self._staging, ignore_errors=True)  # of a save that failed
+        for name, model in self._models.items():
+            await model.save(self._staging / name)
+        await self.learner.save(self._feeder.next_step, self._staging)
+
+    async def _train(self, step: int) -> None:
+        """One step of every model, beside each other."""
+        async with asyncio.TaskGroup() as models:
+            for model in self._models.values():
+                models.create_task(model.train(step))
+            await self.learner.train(step)

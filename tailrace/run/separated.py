@@ -22,6 +22,7 @@ from typing import Any, Self
 
 import msgspec
 
+from tailrace.algorithms.factory import make_algorithm
 from tailrace.cluster.base import Cluster, WorkerHandle, WorkerSpec, each
 from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.pool import DeathBudget, Pool
@@ -33,7 +34,7 @@ from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.checkpoint import RunState
 from tailrace.run.inputs import Inputs
-from tailrace.run.learner import Learner
+from tailrace.run.learner import Learner, ModelLearner
 from tailrace.run.observer import Observer
 from tailrace.run.parts import Placement, evaluated, make_evaluator, make_pipeline
 from tailrace.run.pipeline import Pipeline
@@ -65,9 +66,9 @@ class RemoteLearner(Learner):
         """See `Learner`."""
         self._trained_steps = await self._call("train", step)
 
-    async def save(self, next_step: int) -> None:
+    async def save(self, next_step: int, models: Path | None = None) -> None:
         """See `Learner`."""
-        await self._call("save", next_step)
+        await self._call("save", next_step, None if models is None else str(models.resolve()))
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:
         """See `Learner`."""
@@ -84,6 +85,25 @@ class RemoteLearner(Learner):
 
     async def _call(self, method: str, *args: Any) -> Any:
         return await self._trainer.call(0, method, *args)
+
+
+class RemoteModelLearner(ModelLearner):
+    """The learner in the worker of another model than the policy."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def train(self, step: int) -> None:
+        """See `ModelLearner`."""
+        await self._pool.call(0, "train", step)
+
+    async def save(self, directory: Path) -> None:
+        """See `ModelLearner`."""
+        await self._pool.call(0, "save", str(directory.resolve()))
+
+    async def restore(self, directory: Path) -> None:
+        """See `ModelLearner`."""
+        await self._pool.call(0, "restore", str(directory.resolve()))
 
 
 class RemoteEngines:
@@ -162,7 +182,7 @@ class Separated(Placement):
             engines = RemoteEngines(pools.rollout, workers=workers, version=lambda: learner.trained_steps)
             evaluator = make_evaluator(config, self._inputs, engines, graders, log, actor="driver")
         services: list[Service] = [*pools.services, Observer(queue.queue, log)]
-        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator)
+        return make_pipeline(config, self._inputs, queue.queue, services, learner, evaluator, pools.models())
 
 
 class Workers:
@@ -202,6 +222,8 @@ class Workers:
             checkpoints=str(checkpoints.resolve()),
         )
         self._configs = pools
+        self._algorithm = make_algorithm(config.algorithm)
+        self._trained = {task.pool for task, _ in self._algorithm.trained()}
         self._pools: dict[str, Pool] = {}
 
     @property
@@ -213,6 +235,10 @@ class Workers:
     def rollout(self) -> Pool:
         """Those with engines."""
         return self._pools["rollout"]
+
+    def models(self) -> dict[str, ModelLearner]:
+        """What trains other models than the policy, by task."""
+        return {task.name: RemoteModelLearner(self._pools[task.pool]) for task, _ in self._algorithm.other_models()}
 
     @property
     def services(self) -> list[Pool]:
@@ -260,13 +286,13 @@ class Workers:
             _log.warning("not all workers could be closed: %s", failure)
 
     def _pool(self, kind: str, settings: RunSettings) -> Pool:
-        """Of the trainer there is one, and it is not replaced."""
+        """A model is trained by one worker, which is not replaced."""
         config = self._configs[kind]
         specs = [
             WorkerSpec(
-                name=kind if kind == "trainer" else f"{kind}-{number}",
+                name=kind if kind in self._trained else f"{kind}-{number}",
                 pool=config,
-                factory=factory_of(kind),
+                factory=factory_of(self._algorithm, kind),
                 settings=msgspec.structs.replace(settings, pool=kind).encode(),
             )
             for number in range(config.workers)
@@ -276,7 +302,7 @@ class Workers:
             specs,
             self._config.cluster,
             self._log,
-            budget=None if kind == "trainer" else self._budget,
+            budget=None if kind in self._trained else self._budget,
             on_death=self._take_back,
         )
 

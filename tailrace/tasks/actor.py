@@ -1,6 +1,6 @@
 """The actor task: rows with advantages become an update of the weights.
 
-    queue ──claim whole groups──▶ accumulate … accumulate ──▶ apply ──▶ commit ──▶ ack
+    queue ──claim whole groups──▶ accumulate … accumulate ──▶ apply ──▶ (weights are published) ──▶ ack
 
 Who waits on whom: synchronous, the first claim waits for the whole batch; streaming, each claim is a micro-batch that
 has filled up while the rest still generates. Rows are acked after the optimizer step that used them and not before, so
@@ -17,14 +17,14 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeGuard, TypeVar, cast
 
 import numpy as np
 
 from tailrace.activity import Activity
-from tailrace.algorithms.base import Algorithm, LossInputs, LossOutput
+from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.errors import AlgorithmError, NonFiniteError, NothingGraded
 from tailrace.events import EventLog
 from tailrace.host.user_code import describe
@@ -46,19 +46,22 @@ class StepResult:
     updates: tuple[UpdateResult, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
+@dataclass(slots=True)
+class Batch:
     """What one training step works on."""
 
+    step: int
     claims: list[Claim] = field(default_factory=list)
     """All of them, those of rows that count no more included: each is acked in the end."""
     rows: dict[int, Row] = field(default_factory=dict)
     """By `order`: those to train on."""
+    samples: dict[int, TrainSample] = field(default_factory=dict)
+    """By `order`: with several mini-batches, those that are still to be accumulated."""
 
-    def check_graded(self, step: int) -> None:
+    def check_graded(self) -> None:
         """Raises NothingGraded where all gradings have failed."""
         errors = [str(row.cells.get("reward_error", "")) for row in self.rows.values()]
-        NothingGraded.check(errors, f"step {step + 1}")
+        NothingGraded.check(errors, f"step {self.step + 1}")
 
     @property
     def in_order(self) -> tuple[Row, ...]:
@@ -66,27 +69,33 @@ class _Batch:
         return tuple(sorted(self.rows.values(), key=lambda row: row.order))
 
 
-OnCommit = Callable[[StepResult], Awaitable[None]]
-
-
 class Actor:
-    """Trains on each row of a step exactly once."""
+    """Trains on each row of a step exactly once.
+
+        async with actor.batch(step) as batch:
+            result = await actor.apply(batch)  # the weights have changed
+            await actor.ack(batch)             # the rows do not come again
+
+    What comes between the first optimizer step and the ack must not be cancelled, see `uninterrupted`.
+    """
 
     def __init__(
         self,
         queue: TransferQueue,
         trainer: Trainer,
-        algorithm: Algorithm,
+        task: str,
+        loss: Loss,
         executor: Executor,
         log: EventLog,
         activity: Activity,
         *,
         batch_size: int,
         mini_batch_size: int,
+        row: str = "trainer",
     ) -> None:
-        """`executor`: of the trainer's device. `activity`: of the pool's worker.
+        """`task`: in the table; `loss`: its own. `executor`: of the trainer's device. `activity`: of the pool's worker.
 
-        `batch_size`: samples of a training step. `mini_batch_size`: of an optimizer step.
+        `batch_size`: samples of a training step. `mini_batch_size`: of an optimizer step. `row`: in the timeline.
         """
         self.unacked: set[int] = set()
         """By `order`: rows that are in the weights, and that the queue may hand out again."""
@@ -96,61 +105,75 @@ class Actor:
         """The rows of a step that ended since all their gradings had failed."""
         self._queue = queue
         self._trainer = trainer
-        self._loss = checked_loss(algorithm)
+        self._task = task
+        self._loss = checked(loss)
         self._executor = executor
         self._log = log
         self._activity = activity
-        self._name = algorithm.trained().name
         self._batch_size = batch_size
         self._mini_batch_size = mini_batch_size
+        self._row = row
 
-    async def update(self, step: int, *, on_commit: OnCommit) -> None:
-        """Train on the rows of one step.
-
-        `on_commit` is awaited with the result when the last optimizer step is done, then the rows are acked; from the
-        first optimizer step on no cancellation comes between these. Whatever fails after the last one, the rows are in
-        the weights and, as long as they are not acked, in `unacked`; whatever fails in one or between two is in
-        `torn_by`.
+    @asynccontextmanager
+    async def batch(self, step: int) -> AsyncIterator[Batch]:
+        """All rows of one step, claimed, and accumulated as they come. An error of the block drops the gradients.
 
         Raises:
             NothingGraded: all gradings of the step have failed; no weight has changed.
         """
-        batch = _Batch()
+        batch = Batch(step)
         async with holding(self._queue) as hold:
             try:
-                if self._mini_batch_size == self._batch_size:
-                    async for rows in self._new_rows(batch, hold):
-                        await self._accumulate(step, [train_sample(row, step) for row in rows])
-                    batch.check_graded(step)
-                    await uninterrupted(self._apply_and_commit(step, batch, on_commit))
-                    return
-                samples: dict[int, TrainSample] = {}
                 async for rows in self._new_rows(batch, hold):
-                    samples |= await self._with_old_log_probs(step, rows)
-                batch.check_graded(step)
-                in_order = [samples[order] for order in sorted(samples)]
-                await uninterrupted(self._optimize(step, batch, in_order, on_commit))
+                    if self._has_mini_batches:
+                        batch.samples |= await self._with_old_log_probs(step, rows)
+                    else:
+                        await self._accumulate(step, [train_sample(row, step) for row in rows])
+                batch.check_graded()
+                yield batch
             except BaseException as error:
                 if isinstance(error, NothingGraded):
                     self.ungraded = batch.in_order
                 await self._compute(self._trainer.discard)
                 raise
 
-    async def _optimize(self, step: int, batch: _Batch, samples: list[TrainSample], on_commit: OnCommit) -> None:
+    @property
+    def _has_mini_batches(self) -> bool:
+        return self._mini_batch_size < self._batch_size
+
+    async def apply(self, batch: Batch) -> StepResult:
+        """Make the optimizer steps. From then on the rows are in the weights, and in `unacked` until they are acked.
+
+        What fails in an optimizer step, or between two, is in `torn_by`.
+        """
+        updates = await (self._optimize(batch) if self._has_mini_batches else self._update(batch))
+        self.unacked.update(batch.rows)
+        return StepResult(rows=batch.in_order, updates=tuple(updates))
+
+    async def ack(self, batch: Batch) -> None:
+        """Ack all rows; those that are not under their claim any more come again, and are acked then."""
+        for claim in batch.claims:
+            await self._ack(claim)
+
+    async def _update(self, batch: Batch) -> list[UpdateResult]:
+        return [await self._apply(batch.step)]
+
+    async def _optimize(self, batch: Batch) -> list[UpdateResult]:
         updates: list[UpdateResult] = []
+        samples = [batch.samples[order] for order in sorted(batch.samples)]
         try:
             for start in range(0, len(samples), self._mini_batch_size):
-                await self._accumulate(step, samples[start : start + self._mini_batch_size])
-                updates.append(await self._apply(step))
+                await self._accumulate(batch.step, samples[start : start + self._mini_batch_size])
+                updates.append(await self._apply(batch.step))
         except BaseException as error:
             if any(update.applied for update in updates):
                 self.torn_by = error
             raise
-        await self._commit(batch, updates, on_commit)
+        return updates
 
-    async def _new_rows(self, batch: _Batch, hold: Callable[[Claim], None]) -> AsyncIterator[list[Row]]:
+    async def _new_rows(self, batch: Batch, hold: Callable[[Claim], None]) -> AsyncIterator[list[Row]]:
         """Claim until `batch` is full; of each claim, the rows that neither it nor an earlier update has."""
-        loader = StreamingLoader(self._queue, self._name, rows=self._batch_size)
+        loader = StreamingLoader(self._queue, self._task, rows=self._batch_size)
         while (claim := await self._next(loader)) is not None:
             hold(claim)
             batch.claims.append(claim)
@@ -175,12 +198,12 @@ class Actor:
 
     async def _accumulate(self, step: int, samples: Sequence[TrainSample]) -> None:
         tokens = sum(len(sample.response_ids) for sample in samples)
-        with self._log.span("actor", "trainer", step=step, version=step, samples=len(samples), tokens=tokens):
+        with self._log.span("actor", self._row, step=step, version=step, samples=len(samples), tokens=tokens):
             await self._compute(lambda: self._trainer.accumulate(samples, self._loss))
 
     async def _apply(self, step: int) -> UpdateResult:
         try:
-            with self._log.span("optimizer", "trainer", step=step, version=step) as span:
+            with self._log.span("optimizer", self._row, step=step, version=step) as span:
                 result = await self._compute(self._trainer.apply)
                 span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
         except NonFiniteError:  # instead of an optimizer step: it has changed no weight
@@ -189,15 +212,6 @@ class Actor:
             self.torn_by = error
             raise
         return result
-
-    async def _apply_and_commit(self, step: int, batch: _Batch, on_commit: OnCommit) -> None:
-        await self._commit(batch, [await self._apply(step)], on_commit)
-
-    async def _commit(self, batch: _Batch, updates: Sequence[UpdateResult], on_commit: OnCommit) -> None:
-        self.unacked.update(batch.rows)
-        await on_commit(StepResult(rows=batch.in_order, updates=tuple(updates)))
-        for claim in batch.claims:
-            await self._ack(claim)
 
     async def _ack(self, claim: Claim) -> None:
         """Ack rows that are in the weights now; those that are not under the claim any more come again."""
@@ -225,12 +239,12 @@ async def uninterrupted(work: Awaitable[T]) -> T:
         raise
 
 
-def checked_loss(algorithm: Algorithm) -> Loss:
-    """The algorithm's loss. What it raises, and what its result lacks, is an AlgorithmError."""
+def checked(loss: Loss) -> Loss:
+    """The same loss. What it raises, and what its result lacks, is an AlgorithmError."""
 
-    def loss(inputs: LossInputs) -> LossOutput:
+    def checked_loss(inputs: LossInputs) -> LossOutput:
         try:
-            output = algorithm.loss(inputs)
+            output = loss(inputs)
         except Exception as error:  # of an algorithm that may be anybody's
             raise AlgorithmError(f"the loss of the algorithm has failed: {describe(error)}") from error
         if "tokens" not in output.metrics:
@@ -240,7 +254,7 @@ def checked_loss(algorithm: Algorithm) -> Loss:
             )
         return output
 
-    return loss
+    return checked_loss
 
 
 def is_floats(cell: Value) -> TypeGuard[FloatArray]:

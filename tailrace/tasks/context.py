@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ from tailrace.types import FloatArray
 
 if TYPE_CHECKING:
     from tailrace.engine.base import Engine
-    from tailrace.tasks.reference import Score
     from tailrace.tasks.rollout import Decode
+    from tailrace.tasks.scoring import Score
     from tailrace.trainer.base import Trainer, TrainSample
 
 
@@ -54,6 +54,8 @@ class TaskContext:
     graders: GraderPool | None = None
     reference: "Trainer | None" = None
     """Has the initial weights; for `Score`."""
+    trainers: "dict[str, Trainer]" = field(default_factory=dict)
+    """By task: those of other models than the policy that are trained here."""
 
     @property
     def samples_per_step(self) -> int:
@@ -66,9 +68,16 @@ class TaskContext:
             self.graders = await self.stack.enter_async_context(GraderPool(self.config.rewards))
         return self.graders
 
-    async def scorer(self) -> "Score":
-        """Log-probabilities under the initial weights."""
+    async def scorer(self, of: str | None) -> "Score":
+        """What the model that task `of` trains says of tokens; None: log-probabilities under the initial weights."""
         loop = asyncio.get_running_loop()
+        if of is not None:
+            trainer = self.trainers[of]
+
+            async def values(samples: "Sequence[TrainSample]") -> list[FloatArray]:
+                return await loop.run_in_executor(self.executor, lambda: trainer.log_probs(samples))
+
+            return values
         if self.reference is None:
             self.reference = await loop.run_in_executor(self.executor, self._load_reference)
         reference = self.reference

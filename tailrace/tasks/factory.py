@@ -31,9 +31,11 @@ async def _make(task: TableTask, context: TaskContext) -> Service:
             graders = await context.grader_pool()
             return RewardTask(*common, graders, context.config.rewards, samples_per_step=samples)
         case Score():
-            from tailrace.tasks.reference import ReferenceTask  # seconds: only where something is scored
+            from tailrace.tasks.scoring import ScoringTask  # seconds: only where something is scored
 
-            return ReferenceTask(*common, await context.scorer(), samples_per_step=samples)
+            score = await context.scorer(task.work.of)
+            version = 0 if task.work.of is None else None
+            return ScoringTask(*common, score, task.writes[0], samples_per_step=samples, version=version)
         case Compute():
             return ComputeTask(*common, task.work, samples_per_step=samples)
         case Serve():

@@ -219,7 +219,7 @@ class Short(Plain):
     @property
     def tasks(self) -> tuple[TableTask, ...]:
         one = compute("one", self.one, reads=("response_ids",), writes=("one",))
-        return self.replaced("actor", one, actor("one"))
+        return self.replaced("actor", one, actor(self.loss, "one"))
 
     def one(self, rows: Sequence[Cells]) -> list[Cells]:
         """One number, however long the response."""
@@ -286,7 +286,7 @@ class Unknown(Plain):
 
     @property
     def tasks(self) -> tuple[TableTask, ...]:
-        return self.replaced("actor", actor("token_weights"))
+        return self.replaced("actor", actor(self.loss, "token_weights"))
 
 
 class Unwritten(Unknown):
@@ -312,7 +312,7 @@ class Otherwise(Plain):
         (adapter("Plain", beta=1), r"algorithm.path 'tests.run.test_algorithms.Plain' cannot be called with"),
         (adapter("NoAlgorithm"), r"made a NoAlgorithm; it must make a tailrace.algorithms.base.Algorithm"),
         (adapter("Larger"), r"groups of 5, and algorithm.group_size is 4; have it keep the group_size"),
-        (adapter("Idle"), r"0 tasks of work Train; one task must do that"),
+        (adapter("Idle"), r"with 0 tasks that train the policy; one task must do that"),
         (adapter("Unknown"), r"task 'actor' reads 'token_weights', which is no column of the queue"),
         (adapter("Unwritten"), r"task 'actor' reads 'token_weights', and no task writes it"),
         (adapter("Otherwise"), r"column 'reward' holds str, and there is one that holds float; rename it"),

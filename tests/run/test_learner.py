@@ -4,6 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,9 @@ class Witness(Checkpointer):
         self.saved: list[tuple[int, int]] = []
         self._recording = trainer
 
-    async def save(self, trained_steps: int, next_step: int, unacked: Iterable[int]) -> None:
+    async def save(
+        self, trained_steps: int, next_step: int, unacked: Iterable[int], models: Path | None = None
+    ) -> None:
         self.saved.append((trained_steps, len(self._recording.applied)))
 
 

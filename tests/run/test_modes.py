@@ -89,7 +89,7 @@ async def delayed_loop(config: RunConfig, inputs: Inputs, parts: Parts, stack: A
             )
             for sample, prompt, advantage in zip(samples, prompt_ids, advantages, strict=True)
         ]
-        parts.trainer.accumulate(batch, algorithm.loss)
+        parts.trainer.accumulate(batch, algorithm.policy_task()[1].loss)
         parts.trainer.apply()
         history.rewards.append(rewards)
         history.keep(parts.trainer.weights())

@@ -31,7 +31,7 @@ from tailrace.run.checkpoint import Checkpointer, RunState
 from tailrace.run.learner import LocalLearner
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import run_table
-from tailrace.tasks.actor import Actor, OnCommit, StepResult
+from tailrace.tasks.actor import Actor, Batch, StepResult
 from tailrace.tasks.base import Outputs, Service, Task
 from tailrace.tasks.compute import ComputeTask
 from tailrace.tasks.prompts import PromptFeeder
@@ -327,13 +327,11 @@ class WatchedActor(Actor):
     trained: dict[int, tuple[Row, ...]]
     """By step."""
 
-    async def update(self, step: int, *, on_commit: OnCommit) -> None:
-        async def commit(result: StepResult) -> None:
-            assert step not in self.trained, f"step {step} is trained twice"
-            self.trained[step] = result.rows
-            await on_commit(result)
-
-        await super().update(step, on_commit=commit)
+    async def apply(self, batch: Batch) -> StepResult:
+        result = await super().apply(batch)
+        assert batch.step not in self.trained, f"step {batch.step} is trained twice"
+        self.trained[batch.step] = result.rows
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,7 +350,7 @@ class MemoryCheckpointer(Checkpointer):
         self._queue = queue
         self._chance = chance
 
-    async def save(self, trained_steps: int, next_step: int, unacked: Any) -> None:
+    async def save(self, trained_steps: int, next_step: int, unacked: Any, models: Path | None = None) -> None:
         state = RunState(
             trained_steps=trained_steps, next_step=next_step, elapsed_s=0.0, prompts="", unacked=sorted(unacked)
         )
@@ -428,7 +426,8 @@ class Run:
         self.actor = WatchedActor(
             self.queue,
             self.trainer,
-            self.algorithm,
+            "actor",
+            self.algorithm.policy_task()[1].loss,
             self.device,
             self.log,
             Activity(self.log, "trainer"),

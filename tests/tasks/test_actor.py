@@ -17,7 +17,7 @@ from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import NothingGraded, PeerLost
 from tailrace.events import EventLog
-from tailrace.tasks.actor import Actor, StepResult, train_sample
+from tailrace.tasks.actor import Actor, Batch, StepResult, train_sample, uninterrupted
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.local import LocalQueue
@@ -122,7 +122,8 @@ class Bench:
         self.actor = Actor(
             self.queue,
             self.trainer,
-            make_algorithm(GrpoConfig(group_size=4)),
+            "actor",
+            make_algorithm(GrpoConfig(group_size=4)).policy_task()[1].loss,
             executor,
             log,
             Activity(log, "trainer"),
@@ -136,7 +137,15 @@ class Bench:
         self.results.append(result)
 
     def update(self) -> asyncio.Task[None]:
-        return asyncio.create_task(self.actor.update(0, on_commit=self.commit))
+        return asyncio.create_task(self._update())
+
+    async def _update(self) -> None:
+        async with self.actor.batch(0) as batch:
+            await uninterrupted(self._apply(batch))
+
+    async def _apply(self, batch: Batch) -> None:
+        await self.commit(await self.actor.apply(batch))
+        await self.actor.ack(batch)
 
     async def lose_claims(self) -> None:
         """Every lease ends, and its rows are ready again."""

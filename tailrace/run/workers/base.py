@@ -24,12 +24,14 @@ from tailrace.run.queue import client_options
 from tailrace.run.workers.pools import actor_of, uses_device
 from tailrace.run.workers.settings import RunSettings
 from tailrace.tasks.base import Service
-from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.context import TaskContext
 from tailrace.tasks.factory import make_services
 from tailrace.transfer.queue.client.remote import RemoteQueue
 
 _ACTIVITY_S = 1.0
 """Between events of where the worker's time went."""
+_LOOK_S = 0.5
+"""Between looks at whether the queue was closed; nobody waits for a worker's end before that."""
 _WATCH_S = 1.0
 """Between looks at how long it has been computing."""
 
@@ -50,6 +52,7 @@ class RunWorker(Worker):
         device = self.stack.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="device"))
         self.executor = TimedExecutor(device, self.activity)
         self.queue: RemoteQueue
+        self.tasks: TaskContext
 
     async def open(self) -> dict[str, Any]:
         """See `Worker`. `queue_client`: by which name the queue knows this worker, and none after it."""
@@ -60,8 +63,7 @@ class RunWorker(Worker):
         name = f"{self.context.name}-{secrets.token_hex(4)}"
         queue = RemoteQueue(self.settings.queue, name=name, **client_options(self.config.queue))
         self.queue = await self.stack.enter_async_context(queue)
-        generation = await self.start()
-        context = TaskContext(
+        self.tasks = TaskContext(
             config=self.config,
             model_dir=self.model_dir,
             queue=self.queue,
@@ -69,15 +71,14 @@ class RunWorker(Worker):
             activity=self.activity,
             executor=self.executor,
             stack=self.stack,
-            generation=generation,
         )
-        self._services = await make_services(self.algorithm, self.settings.pool, context)
+        await self.start()
+        self._services = await make_services(self.algorithm, self.settings.pool, self.tasks)
         self.stack.callback(asyncio.create_task(self._watch_device()).cancel)
         return {"queue_client": name}
 
-    async def start(self) -> Generation | None:
-        """Make what this kind of worker has beside its tasks; what those that generate are made with."""
-        return None
+    async def start(self) -> None:
+        """Make what this kind of worker has beside its tasks, before these are made with `tasks`."""
 
     def services(self) -> Sequence[Service]:
         """What serves beside its tasks, until the queue is closed."""
@@ -120,3 +121,15 @@ class RunWorker(Worker):
                 faulthandler.dump_traceback()
                 print(f"a computation has taken longer than cluster.computation_limit_s ({limit_s:g} s)", flush=True)
                 os._exit(1)
+
+
+class UntilClosed:
+    """Being there until the queue is closed, for a worker that the driver tells what to do."""
+
+    def __init__(self, queue: RemoteQueue) -> None:
+        self._queue = queue
+
+    async def run(self) -> None:
+        """See `Service`."""
+        while not (await self._queue.stats()).closed:
+            await asyncio.sleep(_LOOK_S)

@@ -7,29 +7,33 @@ from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import ConfigError, did_you_mean
 
-_FACTORIES = {"rollout": "tailrace.run.workers.rollout:make", "trainer": "tailrace.run.workers.trainer:make"}
-"""Pools whose workers are more than their tasks."""
-
 
 def run_pools(config: RunConfig) -> dict[str, PoolConfig]:
     """The pools of a run by kind, in the order of the table.
 
     Raises:
-        ConfigError: `cluster.pools` has one that no task is in.
+        ConfigError: `cluster.pools` has one that no task is in, or several workers for a model that is trained.
     """
-    kinds = make_algorithm(config.algorithm).pools()
+    algorithm = make_algorithm(config.algorithm)
+    kinds = algorithm.pools()
     for kind in config.cluster.pools:
         if kind not in kinds:
             raise ConfigError(
                 f"cluster.pools.{kind} is for no task of the algorithm, whose tasks are in {', '.join(kinds)}"
                 f"{did_you_mean(kind, kinds)}"
             )
+    for task, _ in algorithm.trained():
+        if (workers := config.cluster.pool(task.pool).workers) != 1:
+            raise ConfigError(f"cluster.pools.{task.pool} has {workers} workers, and one process trains a model; use 1")
     return {kind: config.cluster.pool(kind) for kind in kinds}
 
 
-def factory_of(kind: str) -> str:
+def factory_of(algorithm: Algorithm, kind: str) -> str:
     """What makes a worker of the pool, for `WorkerSpec.factory`."""
-    return _FACTORIES.get(kind, "tailrace.run.workers.tasks:make")
+    if kind in ("rollout", "trainer"):
+        return f"tailrace.run.workers.{kind}:make"
+    is_trained = kind in {task.pool for task, _ in algorithm.other_models()}
+    return f"tailrace.run.workers.{'model' if is_trained else 'tasks'}:make"
 
 
 def actor_of(kind: str) -> str:

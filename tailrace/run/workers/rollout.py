@@ -40,7 +40,7 @@ def rows_in_hand(config: RunConfig) -> int:
 class RolloutWorker(RunWorker):
     """Generates."""
 
-    async def start(self) -> Generation:
+    async def start(self) -> None:
         """Load the engine with the initial weights."""
         config = self.config
         assert self.settings.weights is not None
@@ -67,7 +67,8 @@ class RolloutWorker(RunWorker):
             timeout_s=config.weights.timeout_s,
         )
         decode = ResponseText(tokenizer, self.model_dir, config.sampling)
-        return Generation(engine=self._engine, decode=decode, gate=self._updater, room=rows_in_hand(config))
+        room = rows_in_hand(config)
+        self.tasks.generation = Generation(engine=self._engine, decode=decode, gate=self._updater, room=room)
 
     def background(self) -> Sequence[Service]:
         """New weights."""

@@ -13,16 +13,13 @@ from tailrace.cluster.base import WorkerContext
 from tailrace.events import EventLog
 from tailrace.run.checkpoint import RunState
 from tailrace.run.parts import make_learner
-from tailrace.run.workers.base import RunWorker
+from tailrace.run.workers.base import RunWorker, UntilClosed
 from tailrace.run.workers.weights import make_sender
 from tailrace.tasks.base import Service
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.trainer.factory import make_run_trainer
 from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.types import WeightVersion
-
-_LOOK_S = 0.5
-"""Between looks at whether the queue was closed; nobody waits for this worker's end before that."""
 
 
 class TrainerWorker(RunWorker):
@@ -54,7 +51,7 @@ class TrainerWorker(RunWorker):
 
     def services(self) -> Sequence[Service]:
         """Being there until the queue is closed; the driver says when to train."""
-        return (self._UntilClosed(self),)
+        return (UntilClosed(self.queue),)
 
     async def weights_address(self) -> WeightsAddress:
         """Where rollout workers get new weights. A command and no fact, since it holds a token."""
@@ -76,10 +73,10 @@ class TrainerWorker(RunWorker):
         await self._learner.train(step)
         return self._learner.trained_steps
 
-    async def save(self, next_step: int) -> None:
+    async def save(self, next_step: int, models: str | None) -> None:
         """See `Learner`."""
         with self.activity.busy():
-            await self._learner.save(next_step)
+            await self._learner.save(next_step, None if models is None else Path(models))
 
     async def restore(self, checkpoint: str, state: RunState) -> None:
         """See `Learner`."""
@@ -92,14 +89,6 @@ class TrainerWorker(RunWorker):
     async def evidence(self) -> dict[str, Any]:
         """See `Learner`."""
         return await self._learner.evidence()
-
-    class _UntilClosed:
-        def __init__(self, host: "TrainerWorker") -> None:
-            self._queue = host.queue
-
-        async def run(self) -> None:
-            while not (await self._queue.stats()).closed:
-                await asyncio.sleep(_LOOK_S)
 
 
 def make(settings: bytes, context: WorkerContext) -> TrainerWorker:

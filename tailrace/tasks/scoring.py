@@ -1,4 +1,4 @@
-"""The reference task: log-probabilities of the frozen initial weights, for the KL penalty."""
+"""The task that scores: what a model says of each token of a response, such as the log-probabilities of a reference."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -8,14 +8,14 @@ from tailrace.tasks.actor import train_sample
 from tailrace.tasks.base import Outputs, Task
 from tailrace.trainer.base import TrainSample
 from tailrace.transfer.queue.base import Claim, TransferQueue
-from tailrace.types import FloatArray
+from tailrace.types import FloatArray, WeightVersion
 
 Score = Callable[[Sequence[TrainSample]], Awaitable[list[FloatArray]]]
 """[R] log-probabilities of the response tokens of each sample."""
 
 
-class ReferenceTask(Task):
-    """Writes `ref_log_probs`."""
+class ScoringTask(Task):
+    """Writes one column."""
 
     def __init__(
         self,
@@ -24,15 +24,22 @@ class ReferenceTask(Task):
         log: EventLog,
         activity: Activity,
         score: Score,
+        column: str,
         *,
         samples_per_step: int,
+        version: WeightVersion | None = None,
     ) -> None:
-        """`score`: computes them. The others: see `Task`."""
+        """`score`: computes the cells of `column`, with weights of `version` where they are the policy's.
+
+        The others: see `Task`.
+        """
         super().__init__(name, queue, log, activity, samples_per_step=samples_per_step, actor="trainer")
         self._score = score
+        self._column = column
+        self._version = version
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """One forward pass over the claim."""
-        span.version = 0
+        span.version = self._version
         values = await self._score([train_sample(row) for row in claim.rows])
-        return {row.id: {"ref_log_probs": cell} for row, cell in zip(claim.rows, values, strict=True)}
+        return {row.id: {self._column: cell} for row, cell in zip(claim.rows, values, strict=True)}
