@@ -29,17 +29,19 @@ from tests.conftest import TinyModel
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
 PAGE = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
-CODE = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))["my_algorithm"]
+FILES = dict(re.findall(r"```python\n# (\w+)\.py\n(.*?)```", PAGE, re.DOTALL))
 SECTION: dict[str, Any] = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)[0])["algorithm"]
 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The page's file can be imported."""
-    (tmp_path / "my_algorithm.py").write_text(CODE)
+    """The page's files can be imported."""
+    for name, code in FILES.items():
+        (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     yield
-    sys.modules.pop("my_algorithm", None)
+    for name in FILES:
+        sys.modules.pop(name, None)
 
 
 @pytest.fixture
@@ -107,6 +109,61 @@ def test_a_dry_run_shows_an_algorithm_of_ones_own(
     print_plan(config(tmp_path, tiny_model("llama"), SECTION), resume=False)
     assert "path: my_algorithm.ForkingTokens" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
+
+
+PPO: dict[str, Any] = {"type": "adapter", "path": "my_ppo.Ppo", "group_size": 4}
+
+
+@pytest.mark.usefixtures("module", "local")
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_critic_is_trained_beside_the_policy_in_both_placements(
+    tmp_path: Path, tiny_model: TinyModel, streaming: bool
+) -> None:
+    losses = []
+    for placement in ("colocated", "separated"):
+        pipeline = {"placement": placement, "streaming": streaming}
+        run = config(tmp_path, tiny_model("llama"), PPO, placement, pipeline=pipeline)
+        assert train(run, resume=False) == 0
+        directory = Path(run.output_dir)
+        assert len(steps_of(directory)) == 2
+        assert sum(event.samples or 0 for event in spans(directory, "values")) == 16
+        updates = [event for event in spans(directory, "optimizer") if event.actor == "critic"]
+        assert all(update.metrics["grad_norm"] > 0 for update in updates)
+        losses.append([update.metrics["loss"] for update in updates])
+    assert len(losses[0]) == 2
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+@pytest.mark.usefixtures("module", "local")
+@pytest.mark.parametrize("placement", ["colocated", "separated"])
+def test_a_critic_is_in_a_checkpoint_and_goes_on_from_it(tmp_path: Path, tiny_model: TinyModel, placement: str) -> None:
+    run = config(
+        tmp_path,
+        tiny_model("llama"),
+        PPO,
+        pipeline={"placement": placement},
+        checkpoint={"every": 1, "keep": 5},
+    )
+    train(run, resume=False)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step_000001"
+    assert (checkpoint / "models" / "critic" / "model.json").is_file()
+    again = run.model_copy(update={"output_dir": str(tmp_path / "again")})
+    train(again, resume=True, checkpoint=checkpoint)
+    (step,) = steps_of(tmp_path / "again")
+    assert learned(step) == pytest.approx(learned(steps_of(tmp_path / "run")[-1]), rel=1e-4)
+    losses = [
+        [event.metrics["loss"] for event in spans(tmp_path / name, "optimizer") if event.actor == "critic"]
+        for name in ("run", "again")
+    ]
+    assert losses[1] == pytest.approx(losses[0][1:], rel=1e-4)
+
+
+@pytest.mark.usefixtures("module")
+def test_a_critic_has_one_worker(tmp_path: Path, tiny_model: TinyModel) -> None:
+    cluster = {"pools": {"critic": {"workers": 2}}}
+    run = config(tmp_path, tiny_model("llama"), PPO, pipeline={"placement": "separated"}, cluster=cluster)
+    with pytest.raises(ConfigError, match=r"cluster.pools.critic has 2 workers, and one process trains a model; use 1"):
+        train(run, resume=False)
 
 
 class Plain(Grpo):

@@ -52,7 +52,10 @@ class _Sums:
 
 
 class SingleTrainer(Trainer):
-    """Master weights and optimizer in fp32 on one device; bf16 autocast on request."""
+    """Master weights and optimizer in fp32 on one device; bf16 autocast on request.
+
+    A subclass may train another model, or otherwise: see `load_model`, `score` and `make_optimizer`.
+    """
 
     def __init__(
         self,
@@ -83,18 +86,23 @@ class SingleTrainer(Trainer):
         self._temperature = temperature or 1.0
         self._total_updates = total_updates
         self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-        self._model = self._load(torch.float32).train()
+        self._model = self.load_model(torch.float32).train()
         if config.gradient_checkpointing:
             # transformers 5.19, the newest that vLLM takes, has it under its old name
             enable = getattr(self._model, "activation_checkpointing_enable", None)
             (enable or self._model.gradient_checkpointing_enable)()
-        self._reference = self._load(self._dtype).requires_grad_(False) if reference else None
+        self._reference = self.load_model(self._dtype).requires_grad_(False) if reference else None
         self._optimizer = self.make_optimizer(self._model)
         self._counters = state.Counters()
         self._sums = _Sums()
         self._evidence: dict[str, Any] = {}
 
-    def _load(self, dtype: torch.dtype) -> PreTrainedModel:
+    def load_model(self, dtype: torch.dtype) -> PreTrainedModel:
+        """The initial weights, on the device. A subclass may add parameters, such as a critic's head.
+
+        Raises:
+            ModelError: see `check_model`; or a weight is not a finite number.
+        """
         check_model(self.model_dir)
         model = load_model(self.model_dir, dtype=dtype, attention=PROMPT_SHARED)
         for name, parameter in model.named_parameters():
@@ -196,10 +204,16 @@ class SingleTrainer(Trainer):
                 use_cache=False,
                 layout=make_layout(batch.spans, self._device),
             ).last_hidden_state[0]
+        return self.score(model, hidden_TH.index_select(0, predictor), target)
+
+    def score(self, model: PreTrainedModel, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
+        """[N] what `log_probs` and the loss get of each response token, by the hidden state before it.
+
+        Here its log-probability; a critic has the value of the state. The losses of a subclass find it as
+        `LossInputs.log_probs_N`.
+        """
         head = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-        return token_log_probs(
-            hidden_TH.index_select(0, predictor), head, target, temperature=self._temperature, dtype=self._dtype
-        )
+        return token_log_probs(hidden_NH, head, target_N, temperature=self._temperature, dtype=self._dtype)
 
     def _loss_inputs(self, batch: PackedBatch, log_probs_N: torch.Tensor) -> LossInputs:
         old, on_policy = batch.old_log_probs_N, batch.on_policy_N
