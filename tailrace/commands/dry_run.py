@@ -12,6 +12,8 @@ from pathlib import Path
 
 import torch
 
+from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.table import Score
 from tailrace.cluster.room import check_this_machine
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
@@ -63,7 +65,9 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     )
     prompt_tokens = statistics.fmean(len(prompt.prompt_ids) for prompt in inputs.prompts.train)
     asyncio.run(_check_rewards(config, inputs.prompts.by_source))
-    plan = estimate(config, size, prompt_tokens, measure_machine(config))
+    algorithm = make_algorithm(config.algorithm)
+    scoring = {task.pool for task in algorithm.tasks if task.work == Score()}
+    plan = estimate(config, size, prompt_tokens, measure_machine(config), run_pools(config), scoring)
     print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
     print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
@@ -102,7 +106,9 @@ def _lines(config: RunConfig, plan: Estimate) -> list[str]:
         lines.append(f"disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
     lines += _time_lines(config, plan)
     adapters = {"engine": config.engine.type == "adapter", "trainer": config.trainer.backend.type == "adapter"}
-    if unknown := [part for part, adapter in adapters.items() if adapter]:
+    unknown = [part for part, adapter in adapters.items() if adapter]
+    unknown += [task.name for task, _ in make_algorithm(config.algorithm).other_models()]
+    if unknown:
         lines.append(f"what your {' and your '.join(unknown)} will take is not known, and not counted")
     return lines
 

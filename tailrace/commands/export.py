@@ -102,6 +102,6 @@ def _export(config: RunConfig, checkpoint: Path, target: Path) -> None:
     prepare_torch(config.device, config.threads)
     model_dir = resolve_model(config.model)
     _log.info("loading the model and %s", checkpoint)
-    trainer = make_run_trainer(config, model_dir, reference=False)
+    trainer = make_run_trainer(config, model_dir)
     trainer.load(checkpoint)
     trainer.export(target, dtype=export_dtype(model_dir, config.generated_in))

@@ -15,7 +15,7 @@ class SingleTrainerBackend(Config):
 
 class AdapterTrainerBackend(Config):
     """Your own trainer, see docs/adapters.md. `f(model_dir, config, temperature=…, total_updates=…, device=…,
-    reference=…, **options)` makes it; config is this section."""
+    **options)` makes it; config is this section."""
 
     type: Literal["adapter"] = "adapter"
     path: str

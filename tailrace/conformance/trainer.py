@@ -45,7 +45,7 @@ class TrainerContract:
         """Of the model that is trained: a tiny random Llama, unless a subclass has another fixture of this name."""
         return write_tiny_model("llama", tmp_path_factory.mktemp("tiny"))
 
-    def make(self, model_dir: Path, *, reference: bool = False, temperature: float = 1.0, **config: Any) -> Trainer:
+    def make(self, model_dir: Path, *, temperature: float = 1.0, **config: Any) -> Trainer:
         """A new trainer under test. `eps` is large, so that rounding turns no update around."""
         settings = {"backend": self.backend, "precision": "fp32", "lr": 1e-2, "eps": 1e-2, **config}
         return make_trainer(
@@ -54,7 +54,6 @@ class TrainerContract:
             temperature=temperature,
             total_updates=10,
             device=self.device,
-            reference=reference,
         )
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -173,19 +172,6 @@ class TrainerContract:
             history.append([float(values.sum()) for values in trainer.log_probs(samples)])
             assert train(trainer, samples, grpo()).lr > 0
         assert all(later[0] > earlier[0] and later[1] < earlier[1] for earlier, later in pairwise(history))
-
-    def test_the_reference_stays_at_the_initial_weights(self, model_dir: Path) -> None:
-        samples = make_samples()
-        trainer = self.make(model_dir, reference=True)
-        before = np.concatenate(trainer.log_probs(samples))
-        train(trainer, samples, grpo())
-        reference = np.concatenate(trainer.log_probs(samples, reference=True))
-        np.testing.assert_allclose(reference, before, atol=self.tolerance)
-        assert np.abs(np.concatenate(trainer.log_probs(samples)) - before).max() > self.tolerance
-
-    def test_a_trainer_without_reference_refuses_to_score_with_it(self, model_dir: Path) -> None:
-        with pytest.raises(ValueError, match="reference"):
-            self.make(model_dir).log_probs(make_samples(), reference=True)
 
     def test_weights_have_their_hugging_face_names_and_come_once(self, model_dir: Path) -> None:
         names = [name for name, _ in self.make(model_dir).weights()]

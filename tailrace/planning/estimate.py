@@ -4,9 +4,9 @@ Of adapters nothing is known: what they take is left out of the memory, and thei
 """
 
 import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tailrace.config.algorithm import GrpoConfig
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.engine import EngineConfig
 from tailrace.config.run import RunConfig
@@ -69,8 +69,17 @@ class Estimate:
         return max(self.rollout_s, self.actor_s) if self.overlap else self.rollout_s + self.actor_s
 
 
-def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: MachineSpeed) -> Estimate:
+def estimate(
+    config: RunConfig,
+    model: ModelSize,
+    prompt_tokens: float,
+    speed: MachineSpeed,
+    pools: Mapping[str, PoolConfig],
+    scoring: Collection[str] = (),
+) -> Estimate:
     """What a step takes on a machine of `speed`, or on several such ones where the run joins a cluster.
+
+    `pools`: of the algorithm's table, by kind. `scoring`: those that hold frozen weights.
 
     Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence; training
     computes 6 for each parameter and packed token, a group's prompt counted once.
@@ -79,7 +88,10 @@ def estimate(config: RunConfig, model: ModelSize, prompt_tokens: float, speed: M
     own_trainer = config.trainer.backend.type != "adapter"
     memory = (_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, model)
     if _is_separated(config):
-        memory |= _workers_memory(config, model)
+        memory |= _workers_memory(config, model, pools)
+    if scoring:
+        copies = sum(pools[kind].workers for kind in scoring) if _is_separated(config) else len(scoring)
+        memory["reference weights"] = float(copies * _trainer_bytes(config) * model.parameters)
     return Estimate(
         memory=memory,
         checkpoint_bytes=12.0 * model.parameters if own_trainer else math.nan,
@@ -180,33 +192,26 @@ def _rollout_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
     return {name: _rollout_workers(config) * size for name, size in memory.items()}
 
 
-def _workers_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
+def _workers_memory(config: RunConfig, model: ModelSize, pools: Mapping[str, PoolConfig]) -> dict[str, float]:
     """What separate workers take beyond what they compute with, and the weights on their way between them: a version
     that is used and the next one."""
-    cluster, kl = config.cluster, _has_penalty(config)
+    cluster = config.cluster
     apart = cluster.address is not None or config.weights.medium not in ("auto", "shared_memory")
     holders = 1 + (cluster.rollout.workers if apart else 0)  # receivers on the trainer's host use its memory
-    processes = cluster.rollout.workers + cluster.trainer.workers + cluster.reward.workers
-    memory = {
-        "processes": float((processes + (cluster.reference.workers if kl else 0)) * PROCESS_BYTES),
+    return {
+        "processes": float(sum(pool.workers for pool in pools.values()) * PROCESS_BYTES),
         "published weights": float(2 * holders * BYTES[config.wire_dtype] * model.parameters),
     }
-    if kl:
-        memory["reference weights"] = float(cluster.reference.workers * _trainer_bytes(config) * model.parameters)
-    return memory
 
 
 def _trainer_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
     """Master weights, gradients and both AdamW moments are fp32."""
-    memory = {
+    return {
         "master weights": 4.0 * model.parameters,
         "gradients": 4.0 * model.parameters,
         "AdamW moments": 8.0 * model.parameters,
         "activations of a micro-batch": _activation_bytes(config, model),
     }
-    if _has_penalty(config) and not _is_separated(config):
-        memory["reference weights"] = float(_trainer_bytes(config) * model.parameters)
-    return memory
 
 
 def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
@@ -215,10 +220,6 @@ def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
     per_layer = 14 * model.hidden + 4 * model.intermediate
     inputs = model.layers * model.hidden if config.trainer.gradient_checkpointing else 0
     return config.trainer.micro_batch_tokens * _trainer_bytes(config) * (kept_layers * per_layer + inputs)
-
-
-def _has_penalty(config: RunConfig) -> bool:
-    return isinstance(config.algorithm, GrpoConfig) and config.algorithm.kl.coefficient > 0
 
 
 def _weight_bytes(config: EngineConfig) -> int:

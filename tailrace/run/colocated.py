@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from tailrace.activity import Activity, TimedExecutor
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.algorithms.table import Score
 from tailrace.config.run import RunConfig
 from tailrace.engine.base import Engine
 from tailrace.engine.checks import check_context
@@ -67,9 +66,8 @@ async def open_parts(config: RunConfig, inputs: Inputs, stack: AsyncExitStack) -
     engine = await open_engine(config.engine, inputs.model_dir, device=config.device, executor=engine_work)
     stack.push_async_callback(engine.close)
     check_context(engine, longest_prompt=inputs.longest_prompt)
-    reference = any(isinstance(task.work, Score) for task in algorithm.tasks)
     trainer = await asyncio.get_running_loop().run_in_executor(
-        device, lambda: make_run_trainer(config, inputs.model_dir, reference=reference)
+        device, lambda: make_run_trainer(config, inputs.model_dir)
     )
     return Parts(device=device, engine_work=engine_work, algorithm=algorithm, pool=pool, engine=engine, trainer=trainer)
 
@@ -155,7 +153,6 @@ def _context(
         stack=stack,
         generation=generation,
         graders=parts.pool,
-        reference=parts.trainer,
     )
 
 

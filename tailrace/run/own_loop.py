@@ -190,7 +190,7 @@ class Engines:
             UserError: it cannot be made as configured, or there is no such device.
         """
         prepare_torch(self._config.device, None)
-        return make_run_trainer(self._config, self.model_dir, reference=False)
+        return make_run_trainer(self._config, self.model_dir)
 
     def train_samples(self, batch: TensorBatch) -> list[TrainSample]:
         """The rows of a batch of the actor, for `Trainer.accumulate`.

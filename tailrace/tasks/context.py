@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tailrace.tasks.rollout import Decode
     from tailrace.tasks.scoring import Score
     from tailrace.trainer.base import Trainer, TrainSample
+    from tailrace.trainer.scorer import Scorer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +53,6 @@ class TaskContext:
     """Closed with the process, or the run."""
     generation: Generation | None = None
     graders: GraderPool | None = None
-    reference: "Trainer | None" = None
-    """Has the initial weights; for `Score`."""
     trainers: "dict[str, Trainer]" = field(default_factory=dict)
     """By task: those of other models than the policy that are trained here."""
 
@@ -71,23 +70,14 @@ class TaskContext:
     async def scorer(self, of: str | None) -> "Score":
         """What the model that task `of` trains says of tokens; None: log-probabilities under the initial weights."""
         loop = asyncio.get_running_loop()
-        if of is not None:
-            trainer = self.trainers[of]
-
-            async def values(samples: "Sequence[TrainSample]") -> list[FloatArray]:
-                return await loop.run_in_executor(self.executor, lambda: trainer.log_probs(samples))
-
-            return values
-        if self.reference is None:
-            self.reference = await loop.run_in_executor(self.executor, self._load_reference)
-        reference = self.reference
+        scorer = self.trainers[of] if of is not None else await loop.run_in_executor(self.executor, self._load_frozen)
 
         async def score(samples: "Sequence[TrainSample]") -> list[FloatArray]:
-            return await loop.run_in_executor(self.executor, lambda: reference.log_probs(samples, reference=True))
+            return await loop.run_in_executor(self.executor, lambda: scorer.log_probs(samples))
 
         return score
 
-    def _load_reference(self) -> "Trainer":
-        from tailrace.trainer.factory import make_run_trainer  # seconds: only where something is scored
+    def _load_frozen(self) -> "Scorer":
+        from tailrace.trainer.factory import make_run_scorer  # seconds: only where something is scored
 
-        return make_run_trainer(self.config, self.model_dir, reference=True)
+        return make_run_scorer(self.config, self.model_dir)

@@ -56,11 +56,8 @@ class Trainer(ABC):
     """The initial checkpoint, a Hugging Face directory."""
 
     @abstractmethod
-    def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
-        """[R] log-probabilities of each sample's response tokens, without gradients, at the sampling temperature.
-
-        `reference`: of the frozen initial weights.
-        """
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        """[R] log-probabilities of each sample's response tokens, without gradients, at the sampling temperature."""
 
     @abstractmethod
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tailrace.config.run import RunConfig
-from tailrace.planning.estimate import PROCESS_BYTES, TRAINING_EFFICIENCY, MachineSpeed, ModelSize, estimate
+from tailrace.planning import estimate as planned
+from tailrace.planning.estimate import PROCESS_BYTES, TRAINING_EFFICIENCY, Estimate, MachineSpeed, ModelSize
+from tailrace.run.workers.pools import run_pools
 from tests.helpers.runs import small_run
 
 SIZE = ModelSize(parameters=1_000_000, layers=4, hidden=64, intermediate=256)
@@ -16,6 +18,12 @@ SPEED = MachineSpeed(flops=1e9, bytes_per_s=1e9, threads=2)
 
 def config(**changes: Any) -> RunConfig:
     return small_run(Path("run"), Path("model"), Path("prompts.jsonl"), **changes)
+
+
+def estimate(run: RunConfig, model: ModelSize, prompt_tokens: float, speed: MachineSpeed) -> Estimate:
+    """With the pools of the run's algorithm."""
+    pools = run_pools(run)
+    return planned.estimate(run, model, prompt_tokens, speed, pools, pools.keys() & {"reference"})
 
 
 def test_master_weights_gradients_and_moments_take_sixteen_bytes_a_parameter() -> None:
@@ -30,6 +38,17 @@ def test_a_kl_penalty_adds_the_reference_weights() -> None:
     with_kl = estimate(config(algorithm__kl={"coefficient": 0.1}), SIZE, 10, SPEED)
     without = estimate(config(), SIZE, 10, SPEED)
     assert with_kl.total_memory - without.total_memory == 4 * SIZE.parameters
+
+
+def test_each_reference_worker_has_the_frozen_weights_and_nothing_of_an_optimizer() -> None:
+    def memory(**changes: Any) -> dict[str, float]:
+        pipeline, cluster = {"placement": "separated"}, {"reference": {"workers": 3}}
+        run = config(pipeline=pipeline, cluster=cluster, queue={"type": "service"}, **changes)
+        return estimate(run, SIZE, 10, SPEED).memory
+
+    without, with_kl = memory(), memory(algorithm__kl={"coefficient": 0.1})
+    added = {name: size - without.get(name, 0.0) for name, size in with_kl.items() if size != without.get(name)}
+    assert added == {"reference weights": 3 * 4.0 * SIZE.parameters, "processes": 3.0 * PROCESS_BYTES}
 
 
 def test_gradient_checkpointing_keeps_fewer_activations() -> None:

@@ -200,7 +200,7 @@ def test_a_factory_that_makes_something_else_says_what(tiny_model: TinyModel, ex
         make_engine(config, tiny_model("llama"), device="cpu", executor=executor)
     trainer = TrainerConfig(backend=AdapterTrainerBackend(path="tests.run.test_adapters.makes_no_trainer"))
     with pytest.raises(UserError, match=r"made a NoneType; it must make a tailrace\.trainer\.base\.Trainer"):
-        make_trainer(tiny_model("llama"), trainer, temperature=1.0, total_updates=1, device="cpu", reference=False)
+        make_trainer(tiny_model("llama"), trainer, temperature=1.0, total_updates=1, device="cpu")
 
 
 def test_the_working_directory_is_importable(

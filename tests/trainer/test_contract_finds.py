@@ -82,8 +82,8 @@ class Forgetful(SingleTrainer):
 class Shifted(SingleTrainer):
     """Scores each token with the probability of the one before it."""
 
-    def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
-        return [values[::-1].copy() for values in super().log_probs(samples, reference=reference)]
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        return [values[::-1].copy() for values in super().log_probs(samples)]
 
 
 Check = Callable[[TrainerContract, Path, Path], None]

@@ -22,7 +22,7 @@ from tailrace.trainer.backends.single import SingleTrainer
 from tailrace.trainer.base import Loss, TrainSample
 from tests.conftest import TinyModel
 from tests.trainer.largest import LargestTensor
-from tests.trainer.single import make_trainer
+from tests.trainer.single import make_scorer, make_trainer
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
 
@@ -180,10 +180,32 @@ def test_a_bf16_reference_of_a_bf16_checkpoint_equals_the_untrained_policy(
     tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     make_trainer(tiny_model("qwen2")).export(tmp_path / "bf16", dtype=torch.bfloat16)
-    trainer = make_trainer(tmp_path / "bf16", reference=True, precision="bf16")
     samples = make_samples()
-    policy, reference = trainer.log_probs(samples), trainer.log_probs(samples, reference=True)
+    policy = make_trainer(tmp_path / "bf16", precision="bf16").log_probs(samples)
+    reference = make_scorer(tmp_path / "bf16", precision="bf16").log_probs(samples)
     np.testing.assert_array_equal(np.concatenate(policy), np.concatenate(reference))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_scorer_says_what_a_trainer_of_the_same_weights_does_and_keeps_nothing_beside_them(
+    tiny_model: TinyModel, temperature: float
+) -> None:
+    samples, trainer = make_samples(), make_trainer(tiny_model("llama"), temperature=temperature)
+    scorer = make_scorer(tiny_model("llama"), temperature=temperature)
+    expected = trainer.log_probs(samples)
+    for _ in range(2):
+        np.testing.assert_array_equal(np.concatenate(scorer.log_probs(samples)), np.concatenate(expected))
+        trainer.accumulate(samples, Grpo(GrpoConfig()).loss)
+        assert trainer.apply().applied
+    assert not any(parameter.requires_grad for parameter in scorer._model.parameters())
+    assert not hasattr(scorer, "_optimizer")
+
+
+def test_a_frozen_model_takes_the_bytes_that_training_computes_in(tiny_model: TinyModel) -> None:
+    dtypes = {"bf16": torch.bfloat16, "fp32": torch.float32}
+    for precision, dtype in dtypes.items():
+        scorer = make_scorer(tiny_model("llama"), precision=precision)
+        assert {parameter.dtype for parameter in scorer._model.parameters()} == {dtype}
 
 
 def test_bf16_log_probs_are_near_those_of_fp32(tiny_model: TinyModel) -> None:
@@ -270,7 +292,7 @@ def test_loading_a_model_draws_no_progress_bar(tiny_model: TinyModel, capfd: pyt
     model_dir = tiny_model("llama")
     capfd.readouterr()
     logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-    make_trainer(model_dir, reference=True)
+    make_trainer(model_dir)
     assert "".join(capfd.readouterr()) == ""
 
 

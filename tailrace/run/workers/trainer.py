@@ -32,9 +32,7 @@ class TrainerWorker(RunWorker):
         sender = make_sender(config, address=context.address, datacentre=context.datacentre, log=self.log)
         self._sender = self.stack.enter_context(sender)
         loop = asyncio.get_running_loop()
-        self._trainer = await loop.run_in_executor(
-            self.executor, lambda: make_run_trainer(config, self.model_dir, reference=False)
-        )
+        self._trainer = await loop.run_in_executor(self.executor, lambda: make_run_trainer(config, self.model_dir))
         await loop.run_in_executor(self.executor, lambda: self._sender.reserve(self._trainer.weights()))
         self._learner = make_learner(
             config,

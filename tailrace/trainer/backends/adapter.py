@@ -10,7 +10,7 @@ from tailrace.host.user_code import check_call, load_callable
 from tailrace.trainer.base import Trainer
 
 KEY = "trainer.backend.path"
-_KEYWORDS: dict[str, Any] = dict.fromkeys(("temperature", "total_updates", "device", "reference"))
+_KEYWORDS: dict[str, Any] = dict.fromkeys(("temperature", "total_updates", "device"))
 
 
 def load_trainer_factory(backend: AdapterTrainerBackend) -> Callable[..., Any]:
@@ -32,7 +32,6 @@ def open_adapter(
     temperature: float,
     total_updates: int,
     device: str,
-    reference: bool,
 ) -> Trainer:
     """`factory(model_dir, config, temperature=…, …, **options)`; the arguments are those of `SingleTrainer`.
 
@@ -45,7 +44,6 @@ def open_adapter(
         temperature=temperature,
         total_updates=total_updates,
         device=device,
-        reference=reference,
         **backend.options,
     )
     if not isinstance(trainer, Trainer):

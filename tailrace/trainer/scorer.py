@@ -1,0 +1,120 @@
+"""Log-probabilities of responses under the weights of a model, packed as they are for training."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from tailrace.config.trainer import TrainerConfig
+from tailrace.errors import ModelError
+from tailrace.models.loading import check_model, load_model
+from tailrace.trainer.attention import PROMPT_SHARED, make_layout
+from tailrace.trainer.base import TrainSample
+from tailrace.trainer.log_probs import token_log_probs
+from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
+from tailrace.types import FloatArray
+
+
+class Scorer:
+    """A model on one device and what it says of response tokens. On its own its weights stay frozen.
+
+    They are in the dtype that training computes in (`trainer.precision`), 2 or 4 bytes a parameter.
+    """
+
+    def __init__(self, model_dir: Path, config: TrainerConfig, *, temperature: float, device: str) -> None:
+        """Load the weights.
+
+        Args:
+            model_dir: a Hugging Face directory.
+            config: of the trainer.
+            temperature: of sampling; log-probabilities are taken at it. 0, greedy, counts as 1.
+            device: a torch device.
+
+        Raises:
+            ModelError: see `check_model`; or a weight is not a finite number.
+        """
+        self._config = config
+        self.model_dir = model_dir
+        self._device = torch.device(device)
+        self._temperature = temperature or 1.0
+        self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        self._model = self._open()
+
+    def _open(self) -> PreTrainedModel:
+        return self.load_model(self._dtype).requires_grad_(False)
+
+    def load_model(self, dtype: torch.dtype) -> PreTrainedModel:
+        """The initial weights, on the device. A subclass may add parameters, such as a critic's head.
+
+        Raises:
+            ModelError: see `check_model`; or a weight is not a finite number.
+        """
+        check_model(self.model_dir)
+        model = load_model(self.model_dir, dtype=dtype, attention=PROMPT_SHARED)
+        for name, parameter in model.named_parameters():
+            if not parameter.isfinite().all():
+                raise ModelError(f"{self.model_dir} has numbers in {name} that are not finite; fetch the model again")
+        model.to(self._device)  # type: ignore[arg-type]
+        return model
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        """[R] log-probabilities of each sample's response tokens, without gradients, at the sampling temperature."""
+        results = [np.zeros(0, np.float32)] * len(samples)
+        with torch.no_grad():
+            for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
+                batch = pack(parts)
+                values = self._scores(batch, self._embed(batch)).cpu().numpy()
+                for index, row in zip(_indices(parts), np.split(values, _ends(parts)), strict=True):
+                    results[index] = row
+        return results
+
+    def score(self, hidden_NH: torch.Tensor, target_N: torch.Tensor) -> torch.Tensor:
+        """[N] what `log_probs` and the loss get of each response token, by the hidden state before it.
+
+        Here its log-probability; a critic has the value of the state. The loss of a subclass finds it as
+        `LossInputs.log_probs_N`.
+        """
+        head = self._model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+        return token_log_probs(hidden_NH, head, target_N, temperature=self._temperature, dtype=self._dtype)
+
+    def _scores(self, batch: PackedBatch, embeddings: torch.Tensor) -> torch.Tensor:
+        """[N] of the response tokens of a micro-batch."""
+        positions, predictor, target = (
+            self._tensor(array) for array in (batch.position_ids_T, batch.predictor_N, batch.target_N)
+        )
+        with torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32):
+            hidden_TH = self._model.base_model(
+                inputs_embeds=embeddings,
+                position_ids=positions[None],
+                use_cache=False,
+                layout=make_layout(batch.spans, self._device),
+            ).last_hidden_state[0]
+        return self.score(hidden_TH.index_select(0, predictor), target)
+
+    def _embed(self, batch: PackedBatch) -> torch.Tensor:
+        """[1, T, H] fp32, without a graph.
+
+        fp32 keeps the residuals of frozen bf16 weights in fp32, where those of the autocast master weights are.
+        """
+        with torch.no_grad():
+            embeddings: torch.Tensor = self._input_weight[self._tensor(batch.input_ids_T)]
+        return embeddings[None].float()
+
+    @property
+    def _input_weight(self) -> torch.nn.Parameter:
+        return cast(torch.nn.Parameter, self._model.get_input_embeddings().weight)
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _indices(parts: Sequence[GroupPart]) -> list[int]:
+    return [index for part in parts for index in part.indices]
+
+
+def _ends(parts: Sequence[GroupPart]) -> np.ndarray[Any, Any]:
+    """Where one sample's response tokens end and the next one's begin among the N."""
+    return np.cumsum([len(sample.response_ids) for part in parts for sample in part.samples])[:-1]
