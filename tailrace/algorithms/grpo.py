@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from tailrace.algorithms.advantages import group_normalized
-from tailrace.algorithms.base import Algorithm, LossInputs, LossOutput
+from tailrace.algorithms.base import Algorithm
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.table import REFERENCE, REWARD, ROLLOUT, Cells, TableTask, actor, compute
 from tailrace.config.algorithm import GrpoConfig, NoCorrection
 

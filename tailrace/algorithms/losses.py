@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.kl import kl_estimate
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.off_policy import truncated_importance
 from tailrace.config.algorithm import KlConfig, LossAggMode, RolloutCorrection
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tailrace.algorithms.base import LossInputs
+from tailrace.algorithms.loss_inputs import LossInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

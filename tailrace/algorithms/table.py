@@ -10,17 +10,13 @@ processes and what serves in them are made from it. A task is one `TableTask`; i
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.queue_table import FirstInConfig, PolicyConfig, TokenBudgetConfig, WholeGroupsConfig
 from tailrace.config.run import RunConfig
 from tailrace.types import TaskSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tailrace.algorithms.base import LossInputs, LossOutput
-    from tailrace.trainer.base import Trainer
 
 Cells = Mapping[str, Any]
 """Cells of one row, by column; each is a `Value`."""
@@ -58,9 +54,9 @@ class Compute:
 class Train:
     """The updates of a model: one for each training step, on the rows of that step, which are acked when it is done."""
 
-    loss: "Callable[[LossInputs], LossOutput]"
+    loss: Callable[[LossInputs], LossOutput]
     """Of a micro-batch."""
-    make_trainer: "Callable[[RunConfig, Path], Trainer] | None" = None
+    make_trainer: Callable[[RunConfig, Path], Any] | None = None
     """Makes the model's `tailrace.trainer.base.Trainer` from the run's configuration and the directory of its model.
     None: the policy's, which is the recipe's (`trainer`). A table has one task that trains the policy, in the pool
     `trainer`."""
@@ -161,7 +157,7 @@ def compute(name: str, function: Callable[[Sequence[Cells]], Sequence[Cells]], *
     return TableTask(name=name, work=Compute(function), **{"pool": "reward", **fields})
 
 
-def actor(loss: "Callable[[LossInputs], LossOutput]", *columns: str) -> TableTask:
+def actor(loss: Callable[[LossInputs], LossOutput], *columns: str) -> TableTask:
     """The task that trains the policy. `columns`: read beside the usual ones, for the loss, each a number per token."""
     return TableTask(
         name="actor", reads=(*_TRAINED_ON, *columns), work=Train(loss), claims=training_batches, pool="trainer"

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.algorithm import GrpoConfig, KlConfig, LossAggMode
 from tailrace.config.trainer import TrainerBackend, TrainerConfig
 from tailrace.conformance.samples import load_plain, make_samples, plain_log_probs, with_log_probs

@@ -24,7 +24,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 import numpy as np
 
 from tailrace.activity import Activity
-from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.errors import AlgorithmError, NonFiniteError, NothingGraded
 from tailrace.events import EventLog
 from tailrace.host.user_code import describe

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.trainer.export import export_model
 from tailrace.types import FloatArray, IntArray
 

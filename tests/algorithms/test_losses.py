@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.losses import clipped_policy_loss
 from tailrace.config.algorithm import KlConfig, LossAggMode, NoCorrection, RolloutCorrection, TruncatedCorrection
 

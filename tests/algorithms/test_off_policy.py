@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.off_policy import truncated_importance
 from tailrace.config.algorithm import GrpoConfig, NoCorrection, TruncatedCorrection
 from tailrace.run.train import train

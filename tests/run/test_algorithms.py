@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from tailrace.algorithms.base import Algorithm, LossInputs, LossOutput
+from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.grpo import Grpo
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.table import REWARD, ROLLOUT, Cells, Compute, Serve, TableTask, actor, compute
 from tailrace.cluster.local import LocalCluster
 from tailrace.commands.dry_run import print_plan

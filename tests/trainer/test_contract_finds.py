@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.trainer import AdapterTrainerBackend
 from tailrace.conformance.trainer import TrainerContract
 from tailrace.trainer.backends.single import SingleTrainer

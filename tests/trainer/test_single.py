@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from tailrace.algorithms.base import LossInputs, LossOutput
 from tailrace.algorithms.grpo import Grpo
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.algorithm import GrpoConfig, KlConfig, LossAggMode
 from tailrace.conformance.samples import load_plain, make_samples, plain_log_probs, with_log_probs
 from tailrace.conformance.tiny import FAMILIES

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from tailrace.algorithms.base import LossInputs, LossOutput
+from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.trainer import TrainerConfig
 from tailrace.errors import NonFiniteError
 from tailrace.trainer import state

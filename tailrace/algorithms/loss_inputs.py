@@ -1,0 +1,60 @@
+"""Typed inputs and outputs of losses.
+
+Losses work on packed response tokens: N tokens of S samples, without padding. They return sums; the trainer divides
+the accumulated gradient once by the accumulated denominator, so a batch gives the same update however it is cut.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """Packed response tokens of S samples."""
+
+    log_probs_N: "torch.Tensor"
+    """Of the weights being trained; carries the gradient."""
+    old_log_probs_N: "torch.Tensor"
+    """Of the weights at the start of the step."""
+    mask_N: "torch.Tensor"
+    """`response_mask`, float: 1 on tokens that are trained on."""
+    sample_N: "torch.Tensor"
+    """int64, the sample in 0 … S - 1 of each token."""
+    samples: int
+    """S"""
+    columns_N: "Mapping[str, torch.Tensor]"
+    """Float columns of the training task, by name: `advantages`, and whatever else the algorithm's tasks have written
+    for each token."""
+    on_policy_N: "torch.Tensor | None" = None
+    """1 on tokens of responses that the weights at the start of the step made, all of them; 0 on others. None where
+    that is not known."""
+
+    @property
+    def advantages_N(self) -> "torch.Tensor":
+        """The column `advantages`."""
+        return self.columns_N["advantages"]
+
+    @property
+    def ref_log_probs_N(self) -> "torch.Tensor | None":
+        """The column `ref_log_probs`, of the frozen initial weights."""
+        return self.columns_N.get("ref_log_probs")
+
+    @property
+    def rollout_log_probs_N(self) -> "torch.Tensor | None":
+        """The column `rollout_log_probs`, of the engine while sampling."""
+        return self.columns_N.get("rollout_log_probs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossOutput:
+    """A loss as a sum with its denominator."""
+
+    loss_sum: "torch.Tensor"
+    """Scalar; loss = loss_sum / denominator over the whole batch."""
+    denominator: float
+    metrics: dict[str, float]
+    """Sums over masked tokens, each to be divided by `metrics["tokens"]` of the whole batch."""
