@@ -63,6 +63,8 @@ class Request:
 
 
 class FinishReason(StrEnum):
+    """Why a response ended."""
+
     STOP = "stop"
     """An end-of-sequence token, a stop token or a stop string."""
     LENGTH = "length"

@@ -85,6 +85,7 @@ class LocalHandle(WorkerHandle):
             self._outbox.emit(event)
 
     async def reports(self) -> AsyncGenerator[Report, None]:
+        """See `WorkerHandle`."""
         if self._died is not None:
             raise self._obituary()
         assert self._worker is not None
@@ -102,6 +103,7 @@ class LocalHandle(WorkerHandle):
         await run
 
     async def call(self, method: str, *args: Any) -> Any:
+        """See `WorkerHandle`."""
         if self._died is not None:
             raise self._obituary()
         assert self._worker is not None
@@ -150,6 +152,7 @@ class LocalHandle(WorkerHandle):
         return WorkerDied.of(self.name, self.pid, self._died or _CLOSED)
 
     async def close(self) -> Report:
+        """See `WorkerHandle`."""
         if self._died is None:
             await self._end(_CLOSED, CLOSE_LIMIT_S)
             try:
@@ -162,6 +165,7 @@ class LocalHandle(WorkerHandle):
         return Report(events=self._outbox.take())
 
     async def kill(self) -> None:
+        """See `WorkerHandle`."""
         await self._end("killed")
 
     async def free(self) -> None:
@@ -200,19 +204,23 @@ class LocalCluster(Cluster):
 
     @property
     def address(self) -> str:
+        """See `Cluster`."""
         return "127.0.0.1"
 
     @property
     def datacentre(self) -> str:
+        """See `Cluster`."""
         return ""
 
     async def start(self, spec: WorkerSpec) -> LocalHandle:
+        """See `Cluster`."""
         handle = LocalHandle(spec)
         self.handles.append(handle)
         await handle.open(self._config.start_limit_s)
         return handle
 
     async def close(self) -> None:
+        """See `Cluster`."""
         await each(*(self._end(handle) for handle in self.handles))
 
     async def _end(self, handle: LocalHandle) -> None:

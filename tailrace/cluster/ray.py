@@ -192,6 +192,7 @@ class RayHandle(WorkerHandle):
             placed.cancel()
 
     async def reports(self) -> AsyncGenerator[Report, None]:
+        """See `WorkerHandle`."""
         stream = self._keeper.reports.remote()
         try:
             while isinstance(item := await _next(stream), Report):
@@ -228,6 +229,7 @@ class RayHandle(WorkerHandle):
             answer.cancel()
 
     async def call(self, method: str, *args: Any) -> Any:
+        """See `WorkerHandle`."""
         answer = await self.call_packed(method, pickle.dumps(args))
         self.told = answer.told
         return pickle.loads(answer.value)
@@ -262,10 +264,12 @@ class RayHandle(WorkerHandle):
         return WorkerDied.of(self.name, self.pid, self._ended or f"its keeper on Ray died: {_told(error)}")
 
     async def close(self) -> Report:
+        """See `WorkerHandle`."""
         answer = await self._end("it was closed", self._keeper.close, CLOSE_LIMIT_S + _KILL_LIMIT_S)
         return pickle.loads(answer) if answer else Report()
 
     async def kill(self) -> None:
+        """See `WorkerHandle`."""
         await self._end("killed", self._keeper.kill, _KILL_LIMIT_S)
 
     async def _end(self, how: str, method: Any, limit_s: float) -> bytes:
@@ -331,14 +335,17 @@ class RayCluster(Cluster):
 
     @property
     def address(self) -> str:
+        """See `Cluster`."""
         address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return address
 
     @property
     def datacentre(self) -> str:
+        """See `Cluster`."""
         return _datacentre_of(ray.get_runtime_context().get_node_id())
 
     async def start(self, spec: WorkerSpec) -> RayHandle:
+        """See `Cluster`."""
         handle = RayHandle(spec, self._config)
         self._handles.append(handle)
         try:
@@ -349,6 +356,7 @@ class RayCluster(Cluster):
         return handle
 
     async def close(self) -> None:
+        """See `Cluster`."""
         try:
             await asyncio.gather(*(handle.kill() for handle in self._handles))
         finally:  # also where the kills are cancelled

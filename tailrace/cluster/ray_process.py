@@ -157,15 +157,18 @@ class RayProcess(Cluster):
 
     @property
     def address(self) -> str:
+        """See `Cluster`."""
         address: str = self._facts["address"]
         return address
 
     @property
     def datacentre(self) -> str:
+        """See `Cluster`."""
         datacentre: str = self._facts["datacentre"]
         return datacentre
 
     async def start(self, spec: WorkerSpec) -> WorkerHandle:
+        """See `Cluster`."""
         handle = _Handle(self, next(self._ids), spec.name)
         await handle.open(spec)
         return handle

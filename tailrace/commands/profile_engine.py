@@ -48,13 +48,17 @@ class ProfiledCore(Protocol):
     """Steps are profiled while there is one."""
 
     @property
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
 
-    def add(self, request: Request) -> None: ...
+    def add(self, request: Request) -> None:
+        """Accept a request."""
 
-    def step(self) -> list[Sample]: ...
+    def step(self) -> list[Sample]:
+        """Make a step; the samples that it has finished."""
 
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """Counts of this moment."""
 
 
 class BatchProfile(msgspec.Struct, frozen=True, kw_only=True):

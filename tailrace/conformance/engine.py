@@ -101,6 +101,7 @@ class EngineContract:
         return bool((np.abs(got - expected) > self.tolerance).mean() <= self.outliers)
 
     async def test_every_request_gets_one_sample_with_aligned_arrays(self, engine: Engine) -> None:
+        """`submit` yields a sample for each request, whose arrays have one entry a token."""
         requests = [make_request(i, group_id=i // 4, max_new_tokens=3 + i) for i in range(8)]
         before = engine.stats().generated_tokens
         async with asyncio.timeout(LIMIT_S):
@@ -119,6 +120,7 @@ class EngineContract:
         assert (engine.stats().running, engine.stats().waiting) == (0, 0)
 
     async def test_ignoring_stops_gives_exactly_the_tokens_asked_for(self, engine: Engine) -> None:
+        """With `ignore_eos` a response has `max_new_tokens` tokens."""
         requests = [make_request(i, group_id=0, max_new_tokens=i + 1, ignore_eos=True) for i in range(6)]
         async with asyncio.timeout(LIMIT_S):
             samples = await collect(engine.submit(requests))
@@ -126,12 +128,14 @@ class EngineContract:
         assert {sample.finish_reason for sample in samples.values()} == {FinishReason.LENGTH}
 
     async def test_a_response_ends_where_the_context_does(self, engine: Engine) -> None:
+        """Prompt and response have `max_model_len` tokens at most."""
         prompt = engine.max_model_len - 3
         async with asyncio.timeout(LIMIT_S):
             sample = (await collect(engine.submit([make_request(0, prompt=prompt, ignore_eos=True)])))[0]
         assert (len(sample.response_ids), sample.finish_reason) == (3, FinishReason.LENGTH)
 
     async def test_a_stop_token_ends_a_response_and_is_kept(self, engine: Engine) -> None:
+        """`stop_token_ids` end a response, as its last token."""
         self.needs_model()
         async with asyncio.timeout(LIMIT_S):
             whole = (await collect(engine.submit([make_request(0, max_new_tokens=12, ignore_eos=True)])))[0]
@@ -144,6 +148,7 @@ class EngineContract:
     async def test_a_stop_string_ends_a_response_with_the_token_that_completes_it(
         self, engine: Engine, model_dir: Path
     ) -> None:
+        """`stop` strings end a response; nothing of it is cut off."""
         self.needs_model()
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         async with asyncio.timeout(LIMIT_S):
@@ -156,6 +161,7 @@ class EngineContract:
         assert cut.finish_reason == FinishReason.STOP
 
     async def test_the_seed_decides_the_tokens(self, engine: Engine) -> None:
+        """Equal seeds give equal tokens, whatever else is in the batch."""
         requests = [make_request(i, group_id=0, max_new_tokens=10) for i in range(3)]
         async with asyncio.timeout(LIMIT_S):
             first = await collect(engine.submit(requests))
@@ -166,6 +172,7 @@ class EngineContract:
         "sampling", [{"top_k": 2**31 - 1}, {"top_p": 1e-6}, {"min_p": 1 - 1e-16}, {"temperature": 1e6}]
     )
     async def test_the_ends_of_what_sampling_takes_are_served(self, engine: Engine, sampling: dict[str, Any]) -> None:
+        """The extreme values of `SamplingConfig` are served."""
         if "temperature" in sampling:
             sampling = {"temperature": min(sampling["temperature"], self.highest_temperature)}
         async with asyncio.timeout(LIMIT_S):
@@ -173,6 +180,7 @@ class EngineContract:
         assert len(samples[0].response_ids) == 8
 
     async def test_the_samples_of_a_group_differ(self, engine: Engine) -> None:
+        """Requests of one group draw tokens of their own."""
         requests = [make_request(i, group_id=0, max_new_tokens=10, ignore_eos=True) for i in range(8)]
         async with asyncio.timeout(LIMIT_S):
             samples = await collect(engine.submit(requests))
@@ -194,6 +202,7 @@ class EngineContract:
     async def test_log_probs_are_of_the_distribution_that_was_sampled_from(
         self, engine: Engine, model: PreTrainedModel, sampling: Mapping[str, Any]
     ) -> None:
+        """`rollout_log_probs` are those after temperature, top-k, top-p and min-p."""
         self.needs_model()
         requests = [make_request(i, max_new_tokens=12, **sampling) for i in range(4)]
         async with asyncio.timeout(LIMIT_S):
@@ -206,6 +215,7 @@ class EngineContract:
     async def test_greedy_requests_get_the_most_likely_tokens_beside_sampled_ones(
         self, engine: Engine, model: PreTrainedModel
     ) -> None:
+        """Temperature 0 takes the most likely token, beside other requests."""
         self.needs_model()
         greedy, *sampled = [
             make_request(i, max_new_tokens=12, temperature=float(i > 0), ignore_eos=True) for i in range(3)
@@ -219,6 +229,7 @@ class EngineContract:
     async def test_prompts_with_more_tokens_than_a_step_takes_are_computed_in_turn(
         self, engine: Engine, model: PreTrainedModel
     ) -> None:
+        """Long prompts are cut over several steps, with equal results."""
         self.needs_model()
         requests = [make_request(i, prompt=500, max_new_tokens=2) for i in range(8)]
         async with asyncio.timeout(LIMIT_S):
@@ -228,15 +239,18 @@ class EngineContract:
             assert self.agree(sample.rollout_log_probs, log_probs_by_transformers(model, request, sample))
 
     async def test_streams_end_by_themselves_and_do_not_mix(self, engine: Engine) -> None:
+        """Each stream of `submit` has the samples of its own requests."""
         streams = [engine.submit([make_request(10 * i + j) for j in range(3)]) for i in range(3)]
         async with asyncio.timeout(LIMIT_S):
             samples = await asyncio.gather(*map(collect, streams))
         assert [sorted(ids) for ids in samples] == [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
 
     async def test_nothing_is_a_stream_that_ends_at_once(self, engine: Engine) -> None:
+        """`submit` of no request yields nothing."""
         assert await collect(engine.submit([])) == {}
 
     async def test_paused_engines_make_nothing_and_go_on_when_resumed(self, engine: Engine) -> None:
+        """`pause` stops all tokens until `resume`."""
         async with asyncio.timeout(LIMIT_S):
             await engine.pause_generation()
             before = engine.stats()
@@ -249,6 +263,7 @@ class EngineContract:
             assert list(await collect(stream)) == [0]
 
     async def test_a_pause_holds_between_two_steps(self, engine: Engine) -> None:
+        """`pause` returns when no step is under way."""
         async with asyncio.timeout(LIMIT_S):
             stream = engine.submit([make_request(i, max_new_tokens=40, ignore_eos=True) for i in range(3)])
             await asyncio.sleep(0)
@@ -261,6 +276,7 @@ class EngineContract:
             assert len(await collect(stream)) == 3
 
     async def test_abort_finishes_requests_with_what_they_have(self, engine: Engine) -> None:
+        """`abort` ends requests with FinishReason.ABORT."""
         async with asyncio.timeout(LIMIT_S):
             await engine.pause_generation()
             stream = engine.submit([make_request(i, max_new_tokens=5, ignore_eos=True) for i in range(3)])
@@ -272,6 +288,7 @@ class EngineContract:
             assert sorted(await collect(stream)) == [0, 2]
 
     async def test_abort_in_mid_generation_keeps_the_tokens_made_so_far(self, engine: Engine) -> None:
+        """An aborted sample has the tokens that were made."""
         self.needs_steps()
         request = make_request(0, max_new_tokens=300, ignore_eos=True)
         async with asyncio.timeout(LIMIT_S):
@@ -286,6 +303,7 @@ class EngineContract:
         assert len(cut.response_ids) == len(cut.rollout_log_probs) == len(cut.weight_versions)
 
     async def test_closing_a_stream_aborts_its_requests(self, engine: Engine) -> None:
+        """A stream of `submit` that is closed leaves nothing in the engine."""
         async with asyncio.timeout(LIMIT_S):
             stream = engine.submit([make_request(i, max_new_tokens=4 + 300 * i, ignore_eos=True) for i in range(2)])
             async with aclosing(stream):
@@ -296,6 +314,7 @@ class EngineContract:
             assert len(again[1].response_ids) == 2
 
     async def test_request_ids_in_flight_are_refused(self, engine: Engine) -> None:
+        """`submit` refuses a request_id that is in flight."""
         async with asyncio.timeout(LIMIT_S):
             stream = engine.submit([make_request(0)])
             with pytest.raises(RequestError, match=r"\b0\b"):
@@ -306,6 +325,7 @@ class EngineContract:
             assert list(await collect(engine.submit([make_request(1), make_request(0)]))) in ([0, 1], [1, 0])
 
     async def test_bad_prompts_are_refused_before_any_is_accepted(self, engine: Engine) -> None:
+        """`submit` accepts all of its requests or none."""
         for tokens in (0, engine.max_model_len):
             with pytest.raises(RequestError, match=r"\b1\b"):
                 engine.submit([make_request(0), make_request(1, prompt=tokens)])
@@ -313,6 +333,7 @@ class EngineContract:
 
     @pytest.mark.parametrize("token", [-1, 2**40])
     async def test_prompts_outside_of_the_vocabulary_are_refused(self, engine: Engine, token: int) -> None:
+        """`submit` refuses tokens that the model does not have."""
         self.needs_model()
         with pytest.raises(RequestError, match="vocabulary"):
             engine.submit([replace(make_request(0), prompt_ids=np.array([7, token]))])
@@ -333,11 +354,13 @@ class EngineContract:
         ids=str,
     )
     async def test_fields_of_another_type_are_refused(self, engine: Engine, field: str, value: Any) -> None:
+        """`submit` refuses a field of the wrong type, by its name."""
         with pytest.raises(RequestError, match=rf"\b1\b.*{field.removesuffix('_ids')}"):
             engine.submit([make_request(0), replace(make_request(1), **{field: value})])
         assert engine.stats().waiting == 0
 
     async def test_numbers_of_numpy_do_as_well_and_belong_to_the_caller(self, engine: Engine) -> None:
+        """NumPy integers are taken, and arrays are copied."""
         request = make_request(0, ignore_eos=True)
         expected = await collect(engine.submit([request]))
         numbers: dict[str, Any] = {"seed": np.int64(request.seed), "priority": np.float32(0.5)}
@@ -347,6 +370,7 @@ class EngineContract:
         assert same_tokens(await collect(stream), expected)
 
     async def test_tokens_carry_the_version_of_their_weights(self, engine: Engine, model: PreTrainedModel) -> None:
+        """`weight_versions` are those that `update_weights` was given."""
         old = engine.stats().version
         async with asyncio.timeout(LIMIT_S):
             before = await collect(engine.submit([make_request(0)]))
@@ -360,6 +384,7 @@ class EngineContract:
     async def test_an_update_in_mid_generation_shows_in_the_versions_from_then_on(
         self, engine: Engine, model: PreTrainedModel
     ) -> None:
+        """Tokens after `update_weights` have the new version."""
         self.needs_steps()
         old = engine.stats().version
         requests = [make_request(i, max_new_tokens=300, ignore_eos=True) for i in range(2)]
@@ -373,6 +398,7 @@ class EngineContract:
     async def test_an_update_in_mid_generation_makes_the_tokens_from_then_on(
         self, engine: Engine, model: PreTrainedModel
     ) -> None:
+        """Tokens after `update_weights` are those of the new weights."""
         self.needs_model()
         self.needs_steps()
         greedy, sampled = [make_request(i, max_new_tokens=300, temperature=float(i), ignore_eos=True) for i in range(2)]
@@ -393,6 +419,7 @@ class EngineContract:
         assert self.agree(expected(alone), np.zeros(300, np.float32))
 
     async def test_new_weights_make_the_tokens_that_follow(self, engine: Engine, model: PreTrainedModel) -> None:
+        """`update_weights` changes what a request gets."""
         self.needs_model()
         request = make_request(
             0, prompt=300, max_new_tokens=12
@@ -409,6 +436,8 @@ class EngineContract:
         assert self.agree(restored.rollout_log_probs, log_probs_by_transformers(model, request, restored))
 
     async def test_weights_that_break_off_leave_the_old_ones(self, engine: Engine, model: PreTrainedModel) -> None:
+        """`update_weights` installs all tensors or none."""
+
         def breaking_off() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in list(parameters(model).items())[:-1]:
                 yield name, tensor * 2
@@ -425,6 +454,7 @@ class EngineContract:
         assert engine.stats().version == version
 
     async def test_wrong_weights_leave_the_old_ones(self, engine: Engine, model: PreTrainedModel) -> None:
+        """`update_weights` refuses a missing, unknown or misshapen tensor."""
         self.needs_model()
         doubled = {name: tensor * 2 for name, tensor in parameters(model).items()}
         name = next(name for name, tensor in doubled.items() if tensor.dim() == 1)
@@ -447,6 +477,7 @@ class EngineContract:
     async def test_a_closed_engine_tells_its_streams(
         self, engine: Engine
     ) -> None:  # the last test: it ends the shared engine
+        """`close` ends every stream with an EngineError."""
         async with asyncio.timeout(LIMIT_S):
             stream = engine.submit([make_request(0, max_new_tokens=200, ignore_eos=True)])
             waiting = asyncio.create_task(collect(stream))

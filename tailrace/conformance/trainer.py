@@ -60,6 +60,7 @@ class TrainerContract:
     def test_log_probs_are_those_of_each_sequence_alone_at_the_temperature(
         self, model_dir: Path, temperature: float
     ) -> None:
+        """`log_probs` equals transformers' forward pass of each sequence."""
         samples = make_samples()
         found = self.make(model_dir, temperature=temperature).log_probs(samples)
         model = load_plain(model_dir)
@@ -69,12 +70,14 @@ class TrainerContract:
             np.testing.assert_allclose(values, expected, atol=self.tolerance)
 
     def test_a_sample_without_response_tokens_has_no_log_probs(self, model_dir: Path) -> None:
+        """`log_probs` gives an empty array for an empty response."""
         samples = make_samples()
         found = self.make(model_dir).log_probs([samples[0], empty(samples[1]), samples[2]])
         assert [len(values) for values in found] == [len(samples[0].response_ids), 0, len(samples[2].response_ids)]
 
     @pytest.mark.parametrize("mode", MODES)
     def test_loss_and_gradient_norm_are_those_of_each_sequence_alone(self, model_dir: Path, mode: LossAggMode) -> None:
+        """`accumulate` and `apply` equal one pass for each sample."""
         samples = with_log_probs(make_samples())
         loss, norm = plain_update(load_plain(model_dir), samples, grpo(mode, 0.1))
         result = train(self.make(model_dir), samples, grpo(mode, 0.1))
@@ -83,6 +86,7 @@ class TrainerContract:
         assert result.grad_norm == pytest.approx(norm, rel=10 * self.tolerance)
 
     def test_without_old_log_probs_the_ratio_is_one(self, model_dir: Path) -> None:
+        """Samples without `old_log_probs` are trained on as on-policy."""
         samples = make_samples()
         result = train(self.make(model_dir), samples, grpo())
         assert result.metrics["ratio"] == pytest.approx(1.0, abs=self.tolerance)
@@ -90,6 +94,7 @@ class TrainerContract:
 
     @pytest.mark.parametrize("mode", MODES)
     def test_however_a_batch_is_cut_the_update_is_equal(self, model_dir: Path, mode: LossAggMode) -> None:
+        """Several calls of `accumulate` equal one with all samples."""
         samples = with_log_probs(make_samples())
         whole, streamed = self.make(model_dir), self.make(model_dir)
         expected = train(whole, samples, grpo(mode, 0.1))
@@ -101,6 +106,7 @@ class TrainerContract:
         assert_near(weights(streamed), weights(whole), self.tolerance)
 
     def test_log_probs_between_two_parts_of_a_batch_change_nothing(self, model_dir: Path) -> None:
+        """`log_probs` leaves accumulated gradients as they are."""
         samples = make_samples()
         plain, asked = self.make(model_dir), self.make(model_dir)
         for trainer in (plain, asked):
@@ -112,6 +118,7 @@ class TrainerContract:
         assert_equal(weights(plain), weights(asked))
 
     def test_only_apply_changes_the_weights(self, model_dir: Path) -> None:
+        """`accumulate` and `log_probs` change no weight."""
         trainer = self.make(model_dir)
         before = weights(trainer)
         trainer.accumulate(make_samples(), grpo().loss)
@@ -121,6 +128,7 @@ class TrainerContract:
         assert any(not torch.equal(tensor, before[name]) for name, tensor in trainer.weights())
 
     def test_discard_forgets_what_was_accumulated(self, model_dir: Path) -> None:
+        """`discard` leaves no gradient and no sum."""
         clean, interrupted = self.make(model_dir), self.make(model_dir)
         interrupted.accumulate(make_samples(seed=5), grpo().loss)
         interrupted.discard()
@@ -128,6 +136,7 @@ class TrainerContract:
         assert_equal(weights(clean), weights(interrupted))
 
     def test_nothing_of_an_update_is_left_for_the_next(self, model_dir: Path) -> None:
+        """A second `apply` has nothing to apply."""
         trainer = self.make(model_dir)
         train(trainer, make_samples(), grpo())
         before = weights(trainer)
@@ -135,6 +144,7 @@ class TrainerContract:
         assert_equal(weights(trainer), before)
 
     def test_an_update_without_any_trained_token_is_skipped_and_no_failure(self, model_dir: Path) -> None:
+        """`apply` skips a batch whose masks are all 0."""
         trainer = self.make(model_dir, max_nonfinite_steps=1)
         before = weights(trainer)
         masked = make_samples()[-1]
@@ -142,6 +152,7 @@ class TrainerContract:
         assert_equal(weights(trainer), before)
 
     def test_a_step_that_is_not_finite_is_skipped_and_leaves_no_trace(self, model_dir: Path) -> None:
+        """`apply` skips a loss or gradient that is not finite."""
         clean, troubled = self.make(model_dir), self.make(model_dir)
         before = weights(troubled)
         troubled.accumulate(make_samples(), grpo().loss)
@@ -154,6 +165,7 @@ class TrainerContract:
         assert_equal(weights(troubled), weights(clean))
 
     def test_too_many_steps_in_a_row_that_are_not_finite_stop_the_run(self, model_dir: Path) -> None:
+        """`apply` raises NonFiniteError after `max_nonfinite_steps`."""
         trainer = self.make(model_dir, max_nonfinite_steps=2)
         for algorithm in (NotFinite(GrpoConfig()), grpo(), NotFinite(GrpoConfig())):
             train(trainer, make_samples(), algorithm)
@@ -162,6 +174,7 @@ class TrainerContract:
         json.dumps(trainer.evidence(), allow_nan=False)
 
     def test_training_raises_the_probability_of_rewarded_responses(self, model_dir: Path) -> None:
+        """The sign of an advantage is the direction of the update."""
         samples = [
             replace(sample, columns={"advantages": np.full(5, sign, np.float32)}, response_mask=np.ones(5, np.int64))
             for sample, sign in zip(make_samples(groups=((6, (5, 5)),)), (1.0, -1.0), strict=True)
@@ -174,12 +187,14 @@ class TrainerContract:
         assert all(later[0] > earlier[0] and later[1] < earlier[1] for earlier, later in pairwise(history))
 
     def test_weights_have_their_hugging_face_names_and_come_once(self, model_dir: Path) -> None:
+        """`weights` yields each tensor once, as the checkpoint names it."""
         names = [name for name, _ in self.make(model_dir).weights()]
         expected = {name: parameter.detach() for name, parameter in load_plain(model_dir).named_parameters()}
         assert sorted(names) == sorted(expected)
         assert_equal(weights(self.make(model_dir)), expected)
 
     def test_a_restored_trainer_goes_on_bit_for_bit(self, model_dir: Path, tmp_path: Path) -> None:
+        """`load` restores all that `save` wrote, the schedule included."""
         uninterrupted, resumed = (self.make(model_dir, schedule="cosine") for _ in range(2))
         for seed in (0, 1):
             train(uninterrupted, make_samples(seed=seed), grpo())
@@ -194,6 +209,7 @@ class TrainerContract:
         assert_equal(weights(resumed), weights(uninterrupted))
 
     def test_skipped_steps_in_a_row_survive_a_restart(self, model_dir: Path, tmp_path: Path) -> None:
+        """`save` keeps the count of skipped steps."""
         first, second = (self.make(model_dir, max_nonfinite_steps=2) for _ in range(2))
         train(first, make_samples(), NotFinite(GrpoConfig()))
         first.save(tmp_path)
@@ -202,6 +218,7 @@ class TrainerContract:
             train(second, make_samples(), NotFinite(GrpoConfig()))
 
     def test_what_is_no_checkpoint_is_refused_and_nothing_restored(self, model_dir: Path, tmp_path: Path) -> None:
+        """`load` restores everything or raises CheckpointError."""
         trainer = self.make(model_dir)
         before = weights(trainer)
         with pytest.raises(CheckpointError):
@@ -209,6 +226,7 @@ class TrainerContract:
         assert_equal(weights(trainer), before)
 
     def test_an_exported_model_loads_with_the_trained_weights(self, model_dir: Path, tmp_path: Path) -> None:
+        """`export` writes what `from_pretrained` loads."""
         trainer = self.make(model_dir)
         train(trainer, make_samples(), grpo())
         trainer.export(tmp_path / "model")

@@ -71,6 +71,7 @@ class KVCache:
 
     @property
     def blocks(self) -> int:
+        """Blocks of each layer."""
         return self.data.shape[2]
 
     def reshaped(self, architecture: Architecture) -> "KVCache":

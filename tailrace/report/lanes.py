@@ -9,9 +9,12 @@ class Span(Protocol):
     """Anything with a start and an end, in any one unit of time."""
 
     @property
-    def start(self) -> float: ...
+    def start(self) -> float:
+        """When it began."""
+
     @property
-    def end(self) -> float: ...
+    def end(self) -> float:
+        """When it ended; not before `start`."""
 
 
 def assign_lanes(spans: Iterable[Span]) -> list[int]:

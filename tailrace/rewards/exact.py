@@ -11,6 +11,7 @@ class ExactGrader(Grader):
         self._ignore_case = config.ignore_case
 
     def grade(self, request: GradingRequest) -> bool:
+        """See `Grader`."""
         return self._normal(request.response) == self._normal(expected_text(request))
 
     def can_be_right(self, request: GradingRequest) -> bool:

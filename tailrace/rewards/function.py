@@ -36,6 +36,7 @@ class FunctionGrader(Grader):
         self._call = call
 
     def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
+        """See `Grader`."""
         result: float | bool | Mapping[str, float] = self._call(request)
         return result
 
@@ -48,5 +49,6 @@ class AsyncFunctionGrader(AsyncGrader):
         self.concurrency = concurrency
 
     async def grade(self, request: GradingRequest) -> float | bool | Mapping[str, float]:
+        """See `AsyncGrader`."""
         result: float | bool | Mapping[str, float] = await self._call(request)
         return result

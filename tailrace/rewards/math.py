@@ -48,6 +48,7 @@ class MathGrader(Grader):
         logging.getLogger("math_verify").setLevel(logging.ERROR)
 
     def grade(self, request: GradingRequest) -> bool:
+        """See `Grader`."""
         answer = expected_text(request)
         gold = read_answer(answer)
         if not gold:

@@ -30,6 +30,7 @@ class ReasoningGymGrader(Grader):
         self._tasks: dict[bytes, ProceduralDataset] = {}
 
     def grade(self, request: GradingRequest) -> Mapping[str, float]:
+        """See `Grader`."""
         task = self._task(request.metadata)
         answer = find(self._pattern, request.response, "last") if self._pattern else request.response
         if answer is None:

@@ -15,6 +15,7 @@ class RegexGrader(Grader):
         self._which = config.match
 
     def grade(self, request: GradingRequest) -> bool:
+        """See `Grader`."""
         answer = expected_text(request)
         found = find(self._pattern, request.response, self._which)
         return found is not None and found.strip() == answer

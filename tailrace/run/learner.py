@@ -118,6 +118,7 @@ class LocalModelLearner(ModelLearner):
         self._turn = asyncio.Lock()
 
     async def train(self, step: int) -> None:
+        """See `ModelLearner`."""
         async with self._turn:
             if step < self._trained_steps:
                 return
@@ -125,6 +126,7 @@ class LocalModelLearner(ModelLearner):
                 await uninterrupted(self._update(batch))
 
     async def save(self, directory: Path) -> None:
+        """See `ModelLearner`."""
         async with self._turn:
             _check_whole(self._actor, self._trained_steps)
             state = ModelState(trained_steps=self._trained_steps, unacked=sorted(self._actor.unacked))
@@ -137,6 +139,7 @@ class LocalModelLearner(ModelLearner):
                 raise CheckpointError(f"{directory} cannot be written: {error}") from error
 
     async def restore(self, directory: Path) -> None:
+        """See `ModelLearner`."""
         async with self._turn:
             state = read_model_state(directory)
             await asyncio.get_running_loop().run_in_executor(self._executor, lambda: self._trainer.load(directory))
@@ -198,9 +201,11 @@ class LocalLearner(Learner):
 
     @property
     def trained_steps(self) -> int:
+        """See `Learner`."""
         return self._trained_steps
 
     async def train(self, step: int) -> None:
+        """See `Learner`."""
         async with self._turn:
             start = self._log.now()
             result: list[StepResult] = []
@@ -225,11 +230,13 @@ class LocalLearner(Learner):
         await self._actor.ack(batch)
 
     async def save(self, next_step: int, models: Path | None = None) -> None:
+        """See `Learner`."""
         async with self._turn:
             _check_whole(self._actor, self._trained_steps)
             await self._checkpointer.save(self._trained_steps, next_step, self._actor.unacked, models)
 
     async def restore(self, checkpoint: Path, state: RunState) -> None:
+        """See `Learner`."""
         async with self._turn:
             await self._compute(lambda: self._trainer.load(checkpoint))
             self._trained_steps = state.trained_steps
@@ -237,11 +244,13 @@ class LocalLearner(Learner):
             await self._publisher.publish(self._trained_steps)  # engines take it when they begin to serve
 
     async def export(self, directory: Path) -> None:
+        """See `Learner`."""
         async with self._turn:
             with self._log.span("export", "trainer", version=self._trained_steps, info={"path": str(directory)}):
                 await self._compute(lambda: self._trainer.export(directory, dtype=self._export_dtype))
 
     async def evidence(self) -> dict[str, Any]:
+        """See `Learner`."""
         return self._trainer.evidence()
 
     def _judge(self, step: int, event: Event) -> None:

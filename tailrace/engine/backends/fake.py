@@ -38,6 +38,7 @@ class RandomPlaywright:
         self._vocab_size = vocab_size
 
     def __call__(self, request: Request) -> Script:
+        """The response of a request, before it is generated."""
         random = np.random.default_rng(request.seed % 2**64)
         longest = min(request.sampling.max_new_tokens, MAX_MODEL_LEN - len(request.prompt_ids))
         length = longest if request.sampling.ignore_eos else int(random.integers(1, longest, endpoint=True))

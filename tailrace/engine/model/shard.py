@@ -26,6 +26,7 @@ class Layout:
 
     @property
     def ranks(self) -> int:
+        """Ranks in all."""
         return self.dp * self.tp
 
     def shard(self, rank: int) -> Shard:

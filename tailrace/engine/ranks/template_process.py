@@ -130,6 +130,7 @@ class TemplateProcess:
 
     @property
     def pid(self) -> int:
+        """Of the process."""
         return self._process.pid
 
     @property

@@ -48,13 +48,20 @@ class Settings(Protocol):
     """How one token is drawn: a `Draw`, a `SamplingConfig`."""
 
     @property
-    def temperature(self) -> float: ...
+    def temperature(self) -> float:
+        """Logits are divided by it; 0 is greedy."""
+
     @property
-    def top_k(self) -> int: ...
+    def top_k(self) -> int:
+        """Only so many of the likeliest tokens are drawn from; 0 for all."""
+
     @property
-    def top_p(self) -> float: ...
+    def top_p(self) -> float:
+        """Only the likeliest tokens that together have this probability are drawn from; 1 for all."""
+
     @property
-    def min_p(self) -> float: ...
+    def min_p(self) -> float:
+        """Only tokens are drawn from that have this part of the likeliest one's probability; 0 for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,10 +82,12 @@ class Scheduler:
 
     @property
     def running(self) -> int:
+        """Sequences in the batch."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
+        """Sequences that have not begun, or were preempted."""
         return len(self._waiting)
 
     def blocks_needed(self, prompt_tokens: int, response_tokens: int) -> int:

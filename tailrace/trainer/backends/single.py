@@ -85,6 +85,7 @@ class SingleTrainer(Scorer, Trainer):
         return make_optimizer(model, self._config)
 
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
+        """See `Trainer`."""
         for parts in plan_micro_batches(samples, self._config.micro_batch_tokens):
             batch = pack(parts)
             embeddings = self._embed(batch).requires_grad_()
@@ -94,6 +95,7 @@ class SingleTrainer(Scorer, Trainer):
             self._sums.add(parts, output)
 
     def apply(self) -> UpdateResult:
+        """See `Trainer`."""
         sums, self._sums = self._sums, _Sums()
         rate = learning_rate(self._config, self._counters.updates, self._total_updates)
         self._counters.updates += 1
@@ -108,20 +110,25 @@ class SingleTrainer(Scorer, Trainer):
         return UpdateResult(applied=True, loss=loss, grad_norm=norm, lr=rate, metrics=sums.means())
 
     def discard(self) -> None:
+        """See `Trainer`."""
         self._sums = _Sums()
         self._optimizer.zero_grad()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `Trainer`."""
         return ((name, parameter.detach()) for name, parameter in self._model.named_parameters())
 
     def save(self, directory: Path) -> None:
+        """See `Trainer`."""
         state.save(directory, self._model, self._optimizer, self._counters)
 
     def load(self, directory: Path) -> None:
+        """See `Trainer`."""
         self._counters = state.load(directory, self._model, self._optimizer)
         self.discard()
 
     def evidence(self) -> dict[str, Any]:
+        """See `Trainer`."""
         return self._evidence
 
     def _add_embedding_gradient(self, batch: PackedBatch, embeddings: torch.Tensor) -> None:

@@ -83,6 +83,7 @@ class Child:
 
     @property
     def pid(self) -> int:
+        """Of the process."""
         return self._process.pid
 
     def fileno(self) -> int:
