@@ -39,7 +39,8 @@ from tailrace.errors import (
 )
 from tailrace.events import Event, EventLog, read_events
 from tailrace.report.samples import read_samples
-from tailrace.run.own_loop import Engines, log_warnings
+from tailrace.run.loop_runtime import log_warnings
+from tailrace.run.own_loop import Engines
 from tailrace.run.train import train
 from tailrace.tasks.updater import EngineUpdater
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
@@ -87,7 +88,7 @@ class Workers:
 def local(monkeypatch: pytest.MonkeyPatch) -> Workers:
     """Workers are in an event loop of this process."""
     workers = Workers()
-    for module in ("separated", "own_loop"):
+    for module in ("separated", "loop_runtime"):
         monkeypatch.setattr(f"tailrace.run.{module}.make_cluster", workers.make_cluster)
     return workers
 

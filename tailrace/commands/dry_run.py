@@ -24,9 +24,8 @@ from tailrace.models.info import describe_model
 from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
+from tailrace.run.checks import check_recipe
 from tailrace.run.directory import RunDirectory
-from tailrace.run.inputs import load_inputs
-from tailrace.run.queue import check_queue, run_table
 from tailrace.run.workers.pools import run_pools
 from tailrace.transfer.weights.segments import check_shared_memory
 from tailrace.types import Prompt
@@ -53,9 +52,8 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     if config.pipeline.placement == "separated" and config.cluster.address is None:
         check_this_machine(run_pools(config), gpus=torch.cuda.device_count())
         check_shared_memory()
-    check_queue(config.queue, run_table(config))
-    prepare_torch(config.device, config.threads)
-    inputs = load_inputs(config)
+    prepare_torch(config.device, config.threads)  # what is measured below is in this process in any case
+    inputs = check_recipe(config)
     info = describe_model(inputs.model_dir)
     size = ModelSize(
         parameters=info.parameters,

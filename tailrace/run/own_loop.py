@@ -12,83 +12,43 @@ Who waits on whom: `get_experience_data` on rows that the tasks before have fini
 what may not go in yet waits in the line. Workers are started, watched and replaced as in a run (run/separated.py).
 """
 
-import asyncio
-import logging
-import threading
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
-from contextlib import AsyncExitStack, closing, contextmanager, suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import torch
 
 from tailrace.algorithms.factory import make_algorithm
-from tailrace.cluster.factory import make_cluster
-from tailrace.cluster.pool import DeathBudget
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 from tailrace.errors import (
-    ClusterError,
     ConfigError,
     NothingGraded,
     PromptError,
-    QueueClosed,
-    QueueError,
-    QueueTimeout,
     TailraceError,
-    UserError,
     WeightsError,
     did_you_mean,
-    first_error,
 )
-from tailrace.events import Event, EventFile, EventLog
 from tailrace.host.compute import prepare_torch
-from tailrace.host.interrupt import Interrupt
-from tailrace.planning.admission import oldest_version
 from tailrace.prompts.load import tell_dropped
 from tailrace.report.page import write_report
-from tailrace.report.samples import SampleFile
 from tailrace.report.trace import write_trace
-from tailrace.report.workers import death_text
-from tailrace.rewards.answers import check_answers
+from tailrace.run.checks import check_recipe
 from tailrace.run.directory import RunDirectory
-from tailrace.run.inputs import Inputs, load_inputs
 from tailrace.run.loop_diary import LoopDiary
-from tailrace.run.observer import Observer
-from tailrace.run.queue import OpenQueue, check_queue, client_options, open_queue, run_table
-from tailrace.run.separated import Workers
-from tailrace.run.train import begin_log, end_event
+from tailrace.run.loop_runtime import LoopRuntime
+from tailrace.run.queue import client_options
 from tailrace.run.workers.pools import run_pools
-from tailrace.run.workers.settings import check_gpus
-from tailrace.run.workers.weights import make_sender
 from tailrace.tasks.actor import train_sample
-from tailrace.tasks.base import Service
-from tailrace.tasks.prompts import group_rows, put_lost_groups
 from tailrace.trainer.base import Loss, Trainer, TrainSample
 from tailrace.trainer.factory import make_run_trainer
-from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.base import NewRow, TransferQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.experience import Experience
 from tailrace.transfer.queue.tensors import Column, Layout, TensorBatch, make_cells
-from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt, WeightVersion
-
-_log = logging.getLogger(__name__)
-
-_CLOSE_LIMIT_S = 120.0
-"""For all processes to end; each has a shorter limit of its own."""
-
-
-def log_warnings(event: Event) -> None:
-    """A sink for a program without a display: the log has what that would show of warnings and deaths."""
-    if event.task == "warning":
-        _log.warning(event.info["text"])
-    elif event.task == "worker_died":
-        _log.warning(death_text(event))
 
 
 class Engines:
@@ -121,9 +81,8 @@ class Engines:
             self._start(config, kinds)
 
     def _start(self, config: RunConfig, kinds: dict[str, PoolConfig]) -> None:
-        check_queue(config.queue, run_table(config))
         self._config = config
-        self._inputs = load_inputs(config)
+        self._inputs = check_recipe(config, kinds)
         tell_dropped(self._inputs.prompts.dropped)
         self._groups = 0
         """Prompts that were put."""
@@ -135,7 +94,7 @@ class Engines:
         self._unfinished: WeightVersion | None = None
         """The version that was sent, and that the queue does not know yet."""
         self._longest_prompt = max(self._inputs.longest_prompt, config.prompts.max_prompt_tokens or 0)
-        self._runtime = _Runtime(config, self._inputs, kinds, longest_prompt=self._longest_prompt)
+        self._runtime = LoopRuntime(config, self._inputs, kinds, longest_prompt=self._longest_prompt)
         address = self._runtime.start()
         try:
             self._queue = SyncQueue(address, name="caller", **client_options(config.queue))
@@ -361,200 +320,4 @@ def _kinds(config: RunConfig, workers: Collection[str] | None) -> dict[str, Pool
             raise ConfigError(f"workers: {kind!r} is not one of {', '.join(known)}{did_you_mean(kind, known)}")
     if "rollout" not in kinds:
         raise ConfigError(f"workers: {kinds} has no 'rollout', which generates; add it")
-    pools = {kind: known[kind] for kind in kinds}
-    check_gpus(config, pools)
-    return pools
-
-
-class _PromptLine:
-    """Prompts that wait to be admitted, in the order of the steps that train on them; and again those that are lost."""
-
-    def __init__(self, queue: TransferQueue, config: RunConfig) -> None:
-        self._queue = queue
-        self._config = config
-        self._prompts: list[Prompt] = []
-        """All that were ever put: a group may be lost until its rows are acked, and only the queue hears of that."""
-        self._more = asyncio.Event()
-
-    def add(self, prompts: Sequence[Prompt]) -> None:
-        """They come after all others."""
-        self._prompts.extend(prompts)
-        self._more.set()
-
-    async def run(self) -> None:
-        """Put each as soon as it is admitted, until the queue is closed."""
-        position = 0
-        with suppress(QueueClosed):
-            while True:
-                while position == len(self._prompts):
-                    self._more.clear()
-                    await self._more.wait()  # for the caller
-                step = position // self._config.groups_per_step
-                end = min(len(self._prompts), (step + 1) * self._config.groups_per_step)
-                oldest = oldest_version(step, self._config.pipeline.max_staleness)
-                with suppress(QueueTimeout):  # updates take as long as they take; who waits for these rows has a limit
-                    await self._queue.put([row for k in range(position, end) for row in self._group(k, oldest)])
-                    position = end
-
-    def group_again(self, group_id: int) -> list[NewRow]:
-        """The rows of a group that was admitted before, and lost."""
-        return self._group(group_id, 0)
-
-    def _group(self, position: int, not_before: WeightVersion) -> list[NewRow]:
-        size, seed = self._config.algorithm.group_size, self._config.seed
-        return group_rows(self._prompts[position], position, group_size=size, seed=seed, not_before=not_before)
-
-
-class _Runtime:
-    """What works beside the caller, in a thread with an event loop of its own."""
-
-    def __init__(
-        self, config: RunConfig, inputs: Inputs, kinds: Mapping[str, PoolConfig], *, longest_prompt: int
-    ) -> None:
-        self._config = config
-        self._inputs = inputs
-        self._kinds = kinds
-        self._longest_prompt = longest_prompt
-        self._ready: Future[QueueAddress] = Future()
-        self._stop = Interrupt()
-        self._failure: BaseException | None = None
-        self._told = False
-        # a daemon: a program that forgets to close it can end, and its processes end with it
-        self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
-        self._loop: asyncio.AbstractEventLoop
-        self._log: EventLog
-        self._line: _PromptLine
-        self._sender: WeightSender
-
-    def start(self) -> QueueAddress:
-        """Start everything; where the queue is."""
-        self._thread.start()
-        try:
-            return self._ready.result()  # whatever is started has a limit of its own
-        except BaseException:
-            self.close()
-            raise
-
-    def put(self, prompts: Sequence[Prompt]) -> None:
-        """Add them to the line."""
-        self._loop.call_soon_threadsafe(self._line.add, tuple(prompts))
-
-    def tell(self, event: Event) -> None:
-        """Hand on what the caller did; nobody takes it after a failure, which is told otherwise."""
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._emit, event)
-
-    def now(self) -> float:
-        """Seconds of the run."""
-        return self._log.now()
-
-    def publish(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Send them."""
-        self._sender.publish(version, weights)
-
-    def settle(self, version: WeightVersion) -> None:
-        """Wait until they are installed, where the mode says so."""
-        if self._config.weights_mode == "synchronous":
-            self._wait(self._sender.installed(version, timeout_s=self._config.weights.timeout_s))
-
-    def check(self) -> None:
-        """Raises what has ended it, if something has."""
-        if self._failure is not None:
-            self._told = True
-            raise self._failure
-        if self._stop.asked:
-            raise ClusterError("these engines were closed; start others with init_engines")
-
-    def raise_untold(self) -> None:
-        """Raises what has ended it, unless `check` has."""
-        if not self._told:
-            self._told = True
-            if self._failure is not None:
-                raise self._failure
-
-    def close(self) -> None:
-        """End it. Twice is harmless."""
-        self._stop.ask()
-        self._thread.join(_CLOSE_LIMIT_S)
-        if self._thread.is_alive():
-            raise ClusterError(f"the engines have not ended within {_CLOSE_LIMIT_S:g} s")
-
-    def _emit(self, event: Event) -> None:
-        try:
-            self._log.emit(event)
-        except UserError as error:  # it cannot be written: the next call tells
-            self._failure = self._failure or error
-
-    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
-        """For `work`, which has a limit, in the loop."""
-        try:
-            asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        except CancelledError:  # the loop has ended
-            raise QueueClosed("the engines have ended") from None
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        except asyncio.CancelledError:
-            pass  # it was closed
-        except BaseException as error:  # whatever it is: the caller hears of it
-            self._failure = self._failure or error
-            if not self._ready.done():
-                self._told = True
-                self._ready.set_exception(error)
-
-    async def _main(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        async with AsyncExitStack() as stack:
-            with self._stop.watching():
-                queue, services = await self._open(stack)
-                assert queue.address is not None
-                self._ready.set_result(queue.address)
-                await self._serve(queue.queue, services)
-
-    async def _open(self, stack: AsyncExitStack) -> tuple[OpenQueue, list[Service]]:
-        config, directory = self._config, RunDirectory(Path(self._config.output_dir))
-        stack.enter_context(directory.locked())
-        directory.check_new()  # again: another process may have been faster
-        if "reward" in self._kinds:
-            await check_answers(config.rewards, self._inputs.prompts.by_source)
-        cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
-        queue = await open_queue(config.queue, run_table(config), directory.queue, stack)
-        with directory.begun(config, resumed=False):
-            file = stack.enter_context(closing(EventFile(directory.events)))
-            sinks = (file, SampleFile(directory.samples), log_warnings)
-            log = self._log = begin_log(config, None, sinks, total_steps=None)
-            self._sender = stack.enter_context(
-                make_sender(config, address=cluster.address, datacentre=cluster.datacentre, log=log)
-            )
-            workers = Workers(
-                config,
-                self._inputs,
-                self._kinds,
-                cluster,
-                queue,
-                directory.checkpoints,
-                log,
-                DeathBudget(config.cluster.max_deaths),
-                longest_prompt=self._longest_prompt,
-            )
-            await stack.enter_async_context(workers)
-            await workers.start(self._sender.address)
-        self._line = _PromptLine(queue.queue, config)
-        return queue, [*workers.services, Observer(queue.queue, log)]
-
-    async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:
-        """Until it is cancelled, or fails."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for service in services:
-                    tasks.create_task(service.run())
-                tasks.create_task(self._line.run())
-                tasks.create_task(put_lost_groups(queue, self._line.group_again))
-        except BaseExceptionGroup as errors:
-            self._failure = first_error(errors)
-            with suppress(UserError):  # the disk may be full, which may be what has ended it
-                self._log.emit(end_event(self._log, self._failure, finished=False))
-            with suppress(QueueError):  # it may have failed itself
-                await queue.close()  # the caller may wait for rows, and is told why there are none
-            raise self._failure from errors
+    return {kind: known[kind] for kind in kinds}

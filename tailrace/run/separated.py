@@ -40,7 +40,7 @@ from tailrace.run.parts import Placement, evaluated, make_evaluator, make_pipeli
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import OpenQueue
 from tailrace.run.workers.pools import factory_of, run_pools
-from tailrace.run.workers.settings import RunSettings, check_gpus
+from tailrace.run.workers.settings import RunSettings
 from tailrace.tasks.base import Service
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue.client.remote import RemoteQueue
@@ -146,7 +146,6 @@ class Separated(Placement):
         self._inputs = inputs
         self._budget = budget
         self._pools = run_pools(config)
-        check_gpus(config, self._pools)
         self._cluster = make_cluster(config.cluster, self._pools)
 
     async def open(self, stack: AsyncExitStack) -> None:
@@ -160,18 +159,8 @@ class Separated(Placement):
 
     async def connect(self, queue: OpenQueue, store: CheckpointStore, log: EventLog, stack: AsyncExitStack) -> Pipeline:
         """Start all workers."""
-        config = self._config
-        pools = Workers(
-            config,
-            self._inputs,
-            self._pools,
-            self._cluster,
-            queue,
-            store.directory,
-            log,
-            self._budget,
-            longest_prompt=self._inputs.longest_prompt,
-        )
+        config, directory = self._config, store.directory
+        pools = Workers(config, self._inputs, self._pools, self._cluster, queue, directory, log, self._budget)
         await stack.enter_async_context(pools)
         await pools.start()
         learner = RemoteLearner(pools.trainer)
@@ -199,11 +188,11 @@ class Workers:
         log: EventLog,
         budget: DeathBudget,
         *,
-        longest_prompt: int,
+        longest_prompt: int | None = None,
     ) -> None:
         """`pools`: of the kinds that are started. `checkpoints`: the run's directory of them.
 
-        `longest_prompt`: tokens of the longest that engines will see.
+        `longest_prompt`: tokens of the longest that engines will see, by default of the longest in `inputs`.
         """
         assert queue.address is not None
         assert isinstance(queue.queue, RemoteQueue)
@@ -218,7 +207,7 @@ class Workers:
             queue=queue.address,
             origin=log.origin,
             prompts=inputs.prompts.fingerprint,
-            longest_prompt=longest_prompt,
+            longest_prompt=longest_prompt or inputs.longest_prompt,
             checkpoints=str(checkpoints.resolve()),
         )
         self._configs = pools

@@ -38,24 +38,24 @@ from tailrace.errors import (
     one_line,
 )
 from tailrace.events import Event, EventFile, EventLog, Sink
-from tailrace.host.compute import prepare_torch
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.host.streams import outliving_readers, unencodable_replaced
 from tailrace.prompts.load import tell_dropped
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.samples import SampleFile
-from tailrace.report.sinks import check_sinks, open_sinks
+from tailrace.report.sinks import open_sinks
 from tailrace.report.trace import write_trace
 from tailrace.run.checkpoint import RunState, check_prompts, read_run_state, restore_queue
+from tailrace.run.checks import check_recipe
 from tailrace.run.colocated import Colocated
 from tailrace.run.directory import RunDirectory
-from tailrace.run.inputs import Inputs, load_inputs
+from tailrace.run.inputs import Inputs
 from tailrace.run.learner import Learner
 from tailrace.run.learning_watch import LearningWatch
 from tailrace.run.parts import Placement
 from tailrace.run.pipeline import Pipeline
-from tailrace.run.queue import check_queue, explained, open_queue, run_table
+from tailrace.run.queue import explained, open_queue, run_table
 from tailrace.run.separated import Separated
 from tailrace.run.step_metrics import TaskTimes
 from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
@@ -115,11 +115,7 @@ def train(
                 start = _find_start(directory, store, checkpoint)
                 directory.check_events()
             stack.enter_context(directory.holding(prompts))
-            check_sinks(config.observe)
-            if config.pipeline.placement == "colocated":
-                prepare_torch(config.device, config.threads)
-            check_queue(config.queue, run_table(config))
-            inputs = load_inputs(config)
+            inputs = check_recipe(config)
             tell_dropped(inputs.prompts.dropped)
             if start is not None:
                 check_prompts(start.state, inputs.prompts.fingerprint)

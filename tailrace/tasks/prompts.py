@@ -4,6 +4,7 @@ put(step)          its groups ──▶ queue: they wait for weight version `ste
 put_lost_groups    groups whose rows were lost ──▶ queue: made anew from their positions; they wait for room only
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -88,6 +89,53 @@ class PromptFeeder:
     def _group(self, position: int, *, not_before: WeightVersion) -> list[NewRow]:
         prompt = self._prompts[self._order[position]]
         return group_rows(prompt, position, group_size=self._group_size, seed=self._seed, not_before=not_before)
+
+
+class PromptLine:
+    """Prompts that somebody gives one after the other: they wait to be admitted, in the order of their steps.
+
+    The n-th prompt is group n; `groups_per_step` of them are a step.
+    """
+
+    def __init__(
+        self, queue: TransferQueue, *, seed: int, group_size: int, groups_per_step: int, max_staleness: int
+    ) -> None:
+        self._queue = queue
+        self._seed = seed
+        self._group_size = group_size
+        self._groups_per_step = groups_per_step
+        self._max_staleness = max_staleness
+        self._prompts: list[Prompt] = []
+        """All that were ever given: a group may be lost until its rows are acked, and only the queue hears of that."""
+        self._more = asyncio.Event()
+
+    def add(self, prompts: Sequence[Prompt]) -> None:
+        """They come after all others."""
+        self._prompts.extend(prompts)
+        self._more.set()
+
+    async def run(self) -> None:
+        """Put each as soon as it is admitted, until the queue is closed."""
+        position = 0
+        with suppress(QueueClosed):
+            while True:
+                while position == len(self._prompts):
+                    self._more.clear()
+                    await self._more.wait()  # for whoever gives them
+                step = position // self._groups_per_step
+                end = min(len(self._prompts), (step + 1) * self._groups_per_step)
+                oldest = oldest_version(step, self._max_staleness)
+                with suppress(QueueTimeout):  # updates take as long as they take; who waits for these rows has a limit
+                    await self._queue.put([row for k in range(position, end) for row in self._group(k, oldest)])
+                    position = end
+
+    def group_again(self, group_id: int) -> list[NewRow]:
+        """The rows of a group that was admitted before, and lost."""
+        return self._group(group_id, 0)
+
+    def _group(self, position: int, not_before: WeightVersion) -> list[NewRow]:
+        prompt, size = self._prompts[position], self._group_size
+        return group_rows(prompt, position, group_size=size, seed=self._seed, not_before=not_before)
 
 
 async def put_lost_groups(queue: TransferQueue, group_again: Callable[[int], Sequence[NewRow]]) -> None:

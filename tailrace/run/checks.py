@@ -1,0 +1,40 @@
+"""What is checked of a recipe before anything is started or written, in this order.
+
+    algorithm   its table, and the pools that the recipe gives for it           make_algorithm, run_pools
+    device      it is there, and pools that compute on a GPU reserve one        check_gpus, prepare_torch
+    sinks       what observes the run can be opened                             check_sinks
+    queue       it can be served here, or the one that runs has this table      check_queue
+    inputs      engine, sampling, model, trainer, prompts, room in the cache    load_inputs
+
+The grader's answers are asked for when graders have started, see `tailrace.rewards.answers`.
+"""
+
+from collections.abc import Mapping
+
+from tailrace.config.cluster import PoolConfig
+from tailrace.config.run import RunConfig
+from tailrace.host.compute import prepare_torch
+from tailrace.report.sinks import check_sinks
+from tailrace.run.inputs import Inputs, load_inputs
+from tailrace.run.queue import check_queue, run_table
+from tailrace.run.workers.pools import run_pools
+from tailrace.run.workers.settings import check_gpus
+
+
+def check_recipe(config: RunConfig, lent: Mapping[str, PoolConfig] | None = None) -> Inputs:
+    """See that a run of `config` can begin on this machine; what it reads.
+
+    `lent`: the pools that a loop of the caller's own has; it has no sinks but files.
+
+    Raises:
+        UserError: it cannot. The message says which key to change.
+    """
+    pools = run_pools(config) if lent is None else lent
+    if config.pipeline.placement == "separated":
+        check_gpus(config, pools)
+    else:
+        prepare_torch(config.device, config.threads)
+    if lent is None:
+        check_sinks(config.observe)
+    check_queue(config.queue, run_table(config))
+    return load_inputs(config)

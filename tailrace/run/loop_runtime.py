@@ -1,0 +1,216 @@
+"""What works beside a training loop of the caller's own: queue, workers and prompts, in a thread with an event loop."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from contextlib import AsyncExitStack, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailrace.cluster.factory import make_cluster
+from tailrace.cluster.pool import DeathBudget
+from tailrace.config.cluster import PoolConfig
+from tailrace.config.run import RunConfig
+from tailrace.errors import (
+    ClusterError,
+    QueueClosed,
+    QueueError,
+    UserError,
+    first_error,
+)
+from tailrace.events import Event, EventFile, EventLog
+from tailrace.host.interrupt import Interrupt
+from tailrace.report.samples import SampleFile
+from tailrace.report.workers import death_text
+from tailrace.rewards.answers import check_answers
+from tailrace.run.directory import RunDirectory
+from tailrace.run.inputs import Inputs
+from tailrace.run.observer import Observer
+from tailrace.run.queue import OpenQueue, open_queue, run_table
+from tailrace.run.separated import Workers
+from tailrace.run.train import begin_log, end_event
+from tailrace.run.workers.weights import make_sender
+from tailrace.tasks.base import Service
+from tailrace.tasks.prompts import PromptLine, put_lost_groups
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.base import TransferQueue
+from tailrace.transfer.weights.sender import WeightSender
+from tailrace.types import Prompt, WeightVersion
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_LIMIT_S = 120.0
+"""For all processes to end; each has a shorter limit of its own."""
+
+
+def log_warnings(event: Event) -> None:
+    """A sink for a program without a display: the log has what that would show of warnings and deaths."""
+    if event.task == "warning":
+        _log.warning(event.info["text"])
+    elif event.task == "worker_died":
+        _log.warning(death_text(event))
+
+
+class LoopRuntime:
+    """What works beside the caller, in a thread with an event loop of its own."""
+
+    def __init__(
+        self, config: RunConfig, inputs: Inputs, kinds: Mapping[str, PoolConfig], *, longest_prompt: int
+    ) -> None:
+        self._config = config
+        self._inputs = inputs
+        self._kinds = kinds
+        self._longest_prompt = longest_prompt
+        self._ready: Future[QueueAddress] = Future()
+        self._stop = Interrupt()
+        self._failure: BaseException | None = None
+        self._told = False
+        # a daemon: a program that forgets to close it can end, and its processes end with it
+        self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._log: EventLog
+        self._line: PromptLine
+        self._sender: WeightSender
+
+    def start(self) -> QueueAddress:
+        """Start everything; where the queue is."""
+        self._thread.start()
+        try:
+            return self._ready.result()  # whatever is started has a limit of its own
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, prompts: Sequence[Prompt]) -> None:
+        """Add them to the line."""
+        self._loop.call_soon_threadsafe(self._line.add, tuple(prompts))
+
+    def tell(self, event: Event) -> None:
+        """Hand on what the caller did; nobody takes it after a failure, which is told otherwise."""
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._emit, event)
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        return self._log.now()
+
+    def publish(self, version: WeightVersion, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Send them."""
+        self._sender.publish(version, weights)
+
+    def settle(self, version: WeightVersion) -> None:
+        """Wait until they are installed, where the mode says so."""
+        if self._config.weights_mode == "synchronous":
+            self._wait(self._sender.installed(version, timeout_s=self._config.weights.timeout_s))
+
+    def check(self) -> None:
+        """Raises what has ended it, if something has."""
+        if self._failure is not None:
+            self._told = True
+            raise self._failure
+        if self._stop.asked:
+            raise ClusterError("these engines were closed; start others with init_engines")
+
+    def raise_untold(self) -> None:
+        """Raises what has ended it, unless `check` has."""
+        if not self._told:
+            self._told = True
+            if self._failure is not None:
+                raise self._failure
+
+    def close(self) -> None:
+        """End it. Twice is harmless."""
+        self._stop.ask()
+        self._thread.join(_CLOSE_LIMIT_S)
+        if self._thread.is_alive():
+            raise ClusterError(f"the engines have not ended within {_CLOSE_LIMIT_S:g} s")
+
+    def _emit(self, event: Event) -> None:
+        try:
+            self._log.emit(event)
+        except UserError as error:  # it cannot be written: the next call tells
+            self._failure = self._failure or error
+
+    def _wait(self, work: Coroutine[Any, Any, None]) -> None:
+        """For `work`, which has a limit, in the loop."""
+        try:
+            asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        except CancelledError:  # the loop has ended
+            raise QueueClosed("the engines have ended") from None
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        except asyncio.CancelledError:
+            pass  # it was closed
+        except BaseException as error:  # whatever it is: the caller hears of it
+            self._failure = self._failure or error
+            if not self._ready.done():
+                self._told = True
+                self._ready.set_exception(error)
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with AsyncExitStack() as stack:
+            with self._stop.watching():
+                queue, services = await self._open(stack)
+                assert queue.address is not None
+                self._ready.set_result(queue.address)
+                await self._serve(queue.queue, services)
+
+    async def _open(self, stack: AsyncExitStack) -> tuple[OpenQueue, list[Service]]:
+        config, directory = self._config, RunDirectory(Path(self._config.output_dir))
+        stack.enter_context(directory.locked())
+        directory.check_new()  # again: another process may have been faster
+        if "reward" in self._kinds:
+            await check_answers(config.rewards, self._inputs.prompts.by_source)
+        cluster = await stack.enter_async_context(make_cluster(config.cluster, self._kinds))
+        queue = await open_queue(config.queue, run_table(config), directory.queue, stack)
+        with directory.begun(config, resumed=False):
+            file = stack.enter_context(closing(EventFile(directory.events)))
+            sinks = (file, SampleFile(directory.samples), log_warnings)
+            log = self._log = begin_log(config, None, sinks, total_steps=None)
+            self._sender = stack.enter_context(
+                make_sender(config, address=cluster.address, datacentre=cluster.datacentre, log=log)
+            )
+            workers = Workers(
+                config,
+                self._inputs,
+                self._kinds,
+                cluster,
+                queue,
+                directory.checkpoints,
+                log,
+                DeathBudget(config.cluster.max_deaths),
+                longest_prompt=self._longest_prompt,
+            )
+            await stack.enter_async_context(workers)
+            await workers.start(self._sender.address)
+        self._line = PromptLine(
+            queue.queue,
+            seed=config.seed,
+            group_size=config.algorithm.group_size,
+            groups_per_step=config.groups_per_step,
+            max_staleness=config.pipeline.max_staleness,
+        )
+        return queue, [*workers.services, Observer(queue.queue, log)]
+
+    async def _serve(self, queue: TransferQueue, services: Sequence[Service]) -> None:
+        """Until it is cancelled, or fails."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for service in services:
+                    tasks.create_task(service.run())
+                tasks.create_task(self._line.run())
+                tasks.create_task(put_lost_groups(queue, self._line.group_again))
+        except BaseExceptionGroup as errors:
+            self._failure = first_error(errors)
+            with suppress(UserError):  # the disk may be full, which may be what has ended it
+                self._log.emit(end_event(self._log, self._failure, finished=False))
+            with suppress(QueueError):  # it may have failed itself
+                await queue.close()  # the caller may wait for rows, and is told why there are none
+            raise self._failure from errors
