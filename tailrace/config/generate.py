@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from tailrace.config.base import Batch, Count, Device, Listed, OnDevice, PathText, Processes, Seed
-from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.base import Batch, Count, Device, Listed, PathText, Processes, Seed
+from tailrace.config.engine import EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig
 from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.prompts import AnySource, EvaluatedPromptsConfig, Presentation, PromptsConfig

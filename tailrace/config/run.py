@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import model_validator
 
 from tailrace.config.algorithm import AlgorithmConfig, GrpoConfig, NoCorrection, TruncatedCorrection
-from tailrace.config.base import Device, OnDevice, PathText, Processes, Seed, is_slow_in_bfloat16, with_default
+from tailrace.config.base import Device, PathText, Processes, Seed, is_slow_in_bfloat16, with_default
 from tailrace.config.cluster import ClusterConfig
-from tailrace.config.engine import EngineConfig, NativeEngineConfig, SamplingConfig
+from tailrace.config.engine import DType, EngineConfig, NativeEngineConfig, OnDevice, SamplingConfig
 from tailrace.config.evaluation import EvaluationConfig
 from tailrace.config.model import ModelConfig
 from tailrace.config.pipeline import ObserveConfig, PipelineConfig
@@ -91,9 +91,9 @@ class RunConfig(OnDevice):
 
         Rounding gives 3e-6 in fp32 and 0.03 to 0.045 in bf16, in the mean over SmolLM2-135M's own samples.
         """
-        if self.engine.type == "fake" or self._cut_by is not None:
+        if not self.engine.samples_the_model or self._cut_by is not None:
             return math.inf, math.inf
-        exact = self.trainer.precision == "fp32" and getattr(self.engine, "dtype", "bfloat16") == "float32"
+        exact = self.trainer.precision == "fp32" and self.engine.computing_dtype == "float32"
         warning, error = (0.001, 0.1) if exact else (0.15, 0.5)
         error = self.trainer.mismatch_error or max(error, self.trainer.mismatch_warning or 0.0)
         return min(self.trainer.mismatch_warning or warning, error), error
@@ -113,13 +113,12 @@ class RunConfig(OnDevice):
     @property
     def generated_in(self) -> str | None:
         """The dtype that the engine computes in; None where nobody knows."""
-        return getattr(self.engine, "dtype", None)
+        return self.engine.computing_dtype
 
     @property
-    def wire_dtype(self) -> Literal["bfloat16", "float32"]:
+    def wire_dtype(self) -> DType:
         """Of floats of weights on their way to separate engines; in full where nobody knows what the engine has."""
-        dtype: Literal["bfloat16", "float32"] = getattr(self.engine, "dtype", "float32")
-        return self.weights.dtype or dtype
+        return self.weights.dtype or self.engine.computing_dtype or "float32"
 
     @classmethod
     def default_type(cls, section: str, values: Mapping[str, Any]) -> str | None:
@@ -219,7 +218,7 @@ class RunConfig(OnDevice):
 
     @model_validator(mode="after")
     def _prompts_say_no_lengths(self) -> Self:
-        if isinstance(self.engine, NativeEngineConfig) and self.engine.reads_expected_tokens:
+        if self.engine.reads_expected_tokens:
             raise ValueError(
                 "engine.adaptive_tp.estimate ranked needs to be told how long each response is expected to be, and no "
                 "prompt of a run says so; use survival (or bound)"

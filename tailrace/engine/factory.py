@@ -1,4 +1,4 @@
-"""From a configuration to an engine."""
+"""From a configuration to an engine. `make_backend` is the register of all engines."""
 
 from concurrent.futures import Executor
 from pathlib import Path
@@ -11,13 +11,41 @@ from tailrace.config.engine import (
     NativeEngineConfig,
     VllmEngineConfig,
 )
+from tailrace.engine.backends.base import Backend
 from tailrace.engine.base import Engine
+
+
+def make_backend(config: EngineConfig) -> Backend:
+    """The backend of the engine that `config` asks for. Only its own module is imported: some take seconds."""
+    match config:
+        case NativeEngineConfig():
+            from tailrace.engine.backends.native import NativeBackend
+
+            return NativeBackend(config)
+        case VllmEngineConfig():
+            from tailrace.engine.backends.vllm import VllmBackend
+
+            return VllmBackend(config)
+        case HfEngineConfig():
+            from tailrace.engine.backends.hf import HfBackend
+
+            return HfBackend(config)
+        case FakeEngineConfig():
+            from tailrace.engine.backends.fake import FakeBackend
+
+            return FakeBackend(config)
+        case AdapterEngineConfig():
+            from tailrace.engine.backends.adapter import AdapterBackend
+
+            return AdapterBackend(config)
 
 
 def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
     """Make the engine that `config` asks for, with the weights in `model_dir` as version 0.
 
     Args:
+        config: the section `engine` of a recipe.
+        model_dir: a Hugging Face directory.
         device: a torch device.
         executor: single-threaded; all of the engine's computation runs there. The caller shuts it down.
 
@@ -26,24 +54,4 @@ def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor:
         ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
         UserError: an adapter is not there, or is no engine.
     """
-    match config:
-        case NativeEngineConfig():
-            from tailrace.engine.backends.native import NativeEngine
-
-            return NativeEngine(config, model_dir, device=device, executor=executor)
-        case HfEngineConfig():
-            from tailrace.engine.backends.hf import HfEngine
-
-            return HfEngine(config, model_dir, device=device, executor=executor)
-        case VllmEngineConfig():
-            from tailrace.engine.backends.vllm import VllmEngine
-
-            return VllmEngine(config, model_dir, device=device, executor=executor)
-        case FakeEngineConfig():
-            from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
-
-            return FakeEngine(executor=executor, playwright=RandomPlaywright(config.vocab_size))
-        case AdapterEngineConfig():
-            from tailrace.engine.backends.adapter import open_adapter
-
-            return open_adapter(config, model_dir, device=device, executor=executor)
+    return make_backend(config).make(model_dir, device=device, executor=executor)

@@ -4,16 +4,10 @@ import asyncio
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tailrace.config.engine import (
-    EngineConfig,
-)
+from tailrace.config.engine import EngineConfig
 from tailrace.engine.base import Engine
 from tailrace.engine.factory import make_engine
-
-if TYPE_CHECKING:
-    pass
 
 
 async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from tailrace.config.cluster import PoolConfig
-from tailrace.config.engine import EngineConfig
 from tailrace.config.run import RunConfig
 
 GIB = 2**30
@@ -30,6 +29,22 @@ class ModelSize:
     layers: int
     hidden: int
     intermediate: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """What an estimate needs to know of an engine that holds a model; its backend says it."""
+
+    memory: Mapping[str, float]
+    """Bytes by purpose that it holds all the time, on all of its ranks."""
+    staged_bytes: float = 0.0
+    """Further ones for weights on their way to its ranks."""
+    copies: int = 1
+    """Of the weights; TP ranks share one."""
+    copy_bytes: float
+    """Weights of one copy, which each decode step reads."""
+    batch_size: int = 1
+    """Sequences that all copies decode together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +87,7 @@ class Estimate:
 def estimate(
     config: RunConfig,
     model: ModelSize,
+    engine: EngineSize | None,
     prompt_tokens: float,
     speed: MachineSpeed,
     pools: Mapping[str, PoolConfig],
@@ -79,14 +95,15 @@ def estimate(
 ) -> Estimate:
     """What a step takes on a machine of `speed`, or on several such ones where the run joins a cluster.
 
-    `pools`: of the algorithm's table, by kind. `scoring`: those that hold frozen weights.
+    `engine`: None where its size is not known. `pools`: of the algorithm's table, by kind. `scoring`: those that hold
+    frozen weights.
 
     Decoding reads all weights once a token step and computes 2 operations for each parameter and sequence; training
     computes 6 for each parameter and packed token, a group's prompt counted once.
     """
     prefilled = config.groups_per_step * prompt_tokens
     own_trainer = config.trainer.backend.type != "adapter"
-    memory = (_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, model)
+    memory = (_trainer_memory(config, model) if own_trainer else {}) | _rollout_memory(config, engine)
     if _is_separated(config):
         memory |= _workers_memory(config, model, pools)
     if scoring:
@@ -95,7 +112,7 @@ def estimate(
     return Estimate(
         memory=memory,
         checkpoint_bytes=12.0 * model.parameters if own_trainer else math.nan,
-        rollout_s=_rollout_s(config, model, prefilled, speed) if config.engine.type != "adapter" else math.nan,
+        rollout_s=math.nan if engine is None else _rollout_s(config, model, engine, prefilled, speed),
         actor_s=_actor_s(config, model, prefilled, speed) if own_trainer else math.nan,
         overlap=_overlaps(config),
     )
@@ -138,57 +155,29 @@ def _actor_s(config: RunConfig, model: ModelSize, prefilled: float, speed: Machi
     )
 
 
-def _rollout_s(config: RunConfig, model: ModelSize, prefilled: float, speed: MachineSpeed) -> float:
+def _rollout_s(config: RunConfig, model: ModelSize, engine: EngineSize, prefilled: float, speed: MachineSpeed) -> float:
     """Of the workers, which have equal parts of the step."""
     flops, workers = _flops(config, config.cluster.rollout, speed), _rollout_workers(config)
-    return _decode_s(config, model, speed, flops) + 2 * model.parameters * prefilled / (flops * workers)
+    return _decode_s(config, model, engine, speed, flops) + 2 * model.parameters * prefilled / (flops * workers)
 
 
-def _decode_s(config: RunConfig, model: ModelSize, speed: MachineSpeed, flops: float) -> float:
+def _decode_s(config: RunConfig, model: ModelSize, engine: EngineSize, speed: MachineSpeed, flops: float) -> float:
     samples = math.ceil(config.trainer.train_batch_size / _rollout_workers(config))
-    together = min(samples, _batch_size(config))
-    reads = _copies(config.engine) if config.device == "cpu" else 1  # copies on CPUs read through the same memory
+    together = min(samples, engine.batch_size)
+    reads = engine.copies if config.device == "cpu" else 1  # copies on CPUs read through the same memory
     reads *= _rollout_workers(config) if _on_this_machine(config) else 1
-    read = reads * _weight_bytes(config.engine) * model.parameters / speed.bytes_per_s
+    read = reads * engine.copy_bytes / speed.bytes_per_s
     compute = 2 * model.parameters * together / flops
     return samples / together * config.sampling.max_new_tokens * (read + compute)
 
 
-def _batch_size(config: RunConfig) -> int:
-    """Sequences that the whole engine decodes together."""
-    match config.engine.type:
-        case "native":
-            return config.engine.dp * config.engine.max_batch_size
-        case "vllm":
-            return config.engine.max_batch_size
-        case _:
-            return 1
-
-
-def _copies(config: EngineConfig) -> int:
-    """Of the weights that the engine holds; TP ranks share one."""
-    return config.dp if config.type == "native" else 1
-
-
-def engine_memory(config: EngineConfig, parameters: int) -> dict[str, float]:
-    """Bytes by purpose that an engine holds all the time, on all of its ranks; none that is known of an adapter."""
-    if config.type == "adapter":
+def _rollout_memory(config: RunConfig, engine: EngineSize | None) -> dict[str, float]:
+    """Of the engines, and of the weights on their way to them."""
+    if engine is None:
         return {}
-    memory = {"engine weights": float(_copies(config) * _weight_bytes(config) * parameters)}
-    if config.type == "native":
-        memory["KV cache"] = config.ranks * config.kv_cache_gib * GIB
-        if config.ranks > 1:
-            memory["worker processes"] = float(config.ranks * PROCESS_BYTES)
-    elif config.type == "vllm":
-        memory["KV cache"] = config.kv_cache_gib * GIB
-    return memory
-
-
-def _rollout_memory(config: RunConfig, model: ModelSize) -> dict[str, float]:
-    """Of the engine, and of the weights on their way to it: full and fp32, during an update the old ones, too."""
-    memory = engine_memory(config.engine, model.parameters)
-    if config.engine.type == "native" and config.engine.ranks > 1:
-        memory["staged weights"] = 2 * 4.0 * model.parameters
+    memory = dict(engine.memory)
+    if engine.staged_bytes:
+        memory["staged weights"] = engine.staged_bytes
     return {name: _rollout_workers(config) * size for name, size in memory.items()}
 
 
@@ -220,10 +209,6 @@ def _activation_bytes(config: RunConfig, model: ModelSize) -> float:
     per_layer = 14 * model.hidden + 4 * model.intermediate
     inputs = model.layers * model.hidden if config.trainer.gradient_checkpointing else 0
     return config.trainer.micro_batch_tokens * _trainer_bytes(config) * (kept_layers * per_layer + inputs)
-
-
-def _weight_bytes(config: EngineConfig) -> int:
-    return BYTES[config.dtype] if config.type in ("native", "vllm", "hf") else 0
 
 
 def _trainer_bytes(config: RunConfig) -> int:

@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.config.cluster import ClusterConfig
-from tailrace.config.engine import (
-    EngineConfig,
-    SamplingConfig,
-)
+from tailrace.config.engine import EngineConfig, SamplingConfig
 from tailrace.config.generate import EvalConfig, GenerateConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.weights import WeightsConfig
-from tailrace.engine.checks import check_cache, check_engine, check_sampling, context_length
+from tailrace.engine.checks import check_engine, check_sampling
+from tailrace.engine.factory import make_backend
 from tailrace.errors import ConfigError, ModelError, TailraceWarning
 from tailrace.models.info import describe_model
 from tailrace.models.resolve import resolve_model
@@ -52,7 +50,7 @@ def max_prompt_tokens(engine: EngineConfig, sampling: SamplingConfig, asked: int
         ModelError: the model cannot be read.
         ConfigError: there is no room.
     """
-    context = context_length(engine, model_dir)
+    context = make_backend(engine).context_length(model_dir)
     room = context - sampling.max_new_tokens
     if room < 1:
         raise ConfigError(
@@ -111,7 +109,9 @@ def load_inputs(config: RunConfig) -> Inputs:
     prompts = load_prompts(config.prompts, tokenizer, max_tokens=max_tokens)
     for of_set in (prompts.train, *prompts.evaluated.values()):
         check_tokens(of_set, model_dir)
-    check_cache(config.engine, model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens)
+    make_backend(config.engine).check_cache(
+        model_dir, longest_prompt=prompts.longest, max_new_tokens=config.sampling.max_new_tokens
+    )
     return Inputs(model_dir=model_dir, prompts=prompts, decode=decode)
 
 

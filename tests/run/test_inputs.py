@@ -16,7 +16,8 @@ from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngin
 from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
 from tailrace.engine.base import Engine
-from tailrace.engine.checks import check_context, check_engine, check_sampling, context_length
+from tailrace.engine.checks import check_context, check_engine, check_sampling
+from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
 from tailrace.errors import ConfigError, ModelError, TailraceWarning
 from tailrace.host.compute import prepare_torch
@@ -101,9 +102,9 @@ def test_what_only_cuda_has_is_refused_elsewhere(tiny_model: TinyModel, engine: 
 
 
 def test_a_longer_context_than_the_models_is_refused(tiny_model: TinyModel) -> None:
-    assert context_length(NativeEngineConfig(max_model_len=100), tiny_model("llama")) == 100
+    assert make_backend(NativeEngineConfig(max_model_len=100)).context_length(tiny_model("llama")) == 100
     with pytest.raises(ConfigError, match=r"engine\.max_model_len 513 exceeds the model's context of 512; lower it"):
-        context_length(NativeEngineConfig(max_model_len=513), tiny_model("llama"))
+        make_backend(NativeEngineConfig(max_model_len=513)).context_length(tiny_model("llama"))
 
 
 def test_stop_tokens_that_the_model_does_not_have_are_refused(tiny_model: TinyModel) -> None:

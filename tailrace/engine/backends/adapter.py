@@ -5,7 +5,10 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tailrace.config.engine import AdapterEngineConfig
+from tailrace.engine.backends.base import Backend
 from tailrace.engine.base import Engine
 from tailrace.errors import UserError
 from tailrace.host.user_code import check_call, load_callable
@@ -14,7 +17,7 @@ KEY = "engine.path"
 
 
 def load_engine_factory(config: AdapterEngineConfig) -> Callable[..., Any]:
-    """What `config` names, if it can be called as `open_adapter` calls it.
+    """What `config` names, if it can be called as `AdapterBackend.make` calls it.
 
     Raises:
         UserError: it cannot, or is not there.
@@ -24,15 +27,31 @@ def load_engine_factory(config: AdapterEngineConfig) -> Callable[..., Any]:
     return factory
 
 
-def open_adapter(config: AdapterEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
-    """`factory(model_dir, device=…, executor=…, **options)`; the arguments are those of `make_engine`.
+class AdapterBackend(Backend):
+    """Nothing is known of the engine until it is made: the context is the model's, and all sampling is its own."""
 
-    Raises:
-        UserError: the factory cannot be called, or gives something else than an engine.
-    """
-    engine = load_engine_factory(config)(model_dir, device=device, executor=executor, **config.options)
-    if not isinstance(engine, Engine):
-        raise UserError(
-            f"{KEY} {config.path!r} made a {type(engine).__name__}; it must make a tailrace.engine.base.Engine"
-        )
-    return engine
+    def __init__(self, config: AdapterEngineConfig) -> None:
+        self._config = config
+
+    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        """`f(model_dir, device=…, executor=…, **options)`.
+
+        Raises:
+            UserError: `f` cannot be called, or gives something else than an engine.
+        """
+        factory, options = load_engine_factory(self._config), self._config.options
+        engine = factory(model_dir, device=device, executor=executor, **options)
+        if not isinstance(engine, Engine):
+            raise UserError(
+                f"{KEY} {self._config.path!r} made a {type(engine).__name__}; "
+                "it must make a tailrace.engine.base.Engine"
+            )
+        return engine
+
+    def check(self, model_dir: Path, *, device: torch.device) -> None:
+        """Whether `f` is there and can be called.
+
+        Raises:
+            UserError: it cannot, or is not there.
+        """
+        load_engine_factory(self._config)

@@ -3,12 +3,19 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
-from tailrace.engine.base import EngineStats
+from tailrace.config.engine import FakeEngineConfig
+from tailrace.engine.backends.base import Backend
+from tailrace.engine.base import Engine, EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
+from tailrace.errors import ConfigError
+from tailrace.models.info import describe_model
+from tailrace.planning.estimate import EngineSize
 from tailrace.types import FinishReason, FloatArray, IntArray, Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
@@ -142,3 +149,30 @@ class FakeEngine(DrivenEngine):
 
     def __init__(self, *, executor: Executor, playwright: Playwright) -> None:
         super().__init__(FakeCore(playwright), executor)
+
+
+class FakeBackend(Backend):
+    """It has no weights and no cache."""
+
+    def __init__(self, config: FakeEngineConfig) -> None:
+        self._config = config
+
+    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        """An engine with random responses."""
+        return FakeEngine(executor=executor, playwright=RandomPlaywright(self._config.vocab_size))
+
+    def size(self, parameters: int) -> EngineSize:
+        """Nothing."""
+        return EngineSize(memory={"engine weights": 0.0}, copy_bytes=0.0)
+
+    def check(self, model_dir: Path, *, device: torch.device) -> None:
+        """Whether the model has all tokens that are drawn.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        vocab = describe_model(model_dir).vocab
+        if self._config.vocab_size > vocab:
+            raise ConfigError(
+                f"engine.vocab_size {self._config.vocab_size} is more than the {vocab} tokens of the model; lower it"
+            )

@@ -9,10 +9,13 @@ import torch
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from tailrace.config.engine import HfEngineConfig, SamplingConfig
+from tailrace.engine.backends.base import Backend
+from tailrace.engine.base import Engine
 from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.one_by_one import End, OneByOneCore
 from tailrace.models.loading import load_model
+from tailrace.planning.estimate import EngineSize
 from tailrace.types import Request
 
 
@@ -96,3 +99,19 @@ class HfEngine(DrivenEngine):
 
     def __init__(self, config: HfEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
         super().__init__(HfCore(config, model_dir, device=torch.device(device)), executor)
+
+
+class HfBackend(Backend):
+    """It holds the weights once, and answers one request at a time."""
+
+    def __init__(self, config: HfEngineConfig) -> None:
+        self._config = config
+
+    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        """See `HfCore`."""
+        return HfEngine(self._config, model_dir, device=device, executor=executor)
+
+    def size(self, parameters: int) -> EngineSize:
+        """One copy of the weights."""
+        weights = float(DTYPES[self._config.dtype].itemsize * parameters)
+        return EngineSize(memory={"engine weights": weights}, copy_bytes=weights)

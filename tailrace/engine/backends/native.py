@@ -7,9 +7,16 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.report import adaptive_tp_event
+from tailrace.engine.backends.base import Backend, limited_context
+from tailrace.engine.base import Engine
 from tailrace.engine.core import EngineCore
+from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.driver import DrivenEngine
+from tailrace.engine.kv_cache import DTYPES
+from tailrace.errors import ConfigError
 from tailrace.events import EventLog
+from tailrace.models.architecture import read_architecture
+from tailrace.planning.estimate import GIB, PROCESS_BYTES, EngineSize
 
 
 class NativeEngine(DrivenEngine):
@@ -31,3 +38,66 @@ class NativeEngine(DrivenEngine):
         if self._log is not None:
             for verdict in verdicts:
                 self._log.emit(adaptive_tp_event(verdict, self._log))
+
+
+class NativeBackend(Backend):
+    """Its ranks are known, so that all can be told."""
+
+    def __init__(self, config: NativeEngineConfig) -> None:
+        self._config = config
+
+    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        """See `EngineCore`."""
+        return NativeEngine(self._config, model_dir, device=device, executor=executor)
+
+    @property
+    def capacity(self) -> int:
+        """The batches of all copies."""
+        return self._config.dp * self._config.max_batch_size
+
+    def size(self, parameters: int) -> EngineSize:
+        """Weights once a copy, a cache on each rank, and a process for each rank if there are several."""
+        config = self._config
+        copy_bytes = float(DTYPES[config.dtype].itemsize * parameters)
+        memory = {"engine weights": config.dp * copy_bytes, "KV cache": config.ranks * config.kv_cache_gib * GIB}
+        staged = 0.0
+        if config.ranks > 1:
+            memory["worker processes"] = float(config.ranks * PROCESS_BYTES)
+            staged = 2 * 4.0 * parameters  # full and fp32; during an update the old ones, too
+        return EngineSize(
+            memory=memory, copies=config.dp, copy_bytes=copy_bytes, staged_bytes=staged, batch_size=self.capacity
+        )
+
+    def context_length(self, model_dir: Path) -> int:
+        """See `limited_context`."""
+        return limited_context(self._config.max_model_len, model_dir)
+
+    def check(self, model_dir: Path, *, device: torch.device) -> None:
+        """Whether the device has what the recipe asks for.
+
+        Raises:
+            ConfigError: it has not.
+        """
+        if device.type != "cpu":
+            return
+        if self._config.cuda_graphs:
+            raise ConfigError(f"engine.cuda_graphs is for CUDA devices, not for {device}; leave it out")
+        if self._config.collectives == "nccl":
+            raise ConfigError(f"engine.collectives=nccl is for CUDA devices, not for {device}; use auto")
+
+    def check_cache(self, model_dir: Path, *, longest_prompt: int, max_new_tokens: int) -> None:
+        """See `Backend`.
+
+        Raises:
+            ConfigError: the longest sequence does not fit.
+            ModelError: the model cannot be split in `engine.tp` shards.
+        """
+        config, architecture = self._config, read_architecture(model_dir)
+        _, blocks = local_sizes(config, architecture, config.tp)
+        room = blocks * config.block_size
+        needed = min(longest_prompt + max_new_tokens, longest_sequence(config, architecture))
+        if needed > room:
+            raise ConfigError(
+                f"engine.kv_cache_gib {config.kv_cache_gib} holds {room} tokens, but the longest prompt with "
+                f"sampling.max_new_tokens {max_new_tokens} takes {needed}; raise it or lower that"
+            )

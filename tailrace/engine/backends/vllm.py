@@ -26,12 +26,15 @@ import numpy as np
 import torch
 
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
-from tailrace.engine.base import EngineStats
+from tailrace.engine.backends.base import Backend, limited_context
+from tailrace.engine.base import Engine, EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
+from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.model.weights import Weights, check_weights
 from tailrace.engine.scheduling.stopping import StopRule, StopRules
-from tailrace.errors import EngineError, ModelError, RequestError, one_line
+from tailrace.errors import ConfigError, EngineError, ModelError, RequestError, one_line
 from tailrace.models.architecture import read_architecture
+from tailrace.planning.estimate import GIB, EngineSize
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 LOWEST_TEMPERATURE = 0.01
@@ -231,10 +234,48 @@ def unsupported(sampling: SamplingConfig) -> str | None:
     return None
 
 
-def check_installed() -> None:
-    """Raises ModelError where vLLM is not installed; it is not imported, which takes long."""
-    if find_spec("vllm") is None:
-        raise ModelError(_MISSING)
+class VllmBackend(Backend):
+    """One copy of the model in this process."""
+
+    def __init__(self, config: VllmEngineConfig) -> None:
+        self._config = config
+
+    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+        """See `VllmCore`."""
+        return VllmEngine(self._config, model_dir, device=device, executor=executor)
+
+    @property
+    def capacity(self) -> int:
+        """One batch."""
+        return self._config.max_batch_size
+
+    def size(self, parameters: int) -> EngineSize:
+        """Weights and cache, both once."""
+        weights = float(DTYPES[self._config.dtype].itemsize * parameters)
+        memory = {"engine weights": weights, "KV cache": self._config.kv_cache_gib * GIB}
+        return EngineSize(memory=memory, copy_bytes=weights, batch_size=self.capacity)
+
+    def context_length(self, model_dir: Path) -> int:
+        """See `limited_context`."""
+        return limited_context(self._config.max_model_len, model_dir)
+
+    def check(self, model_dir: Path, *, device: torch.device) -> None:
+        """Whether vLLM is installed. It is not imported, which takes long.
+
+        Raises:
+            ModelError: it is not.
+        """
+        if find_spec("vllm") is None:
+            raise ModelError(_MISSING)
+
+    def check_sampling(self, sampling: SamplingConfig) -> None:
+        """See `unsupported`.
+
+        Raises:
+            ConfigError: vLLM would sample otherwise.
+        """
+        if reason := unsupported(sampling):
+            raise ConfigError(f"sampling has {reason}")
 
 
 def _start(arguments: dict[str, Any], device: torch.device) -> Any:
@@ -275,7 +316,7 @@ def _engine_args(config: VllmEngineConfig, model_dir: Path, context: int, device
         "dtype": config.dtype,
         "max_num_seqs": config.max_batch_size,
         "max_model_len": context,
-        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * GIB),
         "enforce_eager": device.type == "cpu",  # where compiling takes a minute and gains nothing
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # or the model's sampling settings would mix with the request's

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 from tailrace.cluster.base import WorkerContext
-from tailrace.config.engine import NativeEngineConfig, VllmEngineConfig
 from tailrace.config.run import RunConfig
 from tailrace.engine.checks import check_context, check_engine
+from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
 from tailrace.models.tokenizer import ResponseText, load_tokenizer
 from tailrace.run.workers.base import RunWorker
@@ -28,13 +28,8 @@ def rows_in_hand(config: RunConfig) -> int:
     Of an engine that does not say how many it runs, a worker's share of a training step.
     """
     group = config.algorithm.group_size
-    match config.engine:
-        case NativeEngineConfig(max_batch_size=size, dp=dp):
-            return size * dp + group
-        case VllmEngineConfig(max_batch_size=size):
-            return size + group
-        case _:
-            return config.groups_per_claim * group
+    capacity = make_backend(config.engine).capacity
+    return config.groups_per_claim * group if capacity is None else capacity + group
 
 
 class RolloutWorker(RunWorker):
