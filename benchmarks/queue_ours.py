@@ -27,8 +27,8 @@ from tailrace.config.transfer import ArenaStorageConfig, MemoryStorageConfig, Se
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.processes import QueueProcesses
-from tailrace.transfer.queue.wire import sockets
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tailrace.transfer.wire import sockets
 
 TASK = "task"
 COLUMNS = {

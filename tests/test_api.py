@@ -43,8 +43,8 @@ from tailrace.run.loop_runtime import log_warnings
 from tailrace.run.own_loop import Engines
 from tailrace.run.train import train
 from tailrace.tasks.updater import EngineUpdater
+from tailrace.transfer.queue.adapters.tensors import PackedTensor, TensorBatch
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.tensors import PackedTensor, TensorBatch
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.types import Prompt
 from tests.conftest import TinyModel

@@ -19,18 +19,18 @@ from tailrace.config.columns import ColumnKind
 from tailrace.config.load import load_config
 from tailrace.config.queue_table import TableConfig
 from tailrace.run.queue import run_table
+from tailrace.transfer.queue.adapters.tensors import PaddedTensor
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow, QueueStats
+from tailrace.transfer.queue.client.look import look
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.look import look
-from tailrace.transfer.queue.processes import QueueProcesses
-from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tailrace.transfer.queue.rows.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
-from tailrace.transfer.queue.tensors import PaddedTensor
 from tailrace.types import Value
 from tests.conftest import TinyModel
 from tests.helpers.runs import small_run
-from tests.transfer.test_processes import queue
+from tests.transfer.processes.test_supervisor import queue
 
 ROOT = Path(__file__).parents[1]
 

@@ -65,7 +65,30 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "checks": {"backends", "base", "factory"},
         "opening": {"base", "factory"},
     },
-    "tailrace/transfer": {"queue": set(), "weights": {"queue"}},
+    "tailrace/transfer": {
+        "wire": set(),
+        "socket_directory": {"wire"},
+        "queue": {"socket_directory", "wire"},
+        "weights": {"socket_directory", "wire"},
+    },
+    "tailrace/transfer/queue": {
+        "base": set(),
+        "cells": set(),
+        "storage": set(),
+        "holding": {"base"},
+        "address": set(),
+        "policies": {"base"},
+        "rows": {"base", "policies"},
+        "snapshot": {"base", "cells", "rows"},
+        "table_factory": {"policies", "rows"},
+        "local": {"base", "cells", "policies", "rows", "snapshot"},
+        "messages": {"base", "rows"},
+        "client": {"address", "base", "cells", "holding", "messages", "rows", "snapshot", "storage"},
+        "controller": {"base", "cells", "messages", "policies", "rows", "storage"},
+        "unit": {"base", "cells", "messages", "storage"},
+        "processes": {"address", "base", "client", "controller", "rows", "storage", "table_factory", "unit"},
+        "adapters": {"address", "base", "client", "messages", "rows"},
+    },
 }
 """By folder, then by room: the rooms of that folder which it may import."""
 

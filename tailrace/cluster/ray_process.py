@@ -32,7 +32,7 @@ from tailrace.cluster.undertaker import MARK, bury
 from tailrace.cluster.undertaker import start as start_undertaker
 from tailrace.config.cluster import ClusterConfig, PoolConfig
 from tailrace.errors import ClusterError, ClusterLost, TailraceError, WorkerDied
-from tailrace.transfer.queue.wire.sockets import private_directory
+from tailrace.transfer.wire.sockets import private_directory
 
 _log = logging.getLogger(__name__)
 

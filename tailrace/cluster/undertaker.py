@@ -58,7 +58,7 @@ def main() -> None:
 
 def _remove_leftovers() -> None:
     # only now: who waits through a whole run should take little memory
-    from tailrace.transfer.queue import socket_directory
+    from tailrace.transfer import socket_directory
     from tailrace.transfer.queue.storage import arena
     from tailrace.transfer.weights.segments import SHARED
 

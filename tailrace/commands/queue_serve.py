@@ -16,9 +16,9 @@ from tailrace.host.interrupt import stop_signals
 from tailrace.host.metrics_server import check_port
 from tailrace.host.streams import outliving_readers
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.look import look
-from tailrace.transfer.queue.metrics import SETTING, serving_metrics
-from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.processes.metrics import SETTING, serving_metrics
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
 _LOOK_LIMIT_S = 2.0
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from tailrace.errors import PeerLost, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.look import look
+from tailrace.transfer.queue.client.look import look
 
 _EVERY_S = 1.0
 _LIMIT_S = 5.0

@@ -16,8 +16,8 @@ from tailrace.report.samples import samples_event
 from tailrace.run.recording import SampleRecorder
 from tailrace.run.step_metrics import response_tokens, step_metrics
 from tailrace.tasks.actor import StepResult
+from tailrace.transfer.queue.adapters.tensors import TensorBatch, make_cells
 from tailrace.transfer.queue.base import Row
-from tailrace.transfer.queue.tensors import TensorBatch, make_cells
 from tailrace.types import WeightVersion
 
 

@@ -45,9 +45,9 @@ from tailrace.run.workers.pools import run_pools
 from tailrace.tasks.actor import train_sample
 from tailrace.trainer.base import Loss, Trainer, TrainSample
 from tailrace.trainer.factory import make_run_trainer
+from tailrace.transfer.queue.adapters.experience import Experience
+from tailrace.transfer.queue.adapters.tensors import Column, Layout, TensorBatch, make_cells
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.experience import Experience
-from tailrace.transfer.queue.tensors import Column, Layout, TensorBatch, make_cells
 from tailrace.types import Prompt, WeightVersion
 
 

@@ -14,14 +14,14 @@ from tailrace.config.transfer import LocalQueueConfig, QueueConfig, RemoteQueueC
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
+from tailrace.transfer.queue.client.look import greet, look
 from tailrace.transfer.queue.client.remote import RemoteQueue
-from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.look import greet, look
-from tailrace.transfer.queue.preflight import check_service
-from tailrace.transfer.queue.processes import QueueProcesses
-from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.local.queue import LocalQueue
+from tailrace.transfer.queue.messages import Welcome
+from tailrace.transfer.queue.processes.preflight import check_service
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tailrace.transfer.queue.rows.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
-from tailrace.transfer.queue.wire.messages import Welcome
 from tailrace.types import TaskSpec
 
 _GREETING_LIMIT_S = 10.0

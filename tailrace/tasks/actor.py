@@ -29,9 +29,9 @@ from tailrace.errors import AlgorithmError, NonFiniteError, NothingGraded
 from tailrace.events import EventLog
 from tailrace.host.user_code import describe
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
+from tailrace.transfer.queue.adapters.dataloader import StreamingLoader
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
-from tailrace.transfer.queue.dataloader import StreamingLoader
-from tailrace.transfer.queue.lease import ack_if_held, holding
+from tailrace.transfer.queue.holding import ack_if_held, holding
 from tailrace.types import FloatArray, Value, WeightVersion
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Protocol
 from tailrace.activity import Activity
 from tailrace.events import Event, EventLog
 from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
-from tailrace.transfer.queue.lease import VOID, ack_if_held, held, next_claim
+from tailrace.transfer.queue.holding import VOID, ack_if_held, held, next_claim
 from tailrace.types import Value
 
 

@@ -23,7 +23,7 @@ from tailrace.events import Event, EventLog
 from tailrace.planning.admission import oldest_version
 from tailrace.tasks.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
-from tailrace.transfer.queue.lease import VOID, ack_if_held, give_back, held, next_claim
+from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, next_claim
 from tailrace.types import Request, Sample, Value
 
 Decode = Callable[[list[int]], str]

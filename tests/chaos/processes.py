@@ -48,7 +48,7 @@ def role(process: psutil.Process) -> str:
     """What it is in the run; nothing of interest where that is empty."""
     try:
         words: list[str] = process.cmdline()
-        if "tailrace.transfer.queue.serve" in words:
+        if "tailrace.transfer.queue.processes.serve" in words:
             return Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem  # it prints to a log of its name
     except (psutil.Error, OSError):
         return ""

@@ -19,7 +19,7 @@ from tailrace.cluster.factory import make_cluster
 from tailrace.cluster.ray_process import RayProcess
 from tailrace.errors import ClusterLost, ModelError, WorkerDied
 from tailrace.host.interrupt import Interrupt
-from tailrace.transfer.queue.socket_directory import socket_directory
+from tailrace.transfer.socket_directory import socket_directory
 from tailrace.transfer.weights.segments import Pool
 from tests.cluster.conftest import CONFIG, POOL, servant
 

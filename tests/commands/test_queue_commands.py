@@ -23,7 +23,7 @@ from tailrace.errors import ConfigError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats, TaskStats, UnitStats
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.wire.sockets import host_id
 from tests.conftest import TinyModel
 from tests.helpers.runs import small_run, write_prompts
 from tests.transfer.tables import group

@@ -27,7 +27,7 @@ from tailrace.run.train import train
 from tailrace.run.workers.trainer import TrainerWorker
 from tailrace.run.workers.trainer import make as make_trainer
 from tailrace.tasks.actor import StepResult
-from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
 WORKERS = (("rollout-0", "rollout-1"), ("reward-0",), ("reference-0",), ("trainer",))
 """Of each kind."""

@@ -16,7 +16,7 @@ from tailrace.events import Event, EventLog
 from tailrace.run.step_metrics import step_metrics
 from tailrace.run.train import train
 from tailrace.tasks.actor import StepResult
-from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
 queues: list[QueueProcesses] = []
 trained: list[list[int]] = []

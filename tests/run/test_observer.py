@@ -12,10 +12,10 @@ from tailrace.errors import QueueClosed, QueueError
 from tailrace.events import Event, EventLog
 from tailrace.run.observer import Observer
 from tailrace.transfer.queue.base import NewRow, QueueStats
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import TaskSpec, Value
 from tests.transfer.virtual_time import settle
 

@@ -20,19 +20,19 @@ from tailrace.run.directory import RunDirectory
 from tailrace.run.queue import check_queue, client_options, open_queue, run_table
 from tailrace.run.train import train
 from tailrace.trainer.checkpoint import CheckpointStore
-from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.processes import QueueProcesses
-from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.local.queue import LocalQueue
+from tailrace.transfer.queue.processes import supervisor as module
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tailrace.transfer.queue.rows.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.wire.sockets import host_id
 from tests.conftest import TinyModel
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
+from tests.transfer.processes.test_supervisor import TABLE, queue
 from tests.transfer.tables import group, outputs, tokens
-from tests.transfer.test_processes import TABLE, queue
 
 OTHER_TASK = TableConfig(tasks=(*TABLE.tasks[:1], TaskConfig(name="sink", reads=("prompt_ids",))))
 OTHER_COLUMNS = TABLE.model_copy(update={"columns": {**TABLE.columns, "colour": TABLE.columns["prompt"]}})

@@ -38,8 +38,8 @@ from tailrace.tasks.prompts import PromptFeeder
 from tailrace.tasks.rollout import RolloutTask
 from tailrace.tasks.updater import EngineUpdater
 from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId, TransferQueue
-from tailrace.transfer.queue.local import LocalQueue
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.local.queue import LocalQueue
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.types import IntArray, WeightVersion
 from tests.helpers.runs import small_run

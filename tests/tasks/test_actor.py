@@ -20,9 +20,9 @@ from tailrace.events import EventLog
 from tailrace.tasks.actor import Actor, Batch, StepResult, train_sample, uninterrupted
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec, Value
 
 ACTOR = TaskSpec(name="actor", reads=("prompt_ids", "response_ids", "response_mask", "reward_error", "advantages"))

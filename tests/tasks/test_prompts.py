@@ -10,9 +10,9 @@ from tailrace.errors import GroupExists, QueueClosed, QueueTimeout
 from tailrace.prompts.order import PromptOrder
 from tailrace.tasks.prompts import PromptFeeder, put_lost_groups
 from tailrace.transfer.queue.base import NewRow, RowId
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import Prompt, TaskSpec
 
 READS = ("prompt_ids", "prompt", "answer", "metadata", "seed")

@@ -21,10 +21,10 @@ from tailrace.errors import EngineError, first_error
 from tailrace.events import Event, EventLog
 from tailrace.tasks.rollout import RolloutTask
 from tailrace.transfer.queue.base import Claim, NewRow
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import FinishReason, Request, TaskSpec, WeightVersion
 from tests.tasks.schedules import Device
 from tests.transfer.virtual_time import virtual_time

@@ -21,10 +21,10 @@ from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.base import Outputs, Task
 from tailrace.tasks.reward import RewardTask
 from tailrace.transfer.queue.base import Claim, NewRow
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec
 from tests.tasks.schedules import advantage_task
 from tests.transfer.virtual_time import virtual_time

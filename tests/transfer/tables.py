@@ -7,12 +7,12 @@ import numpy as np
 
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.base import Policy
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import IntArray, TaskSpec, Value
 
 ROLLOUT = TaskSpec(name="rollout", reads=("prompt_ids",), writes=("response_ids",))

@@ -9,10 +9,10 @@ from tailrace.config.columns import COLUMNS, ColumnKind
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import QueueError, StaleRowError
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import TaskSpec
 from tests.transfer.tables import ROLLOUT, orders, outputs, queue_of, table, tokens
 from tests.transfer.virtual_time import virtual_time

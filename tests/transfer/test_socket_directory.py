@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import QueueError, WireError
-from tailrace.transfer.queue import socket_directory as module
-from tailrace.transfer.queue.socket_directory import directory_of, socket_directory
+from tailrace.transfer import socket_directory as module
+from tailrace.transfer.socket_directory import directory_of, socket_directory
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
-from tailrace.transfer.queue.table import check_table
+from tailrace.transfer.queue.rows.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.types import TaskSpec
 from tests.transfer.policies.rows import fill, rows_of

@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from tailrace.errors import UNREADABLE, UserError, one_line
-from tailrace.transfer.queue.wire.sockets import reachable
+from tailrace.transfer.wire.sockets import reachable
 
 
 class QueueAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

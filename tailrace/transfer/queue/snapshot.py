@@ -8,7 +8,7 @@ from tailrace.config.columns import ColumnKind
 from tailrace.errors import UNREADABLE, ColumnError, QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.state import ControlState, check_state
+from tailrace.transfer.queue.rows.state import ControlState, check_state
 from tailrace.types import TaskSpec
 
 _FORMAT = "tailrace transfer queue"

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 import msgspec
 
 from tailrace.errors import WeightsError
-from tailrace.transfer.queue.socket_directory import socket_directory
-from tailrace.transfer.queue.wire.sockets import reachable
+from tailrace.transfer.socket_directory import socket_directory
+from tailrace.transfer.wire.sockets import reachable
 
 PRIVATE = "ipc://*"
 """A socket in a new directory that only this user may enter, and that goes with its process."""

@@ -16,15 +16,15 @@ from pathlib import Path
 
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import PeerLost, TailraceError, WeightsError, WireError
-from tailrace.transfer.queue.wire.connection import Connection
-from tailrace.transfer.queue.wire.server import Server
 from tailrace.transfer.weights.address import way_to
-from tailrace.transfer.weights.broadcast_receiver import BroadcastChunk
+from tailrace.transfer.weights.broadcast.receiver import BroadcastChunk
 from tailrace.transfer.weights.media.base import Medium, Placed
 from tailrace.transfer.weights.media.factory import make_medium
 from tailrace.transfer.weights.messages import Describe, Described, Gone, Heard, Offer, Plan, Question, ask, error_in
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, decode_manifest
+from tailrace.transfer.wire.connection import Connection
+from tailrace.transfer.wire.server import Server
 
 TRIES = 5
 """For one chunk, or the manifest."""

@@ -17,14 +17,11 @@ from pathlib import Path
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, TailraceError, WeightsError
 from tailrace.events import Event, EventLog
+from tailrace.transfer.queue.messages import Request, Tell, Welcome
 from tailrace.transfer.queue.storage.arena import remove_orphans
-from tailrace.transfer.queue.wire.connection import Connection, Patience
-from tailrace.transfer.queue.wire.frames import Reply as WireReply
-from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
-from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service
 from tailrace.transfer.weights.address import WeightsAddress, way_to
 from tailrace.transfer.weights.bell import Bell
-from tailrace.transfer.weights.broadcast_receiver import BroadcastReceiver
+from tailrace.transfer.weights.broadcast.receiver import BroadcastReceiver
 from tailrace.transfer.weights.download import Download, End, Owner
 from tailrace.transfer.weights.jobs import Jobs
 from tailrace.transfer.weights.media.base import Placed
@@ -51,6 +48,9 @@ from tailrace.transfer.weights.messages import (
 from tailrace.transfer.weights.segments import Attachments, Pool
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.versions import Holding, Manifest
+from tailrace.transfer.wire.connection import Connection, Patience
+from tailrace.transfer.wire.frames import Reply as WireReply
+from tailrace.transfer.wire.server import Handler, Incoming, Server, Service
 
 
 class Follower(Service, Owner):

@@ -6,7 +6,7 @@ from traceback import clear_frames
 from typing import TypeVar
 
 from tailrace.errors import WeightsError
-from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.wire.server import Server
 
 T = TypeVar("T")
 

@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from tailrace.errors import QueueClosed, TailraceError, WireError, one_line
-from tailrace.transfer.queue.wire.calls import Call, Outcome, expect
-from tailrace.transfer.queue.wire.connection import Connection
-from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
-from tailrace.transfer.queue.wire.messages import Count, Name, Tell, Told
+from tailrace.transfer.queue.messages import Count, Name, Tell, Told
+from tailrace.transfer.wire.calls import Call, Outcome, expect
+from tailrace.transfer.wire.connection import Connection
+from tailrace.transfer.wire.frames import MAX_FRAME_BYTES
 from tailrace.types import WeightVersion
 
 T = TypeVar("T")

@@ -21,15 +21,15 @@ import torch
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import EventLog
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sockets import host_id
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening, way_to
 from tailrace.transfer.weights.follower import Follower
 from tailrace.transfer.weights.media.factory import check_medium
 from tailrace.transfer.weights.messages import known
 from tailrace.transfer.weights.segments import SHARED, Pool
 from tailrace.transfer.weights.thread import ServerThread, again
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sockets import host_id
 from tailrace.types import WeightVersion
 
 _CLOSE_LIMIT_S = 10.0

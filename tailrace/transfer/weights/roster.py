@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
-from tailrace.transfer.queue.wire.frames import Reply as WireReply
-from tailrace.transfer.queue.wire.messages import Request, Tell, Welcome
-from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
+from tailrace.transfer.queue.messages import Request, Tell, Welcome
 from tailrace.transfer.weights.address import WeightsAddress, host_of, is_far_reaching
 from tailrace.transfer.weights.bell import Bell
-from tailrace.transfer.weights.broadcaster import Broadcaster
+from tailrace.transfer.weights.broadcast.broadcaster import Broadcaster
 from tailrace.transfer.weights.messages import (
     NOTHING,
     Backend,
@@ -41,6 +39,8 @@ from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.weights.versions import Holding, sum_of
+from tailrace.transfer.wire.frames import Reply as WireReply
+from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 
 _FAN_OUT = 2
 """At most so many receivers of a datacentre get weights from one process over the network."""

@@ -22,9 +22,6 @@ import torch
 
 from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import Event, EventLog
-from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sockets import host_id
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
 from tailrace.transfer.weights.messages import NO_VERSION, known
 from tailrace.transfer.weights.roster import Roster
@@ -41,6 +38,9 @@ from tailrace.transfer.weights.versions import (
     encode_manifest,
     plan_payload,
 )
+from tailrace.transfer.wire.frames import MAX_FRAME_BYTES
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sockets import host_id
 from tailrace.types import WeightVersion
 
 _CLOSE_LIMIT_S = 60.0

@@ -10,9 +10,7 @@ import math
 from collections.abc import Iterable
 
 from tailrace.errors import WireError
-from tailrace.transfer.queue.wire.frames import Reply as WireReply
-from tailrace.transfer.queue.wire.messages import Failure
-from tailrace.transfer.queue.wire.server import Incoming, Server, Ticket
+from tailrace.transfer.queue.messages import Failure
 from tailrace.transfer.weights.messages import (
     Chunk,
     Describe,
@@ -26,6 +24,8 @@ from tailrace.transfer.weights.messages import (
 )
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding
+from tailrace.transfer.wire.frames import Reply as WireReply
+from tailrace.transfer.wire.server import Incoming, Server, Ticket
 
 Wanted = Describe | Progress | Fetch
 

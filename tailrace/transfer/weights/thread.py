@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import TypeVar
 
 from tailrace.errors import WeightsError, one_line
-from tailrace.transfer.queue.wire.server import Server, Service
 from tailrace.transfer.weights.bell import Bell
+from tailrace.transfer.wire.server import Server, Service
 
 T = TypeVar("T")
 

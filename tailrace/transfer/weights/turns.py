@@ -9,7 +9,7 @@ wish, whatever connection it comes by, so a receiver that connects again keeps i
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tailrace.transfer.queue.wire.server import Ticket
+from tailrace.transfer.wire.server import Ticket
 
 
 @dataclass(slots=True)

@@ -10,13 +10,13 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.service import Controller
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import Storage
 from tailrace.transfer.queue.storage.memory import MemoryStorage
-from tailrace.transfer.queue.table import QueueTask
 from tailrace.transfer.queue.unit.service import StorageUnit
-from tailrace.transfer.queue.wire.server import Server, Service
-from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, host_id
+from tailrace.transfer.wire.server import Server, Service
+from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS, host_id
 from tests.transfer.tables import table
 
 TOKEN = b"a token that nobody guesses"

@@ -5,7 +5,7 @@ import pytest
 
 from tailrace.errors import UserError
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.wire.sockets import host_id
 
 TOKEN = b"a token that nobody guesses"
 

@@ -11,7 +11,7 @@ import pytest
 from tailrace.errors import GroupExists, LeaseError, QueueClosed, QueueTimeout
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import TaskSpec
 from tests.transfer.client.servers import LIMIT_S, Served, serving
 from tests.transfer.tables import group, outputs, tokens

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from tailrace.errors import PeerLost, QueueError, TailraceError, UserError, WireError
+from tailrace.transfer.queue.adapters.dataset import StreamingDataset
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.client.checks import seconds
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.dataset import StreamingDataset
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.client.servers import LIMIT_S, TOKEN, serving
 from tests.transfer.remote.faces import Face, remote, sync
 from tests.transfer.tables import group, tokens

@@ -8,11 +8,11 @@ import pytest
 from tailrace.errors import PeerLost, WireError
 from tailrace.transfer.queue.client.memory import Memory
 from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.messages import Cells, Done, Reserved, Unit, Welcome
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import Place
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.messages import Cells, Done, Reserved, Unit, Welcome
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import packed
 

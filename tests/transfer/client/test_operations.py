@@ -14,9 +14,7 @@ from tailrace.transfer.queue.base import NewRow, Row, RowId
 from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.memory import frame_memory
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.frames import Buffer
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Ack,
     Admit,
@@ -34,6 +32,8 @@ from tailrace.transfer.queue.wire.messages import (
     Write,
     row_ids,
 )
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.frames import Buffer
 from tailrace.types import Value
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT, group, tokens
 from tests.transfer.wire.play import Play

@@ -11,9 +11,7 @@ from tailrace.errors import ColumnError, GroupExists, PeerLost, QueueError, Queu
 from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.storage.arena import ArenaStorage
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Admit,
     Admitted,
@@ -27,7 +25,9 @@ from tailrace.transfer.queue.wire.messages import (
     Withdrawn,
     Write,
 )
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.client.test_operations import Clock
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
 from tests.transfer.wire.play import Play

@@ -28,11 +28,11 @@ from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.messages import Renew
 from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.table import QueueTask
-from tailrace.transfer.queue.wire.calls import Operation
-from tailrace.transfer.queue.wire.messages import Renew
-from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.wire.calls import Operation
+from tailrace.transfer.wire.server import Server
 from tailrace.types import FloatArray, TaskSpec, Value
 from tests.helpers.waiting import until
 from tests.transfer.client.servers import LIMIT_S, Make, Served, arena, memory, serving

@@ -7,7 +7,7 @@ import pytest
 from tailrace.errors import StorageFull
 from tailrace.transfer.queue.base import Claim, Row, RowId
 from tailrace.transfer.queue.client.session import Acked, Outlook, Tries
-from tailrace.transfer.queue.wire.messages import Unit
+from tailrace.transfer.queue.messages import Unit
 
 UNITS = [Unit(number, [f"tcp://unit:{number}"], "here", "") for number in range(3)]
 FULL = StorageFull("no room for a write of 9 bytes")

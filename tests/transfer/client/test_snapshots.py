@@ -7,11 +7,7 @@ from tailrace.errors import PeerLost, StaleRowError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client import snapshots
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.transfer.queue.snapshot import encode_snapshot
-from tailrace.transfer.queue.state import ControlState, RowRecord
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Admitted,
     Cells,
@@ -26,6 +22,10 @@ from tailrace.transfer.queue.wire.messages import (
     Withdrawn,
     Write,
 )
+from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.rows.state import ControlState, RowRecord
+from tailrace.transfer.queue.snapshot import encode_snapshot
+from tailrace.transfer.wire.calls import Call
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
 from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import ints, packed

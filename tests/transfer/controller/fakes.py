@@ -12,11 +12,7 @@ from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.service import Controller
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.table import QueueTask
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.frames import Buffer, Reply
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Answer,
     Describe,
@@ -31,8 +27,12 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
-from tailrace.transfer.queue.wire.server import Incoming, Ticket
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.frames import Buffer, Reply
+from tailrace.transfer.wire.server import Incoming, Ticket
+from tailrace.transfer.wire.sockets import host_id
 
 Then = Callable[[Reply | TailraceError], None]
 

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.transfer.queue.base import NewRow, QueueStats, RowId
-from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Ack,
     Admit,
@@ -20,6 +18,8 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.storage.base import PartId
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.test_controller_machine import admit, ints, one_run
 from tests.transfer.tables import table

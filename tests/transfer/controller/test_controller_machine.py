@@ -8,9 +8,7 @@ from hypothesis.stateful import rule
 
 from tailrace.errors import QueueTimeout
 from tailrace.transfer.queue.base import NewRow, QueueStats, RowId, TaskStats
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.table import QueueTask
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     NO_VERSION,
     Ack,
     Admit,
@@ -29,6 +27,8 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
+from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.queue.storage.base import PartId
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.machine import LEASE_S, QueueMachine
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from tailrace.errors import QueueError, TailraceError
-from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.controller.journal import Advanced, Base, Change, Closed, Journal, JournalError
+from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tests.transfer.tables import table
 
 

@@ -18,9 +18,7 @@ from tailrace.errors import (
     WireError,
 )
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Ack,
     Admitted,
     Advance,
@@ -41,6 +39,8 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.storage.base import PartId
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.talk import LIMIT_S, ack, alive, claim, replaced, site, small, stats, store, work, write
 from tests.transfer.controller.test_controller_machine import admit, ints, one_run

@@ -8,8 +8,8 @@ import pytest
 from tailrace.errors import QueueTimeout
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.wire import server
-from tailrace.transfer.queue.wire.clock import RunningClock
+from tailrace.transfer.wire import server
+from tailrace.transfer.wire.clock import RunningClock
 from tests.transfer.client.servers import serving
 from tests.transfer.remote.clock import Clock
 

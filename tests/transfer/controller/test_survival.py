@@ -9,12 +9,7 @@ from tailrace.errors import (
     StaleRowError,
 )
 from tailrace.planning.balance import lpt
-from tailrace.transfer.queue.policies.balanced import BalancedByLength
-from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.policies.token_budget import TokenBudget
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.table import QueueTask
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     NO_UNIT,
     Admitted,
     Advance,
@@ -33,6 +28,11 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
+from tailrace.transfer.queue.policies.balanced import BalancedByLength
+from tailrace.transfer.queue.policies.first_in import FirstIn
+from tailrace.transfer.queue.policies.token_budget import TokenBudget
+from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.queue.storage.base import PartId
 from tests.transfer.controller.fakes import Site
 from tests.transfer.controller.talk import (
     LIMIT_S,

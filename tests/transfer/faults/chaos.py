@@ -16,13 +16,13 @@ from pathlib import Path
 
 from tailrace.errors import PeerLost
 from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.client.look import greet, look
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.controller.journal import Acked, Base, Change, Journal, Leased, Reserved
-from tailrace.transfer.queue.look import greet, look
-from tailrace.transfer.queue.processes import QueueProcesses
-from tailrace.transfer.queue.wire.calls import Call, Operation, ask, endpoint
-from tailrace.transfer.queue.wire.messages import Inventory, Parts, row_ids, unpack
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.queue.messages import Inventory, Parts, row_ids, unpack
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tailrace.transfer.wire.calls import Call, Operation, ask, endpoint
+from tailrace.transfer.wire.sync import SyncClient
 from tests.helpers.waiting import until
 from tests.transfer.faults.auditor import Auditor, Feeder
 from tests.transfer.faults.worker import TIMEOUT_S

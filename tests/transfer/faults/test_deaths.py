@@ -6,8 +6,8 @@ import pytest
 
 from tailrace.errors import GroupExists
 from tailrace.transfer.queue.controller import journal
+from tailrace.transfer.queue.messages import Admitted, Claim, Claimed, Dismiss, Written, row_ids
 from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.wire.messages import Admitted, Claim, Claimed, Dismiss, Written, row_ids
 from tests.transfer.controller.fakes import Site
 from tests.transfer.controller.talk import (
     LIMIT_S,

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tailrace.config.transfer import ArenaStorageConfig, RedisStorageConfig, ServiceQueueConfig, StorageConfig
-from tailrace.transfer.queue import processes as module
-from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.processes import supervisor as module
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.transfer.faults.chaos import UNITS, Chaos, chaos
 from tests.transfer.faults.rows import GROUP_SIZE, TABLE
 from tests.transfer.faults.worker import SILENCE_S

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.helpers.waiting import until
 from tests.transfer.faults.counting import TABLE, TIMEOUT_S
 

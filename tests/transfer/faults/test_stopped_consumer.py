@@ -5,8 +5,8 @@ import signal
 from pathlib import Path
 
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.transfer.queue.look import look
-from tailrace.transfer.queue.processes import QueueProcesses
+from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.helpers.waiting import until
 from tests.transfer.faults.auditor import Auditor
 from tests.transfer.faults.rows import TABLE

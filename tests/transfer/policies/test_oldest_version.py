@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import NewRow
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.policies.base import RowMeta
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import TaskSpec
 from tests.transfer.policies.rows import fill, orders_of, rows_of
 from tests.transfer.tables import one_task, orders, queue_of, tokens

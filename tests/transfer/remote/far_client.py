@@ -7,8 +7,8 @@ import sys
 
 from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.client.servers import LIMIT_S, TOKEN
 from tests.transfer.tables import group, outputs
 

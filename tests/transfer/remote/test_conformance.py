@@ -18,7 +18,7 @@ from tailrace.errors import (
     StaleRowError,
 )
 from tailrace.transfer.queue.base import NewRow, RowId
-from tailrace.transfer.queue.local import LocalQueue
+from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.types import Value
 from tests.transfer.client.servers import serving
 from tests.transfer.remote.clock import Clock

@@ -13,10 +13,10 @@ import pytest
 from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.policies.first_in import FirstIn
-from tailrace.transfer.queue.wire.aio import AsyncClient
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.wire.aio import AsyncClient
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.client.servers import TOKEN, memory, serving
 from tests.transfer.remote.proxy import Proxy
 from tests.transfer.tables import group, one_task, outputs

@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 
 from tailrace.errors import WireError
+from tailrace.transfer.queue import messages as m
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.transfer.queue.state import ControlState, LostGroup, RowRecord
-from tailrace.transfer.queue.wire import messages as m
-from tailrace.transfer.queue.wire.frames import PIECE_BYTES, encode
-from tailrace.transfer.queue.wire.porter import Password
+from tailrace.transfer.queue.rows.state import ControlState, LostGroup, RowRecord
+from tailrace.transfer.wire.frames import PIECE_BYTES, encode
+from tailrace.transfer.wire.porter import Password
 from tests.transfer.client.servers import LIMIT_S, TOKEN, Served, arena, serving
 from tests.transfer.tables import group, outputs, tokens
 from tests.transfer.wire.test_server import Peer

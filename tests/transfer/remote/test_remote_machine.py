@@ -16,7 +16,7 @@ from tailrace.errors import LeaseError, QueueTimeout, StaleRowError
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TaskStats
 from tailrace.transfer.queue.client import memory as client_memory
 from tailrace.transfer.queue.client import operations
-from tailrace.transfer.queue.table import QueueTask
+from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.unit import service as unit_service
 from tailrace.types import Value
 from tests.transfer.client.servers import Make, Served, arena, memory, serving

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from tailrace.errors import QueueTimeout, StaleRowError
-from tailrace.transfer.queue.wire.calls import Call, ask
-from tailrace.transfer.queue.wire.messages import NO_VERSION, Accepted, Admit, Admitted, Join, Joined, Run, Write, pack
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.queue.messages import NO_VERSION, Accepted, Admit, Admitted, Join, Joined, Run, Write, pack
+from tailrace.transfer.wire.calls import Call, ask
+from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.client.servers import LIMIT_S, TOKEN, serving
 from tests.transfer.remote.clock import Clock
 from tests.transfer.remote.faces import sync

@@ -10,11 +10,11 @@ import pytest
 from tailrace.config.queue_table import TableConfig, TaskConfig
 from tailrace.config.transfer import RedisStorageConfig, ServiceQueueConfig
 from tailrace.errors import GroupExists, QueueError
-from tailrace.transfer.queue import processes as module
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.processes import QueueProcesses
-from tests.transfer.served import serving
+from tailrace.transfer.queue.processes import supervisor as module
+from tailrace.transfer.queue.processes.supervisor import QueueProcesses
+from tests.transfer.processes.served import serving
 
 TABLE = TableConfig(tasks=(TaskConfig(name="sink", reads=("prompt_ids",)),))
 

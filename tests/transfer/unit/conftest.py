@@ -14,7 +14,7 @@ from tailrace.transfer.queue.storage.base import Storage
 from tailrace.transfer.queue.storage.memory import MemoryStorage
 from tailrace.transfer.queue.storage.spill import SpillStorage
 from tailrace.transfer.queue.unit.service import StorageUnit
-from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.wire.server import Server
 from tests.transfer.unit.controller import Client, Recorder
 from tests.transfer.wire.desk import TOKEN, serving
 

@@ -10,10 +10,7 @@ from tailrace.config.columns import ColumnKind
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec, write_rows
-from tailrace.transfer.queue.wire.calls import Call, Operation, Step
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.frames import Buffer, Reply
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Cells,
     Join,
@@ -28,8 +25,11 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
-from tailrace.transfer.queue.wire.server import Handler, Incoming, Service
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.wire.calls import Call, Operation, Step
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.frames import Buffer, Reply
+from tailrace.transfer.wire.server import Handler, Incoming, Service
+from tailrace.transfer.wire.sync import SyncClient
 from tailrace.types import Value
 from tests.transfer.wire.desk import LIMIT_S, TOKEN
 from tests.transfer.wire.rows import ints, packed

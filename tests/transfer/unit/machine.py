@@ -16,9 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tailrace.errors import ColumnError, StaleRowError, StorageFull
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.storage.arena import ArenaStorage
-from tailrace.transfer.queue.storage.base import PartId, Place
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Cells,
     Done,
@@ -31,6 +29,8 @@ from tailrace.transfer.queue.wire.messages import (
     pack,
     unpack,
 )
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.queue.storage.base import PartId, Place
 from tailrace.types import Value
 from tests.transfer.storage.views import view_of
 from tests.transfer.unit.conftest import Running

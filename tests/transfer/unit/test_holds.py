@@ -8,11 +8,7 @@ import pytest
 
 from tailrace.errors import QueueError, StaleRowError, StorageFull
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.storage.arena import ArenaStorage
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.unit.holds import Holds
-from tailrace.transfer.queue.unit.service import StorageUnit
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Beat,
     Cancel,
@@ -24,7 +20,11 @@ from tailrace.transfer.queue.wire.messages import (
     Write,
     pack,
 )
-from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.storage.arena import ArenaStorage
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.unit.holds import Holds
+from tailrace.transfer.queue.unit.service import StorageUnit
+from tailrace.transfer.wire.server import Server
 from tailrace.types import Value
 from tests.helpers.waiting import until
 from tests.transfer.unit.conftest import MAX_BYTES, SILENCE_S, Running, running

@@ -9,13 +9,13 @@ import pytest
 
 from tailrace.errors import QueueError, StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.messages import Accepted, Beat, Cancel, Join, Run, Write, pack
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.memory import MemoryStorage
 from tailrace.transfer.queue.unit.service import StorageUnit
-from tailrace.transfer.queue.wire.frames import encode
-from tailrace.transfer.queue.wire.messages import Accepted, Beat, Cancel, Join, Run, Write, pack
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.wire.frames import encode
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.unit.conftest import Running
 from tests.transfer.unit.controller import UNIT, Client, Recorder
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving

@@ -7,9 +7,7 @@ import pytest
 
 from tailrace.errors import ColumnError, QueueError, StaleRowError, StorageFull, WireError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.storage.base import PartId, Storage
-from tailrace.transfer.queue.unit import service
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Admit,
     Describe,
@@ -22,6 +20,8 @@ from tailrace.transfer.queue.wire.messages import (
     Write,
     pack,
 )
+from tailrace.transfer.queue.storage.base import PartId, Storage
+from tailrace.transfer.queue.unit import service
 from tailrace.types import Value
 from tests.transfer.unit.conftest import MAX_BYTES, Running, running
 from tests.transfer.unit.controller import UNIT, Client, described, read

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sockets import host_id
 from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.follower import Follower
 from tailrace.transfer.weights.segments import Attachments, Pool, Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, encode_manifest, plan_payload
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.wire.desk import TOKEN
 
 

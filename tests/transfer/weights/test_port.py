@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.transfer.queue.wire import messages as m
+from tailrace.transfer.queue import messages as m
 from tailrace.transfer.weights import messages as w
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender

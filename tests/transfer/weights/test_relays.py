@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from tailrace.errors import WeightsError
-from tailrace.transfer.queue.wire.frames import Reply as WireReply
 from tailrace.transfer.weights.download import Download
 from tailrace.transfer.weights.messages import Gone, encode_reply
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.shelf import Wanted
+from tailrace.transfer.wire.frames import Reply as WireReply
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
 ANYWHERE = ("tcp://0.0.0.0:*",)
@@ -41,7 +41,7 @@ def on_another_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Receivers that are made in the block say that they are on one host, which is not the sender's."""
     with monkeypatch.context() as patch:
         patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
-        patch.setattr("tailrace.transfer.queue.wire.sockets.host_id", lambda: "the other host")
+        patch.setattr("tailrace.transfer.wire.sockets.host_id", lambda: "the other host")
         yield
 
 

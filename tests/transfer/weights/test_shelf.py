@@ -7,12 +7,12 @@ from typing import cast
 import pytest
 import torch
 
-from tailrace.transfer.queue.wire.messages import Answer, Tell
-from tailrace.transfer.queue.wire.server import Incoming, Server, Ticket
+from tailrace.transfer.queue.messages import Answer, Tell
 from tailrace.transfer.weights.messages import Fetch, Progress
 from tailrace.transfer.weights.segments import Pool
 from tailrace.transfer.weights.shelf import Shelf, Wanted
 from tailrace.transfer.weights.versions import Holding, encode_manifest, plan_payload
+from tailrace.transfer.wire.server import Incoming, Server, Ticket
 
 CHUNKS = 8
 

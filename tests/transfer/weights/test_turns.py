@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import SenderLost, WeightsError
-from tailrace.transfer.queue.wire.server import Ticket
 from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.turns import TurnLine
+from tailrace.transfer.wire.server import Ticket
 from tests.transfer.weights.helpers import LIMIT_S, everybody_listens
 from tests.transfer.weights.peer import Peer, hold
 

@@ -12,8 +12,7 @@ from contextlib import contextmanager
 
 from tailrace.errors import LeaseError, QueueTimeout
 from tailrace.transfer.queue.base import QueueStats, RowId
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Ack,
     Admit,
@@ -36,8 +35,9 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
-from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket, stopped_by_signals
-from tailrace.transfer.queue.wire.sockets import DEFAULT_ENDPOINTS, host_id
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket, stopped_by_signals
+from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS, host_id
 from tests.transfer.wire.rows import cells_of, packed
 
 TOKEN = b"a token that nobody guesses"

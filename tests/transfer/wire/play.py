@@ -3,9 +3,9 @@
 from typing import Any
 
 from tailrace.errors import TailraceError
-from tailrace.transfer.queue.wire.calls import Operation, Outcome, Step
-from tailrace.transfer.queue.wire.frames import Buffer, Reply
-from tailrace.transfer.queue.wire.messages import Answer
+from tailrace.transfer.queue.messages import Answer
+from tailrace.transfer.wire.calls import Operation, Outcome, Step
+from tailrace.transfer.wire.frames import Buffer, Reply
 
 
 class Play:

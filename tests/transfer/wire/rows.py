@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tailrace.transfer.queue.wire.messages import Run, pack
+from tailrace.transfer.queue.messages import Run, pack
 from tailrace.types import IntArray
 
 

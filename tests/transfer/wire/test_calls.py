@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import LeaseError, PeerLost, TailraceError, WireError
-from tailrace.transfer.queue.wire.calls import Directory, endpoint, expect
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Accepted, Admitted, Look, Unit, Welcome
-from tailrace.transfer.queue.wire.sockets import host_id, reachable
+from tailrace.transfer.queue.messages import Accepted, Admitted, Look, Unit, Welcome
+from tailrace.transfer.wire.calls import Directory, endpoint, expect
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.sockets import host_id, reachable
 from tests.transfer.wire.play import Play
 
 HERE, THERE = Unit(0, ["tcp://a:1", "ipc:///a"], host_id(), ""), Unit(3, ["ipc:///b", "tcp://b:1"], "elsewhere", "")

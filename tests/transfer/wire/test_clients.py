@@ -16,13 +16,13 @@ import pytest
 
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, QueueTimeout, WireError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.wire.aio import AsyncClient
-from tailrace.transfer.queue.wire.calls import Beside, Call, Operation, Outcome, Step, ask, nothing
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Accepted, Beat, Claim, Claimed, Nack, Request
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.queue.messages import Accepted, Beat, Claim, Claimed, Nack, Request
+from tailrace.transfer.wire.aio import AsyncClient
+from tailrace.transfer.wire.calls import Beside, Call, Operation, Outcome, Step, ask, nothing
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.wire import talk
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving
 from tests.transfer.wire.rows import ints

@@ -1,6 +1,6 @@
 """Time in which a server does not run is nobody's silence."""
 
-from tailrace.transfer.queue.wire.clock import LONGEST_STEP_S, RunningClock
+from tailrace.transfer.wire.clock import LONGEST_STEP_S, RunningClock
 
 
 def test_it_goes_on_while_somebody_looks_and_a_stop_is_a_step() -> None:

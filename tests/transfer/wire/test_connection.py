@@ -8,11 +8,7 @@ import pytest
 import zmq
 
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError, WireError
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.connection import Connection, Patience
-from tailrace.transfer.queue.wire.frames import Header, Reply, decode_header, decode_request, encode
-from tailrace.transfer.queue.wire.handshake import Door, Identity
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Answer,
     Beat,
@@ -29,8 +25,12 @@ from tailrace.transfer.queue.wire.messages import (
     Waiting,
     Welcome,
 )
-from tailrace.transfer.queue.wire.porter import ends_of, hang_up
-from tailrace.transfer.queue.wire.sockets import Listener, receive, send
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.connection import Connection, Patience
+from tailrace.transfer.wire.frames import Header, Reply, decode_header, decode_request, encode
+from tailrace.transfer.wire.handshake import Door, Identity
+from tailrace.transfer.wire.porter import ends_of, hang_up
+from tailrace.transfer.wire.sockets import Listener, receive, send
 from tests.transfer.wire.desk import LIMIT_S, TOKEN
 
 PATIENCE = Patience(limit_s=30.0, retry_s=1.0, max_retry_s=4.0)

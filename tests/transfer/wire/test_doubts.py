@@ -4,10 +4,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from tailrace.errors import PeerLost
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.doubts import Doubts
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Look, Unit, Welcome
+from tailrace.transfer.queue.messages import Look, Unit, Welcome
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.doubts import Doubts
+from tailrace.transfer.wire.frames import Reply
 
 WELCOME = Reply(Welcome(1, [Unit(1, ["ipc://a", "tcp://a"], "host", "")]))
 

@@ -13,22 +13,9 @@ from hypothesis import strategies as st
 from tailrace import errors
 from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, QueueError, TailraceError, WireError
+from tailrace.transfer.queue import messages
 from tailrace.transfer.queue.base import QueueStats, RowId, TaskStats
-from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.transfer.queue.state import ControlState, LostGroup, RowRecord
-from tailrace.transfer.queue.wire import frames as module
-from tailrace.transfer.queue.wire import messages
-from tailrace.transfer.queue.wire.frames import (
-    CUT,
-    MAX_FRAME_BYTES,
-    check_frames,
-    decode_answer,
-    decode_header,
-    decode_request,
-    encode,
-    joined,
-)
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Answer,
     Beat,
     Claim,
@@ -40,6 +27,19 @@ from tailrace.transfer.queue.wire.messages import (
     pack,
     row_ids,
     unpack,
+)
+from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.rows.state import ControlState, LostGroup, RowRecord
+from tailrace.transfer.wire import frames as module
+from tailrace.transfer.wire.frames import (
+    CUT,
+    MAX_FRAME_BYTES,
+    check_frames,
+    decode_answer,
+    decode_header,
+    decode_request,
+    encode,
+    joined,
 )
 from tailrace.types import TaskSpec
 from tests.transfer.wire.rows import ints, packed

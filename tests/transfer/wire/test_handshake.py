@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tailrace.errors import WireError
-from tailrace.transfer.queue.wire.handshake import Door, Identity, proof_of_server
-from tailrace.transfer.queue.wire.messages import PROTOCOL, Hello, Prove
+from tailrace.transfer.queue.messages import PROTOCOL, Hello, Prove
+from tailrace.transfer.wire.handshake import Door, Identity, proof_of_server
 from tests.transfer.wire.desk import TOKEN
 
 OTHER = b"another token of some length"

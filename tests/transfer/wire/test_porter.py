@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tailrace.transfer.queue.wire import porter
-from tailrace.transfer.queue.wire.messages import Accepted, Beat
-from tailrace.transfer.queue.wire.porter import Password
-from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.messages import Accepted, Beat
+from tailrace.transfer.wire import porter
+from tailrace.transfer.wire.porter import Password
+from tailrace.transfer.wire.server import Server
 from tests.helpers.waiting import until
 from tests.transfer.remote.test_port import is_open, port
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, serving

@@ -20,12 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import PeerLost, WireError
-from tailrace.transfer.queue.wire import porter
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.frames import Reply, decode_answer, decode_header, encode
-from tailrace.transfer.queue.wire.handshake import Identity
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Admit,
     Admitted,
@@ -46,9 +41,14 @@ from tailrace.transfer.queue.wire.messages import (
     Waiting,
     Welcome,
 )
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sockets import dealer, receive, send
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.wire import porter
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.frames import Reply, decode_answer, decode_header, encode
+from tailrace.transfer.wire.handshake import Identity
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sockets import dealer, receive, send
+from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.wire import talk
 from tests.transfer.wire.desk import LIMIT_S, TOKEN, Desk, serving
 from tests.transfer.wire.rows import packed

@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 
 from tailrace.transfer.queue.cells import Parts, write_rows
-from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES
-from tailrace.transfer.queue.wire.messages import Run, pack
+from tailrace.transfer.queue.messages import Run, pack
+from tailrace.transfer.wire.frames import MAX_FRAME_BYTES
 
 
 class Batch:

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from tailrace.errors import PeerLost, QueueError, WireError
+from tailrace.transfer.queue.messages import Cells, Done, Reserved, Unit
 from tailrace.transfer.queue.storage.arena import ArenaView
-from tailrace.transfer.queue.wire.calls import Call, endpoint
-from tailrace.transfer.queue.wire.frames import Buffer
-from tailrace.transfer.queue.wire.messages import Cells, Done, Reserved, Unit
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.wire.calls import Call, endpoint
+from tailrace.transfer.wire.frames import Buffer
+from tailrace.transfer.wire.sockets import host_id
 
 _WORTHWHILE = 64 * 2**10
 """Bytes from which on a write makes up for asking for a place first."""

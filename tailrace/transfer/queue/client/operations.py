@@ -23,9 +23,7 @@ from tailrace.transfer.queue.client.places import Places
 from tailrace.transfer.queue.client.reading import Found, Wanted, read, said
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.writing import Writing, write
-from tailrace.transfer.queue.schema import check_limit, check_outputs, oldest_version
-from tailrace.transfer.queue.wire.calls import Call, Operation, Step, ask, expect
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     NO_VERSION,
     Accepted,
     Ack,
@@ -49,6 +47,8 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
+from tailrace.transfer.queue.rows.schema import check_limit, check_outputs, oldest_version
+from tailrace.transfer.wire.calls import Call, Operation, Step, ask, expect
 from tailrace.types import Value, WeightVersion
 
 SMALL_BYTES = 8 * 2**10

@@ -13,17 +13,17 @@ from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tailrace.transfer.queue import lease
+from tailrace.transfer.queue import holding
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
 from tailrace.transfer.queue.client import checks, operations, snapshots
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.integers import check_integer
-from tailrace.transfer.queue.wire.aio import AsyncClient
-from tailrace.transfer.queue.wire.calls import Operation
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.handshake import check_name
-from tailrace.transfer.queue.wire.messages import Claimed
+from tailrace.transfer.queue.messages import Claimed
+from tailrace.transfer.queue.rows.integers import check_integer
+from tailrace.transfer.wire.aio import AsyncClient
+from tailrace.transfer.wire.calls import Operation
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.handshake import check_name
 from tailrace.types import Value, WeightVersion
 
 T = TypeVar("T")
@@ -132,7 +132,7 @@ class RemoteQueue(TransferQueue):
 
     def held(self, claim: Claim) -> AbstractAsyncContextManager[Claim]:
         """Renew the lease of `claim` while the block runs, and give back what was not acked at its end."""
-        return lease.held(self, claim)
+        return holding.held(self, claim)
 
     async def renew(self, claim: Claim) -> None:
         """See `TransferQueue.renew`."""

@@ -10,9 +10,9 @@ from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.client.memory import Memory
-from tailrace.transfer.queue.schema import Schema
-from tailrace.transfer.queue.wire.calls import Call, Directory, Operation, Step
-from tailrace.transfer.queue.wire.messages import Beat, Unit
+from tailrace.transfer.queue.messages import Beat, Unit
+from tailrace.transfer.queue.rows.schema import Schema
+from tailrace.transfer.wire.calls import Call, Directory, Operation, Step
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _ACKED_LEASES = 4096

@@ -17,10 +17,7 @@ from tailrace.transfer.queue.client.batch import Batch
 from tailrace.transfer.queue.client.reading import Found, Wanted, read
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.writing import Writing, write
-from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
-from tailrace.transfer.queue.state import ControlState, RowRecord
-from tailrace.transfer.queue.wire.calls import Call, Operation, Step, ask
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     NO_UNIT,
     Admitted,
     Export,
@@ -32,6 +29,9 @@ from tailrace.transfer.queue.wire.messages import (
     pack,
     row_ids,
 )
+from tailrace.transfer.queue.rows.state import ControlState, RowRecord
+from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
+from tailrace.transfer.wire.calls import Call, Operation, Step, ask
 
 _PIECE_BYTES = 64 * 2**20
 """Of cells read or written at once."""

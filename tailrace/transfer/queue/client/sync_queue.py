@@ -21,12 +21,12 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
 from tailrace.transfer.queue.client import checks, operations, snapshots
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.integers import check_integer
-from tailrace.transfer.queue.wire.calls import Operation
-from tailrace.transfer.queue.wire.connection import Patience
-from tailrace.transfer.queue.wire.handshake import check_name
-from tailrace.transfer.queue.wire.messages import Claimed
-from tailrace.transfer.queue.wire.sync import SyncClient
+from tailrace.transfer.queue.messages import Claimed
+from tailrace.transfer.queue.rows.integers import check_integer
+from tailrace.transfer.wire.calls import Operation
+from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.handshake import check_name
+from tailrace.transfer.wire.sync import SyncClient
 from tailrace.types import Value, WeightVersion
 
 T = TypeVar("T")

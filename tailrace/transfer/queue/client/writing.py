@@ -10,8 +10,8 @@ from tailrace.errors import PeerLost, TailraceError
 from tailrace.transfer.queue.client.batch import Batch
 from tailrace.transfer.queue.client.places import Places
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.wire.calls import Call, Operation, Step, endpoint, expect
-from tailrace.transfer.queue.wire.messages import Accepted, Unit, Write
+from tailrace.transfer.queue.messages import Accepted, Unit, Write
+from tailrace.transfer.wire.calls import Call, Operation, Step, endpoint, expect
 
 
 @dataclass(frozen=True, slots=True, eq=False)

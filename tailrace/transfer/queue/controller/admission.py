@@ -14,8 +14,8 @@ from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Reserved
 from tailrace.transfer.queue.controller.timers import Timer
-from tailrace.transfer.queue.state import Newcomer
-from tailrace.transfer.queue.wire.messages import ROW_ID_BYTES, row_ids
+from tailrace.transfer.queue.messages import ROW_ID_BYTES, row_ids
+from tailrace.transfer.queue.rows.state import Newcomer
 from tailrace.types import WeightVersion
 
 Heard: TypeAlias = Callable[[], None]

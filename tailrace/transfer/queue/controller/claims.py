@@ -11,12 +11,7 @@ from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
-from tailrace.transfer.queue.schema import RAISE_LIMIT, check_limit
-from tailrace.transfer.queue.state import Ended, Lease
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.table import QueueTask
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     NO_UNIT,
     Accepted,
     Ack,
@@ -28,7 +23,12 @@ from tailrace.transfer.queue.wire.messages import (
     pack,
     row_ids,
 )
-from tailrace.transfer.queue.wire.server import Incoming, Ticket
+from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_limit
+from tailrace.transfer.queue.rows.state import Ended, Lease
+from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.server import Incoming, Ticket
 
 
 class Claims:

@@ -8,16 +8,16 @@ import numpy as np
 from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.controller.journal import Change
 from tailrace.transfer.queue.controller.lines import Line
 from tailrace.transfer.queue.controller.small import SmallCells
 from tailrace.transfer.queue.controller.stock import Stock
 from tailrace.transfer.queue.controller.timers import Timers
 from tailrace.transfer.queue.controller.units import KnownUnit, Units
+from tailrace.transfer.queue.messages import Describe, Run, pack
+from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.wire.messages import Describe, Run, pack
-from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.wire.server import Server
 
 
 @dataclass(slots=True, eq=False)

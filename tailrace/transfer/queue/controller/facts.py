@@ -6,9 +6,9 @@ from itertools import repeat
 from tailrace.errors import WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.messages import NO_VERSION, Ack, Admit, Run, row_ids, unpack
 from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.transfer.queue.state import Newcomer
-from tailrace.transfer.queue.wire.messages import NO_VERSION, Ack, Admit, Run, row_ids, unpack
+from tailrace.transfer.queue.rows.state import Newcomer
 
 
 def new_rows(message: Admit) -> list[Newcomer]:

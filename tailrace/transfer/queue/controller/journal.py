@@ -21,8 +21,8 @@ from typing import TypeAlias
 import msgspec
 
 from tailrace.errors import UNREADABLE, QueueError, one_line
-from tailrace.transfer.queue.state import ControlState
-from tailrace.transfer.queue.wire.messages import Ack, Admit, Answer
+from tailrace.transfer.queue.messages import Ack, Admit, Answer
+from tailrace.transfer.queue.rows.state import ControlState
 from tailrace.types import TaskSpec
 
 _RECORD = struct.Struct("<II")

@@ -11,8 +11,8 @@ from enum import Enum
 
 from tailrace.errors import QueueError, TailraceError
 from tailrace.transfer.queue.controller.timers import Timer, Timers
-from tailrace.transfer.queue.wire.messages import Answer, Failure
-from tailrace.transfer.queue.wire.server import Server, Ticket
+from tailrace.transfer.queue.messages import Answer, Failure
+from tailrace.transfer.wire.server import Server, Ticket
 
 
 class Wait(Enum):

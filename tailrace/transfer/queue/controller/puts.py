@@ -30,11 +30,7 @@ from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import cell_facts, check_facts, new_rows, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
-from tailrace.transfer.queue.schema import RAISE_LIMIT, check_capacity, check_unit
-from tailrace.transfer.queue.state import Newcomer
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Admit,
     Admitted,
@@ -49,7 +45,11 @@ from tailrace.transfer.queue.wire.messages import (
     row_ids,
     unpack,
 )
-from tailrace.transfer.queue.wire.server import Incoming, Ticket
+from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_capacity, check_unit
+from tailrace.transfer.queue.rows.state import Newcomer
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.server import Incoming, Ticket
 
 _LOST = -1
 """The line of groups that are put again."""

@@ -7,7 +7,6 @@ import msgspec
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.controller.facts import acked_facts, cell_facts, new_rows
 from tailrace.transfer.queue.controller.journal import (
     Acked,
@@ -26,11 +25,12 @@ from tailrace.transfer.queue.controller.journal import (
     Watched,
     Withdrew,
 )
+from tailrace.transfer.queue.messages import Accepted, Admitted, Answer, pack, row_ids
 from tailrace.transfer.queue.policies.base import Policy, RowMeta
-from tailrace.transfer.queue.state import ControlState, Newcomer
-from tailrace.transfer.queue.table import QueueTask
-from tailrace.transfer.queue.wire.messages import Accepted, Admitted, Answer, pack, row_ids
-from tailrace.transfer.queue.wire.server import Ticket
+from tailrace.transfer.queue.rows.control_plane import ControlPlane
+from tailrace.transfer.queue.rows.state import ControlState, Newcomer
+from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.wire.server import Ticket
 
 
 @dataclass(frozen=True, slots=True, eq=False)

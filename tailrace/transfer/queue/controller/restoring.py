@@ -8,10 +8,10 @@ from tailrace.errors import QueueError
 from tailrace.transfer.queue.controller.admission import Heard
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.puts import Puts
-from tailrace.transfer.queue.state import ControlState, RowRecord
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Admitted, Restore, pack
-from tailrace.transfer.queue.wire.server import Incoming
+from tailrace.transfer.queue.messages import Admitted, Restore, pack
+from tailrace.transfer.queue.rows.state import ControlState, RowRecord
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.server import Incoming
 
 
 class Restoring:

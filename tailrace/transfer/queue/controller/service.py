@@ -23,7 +23,6 @@ from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueClosed, QueueTimeout
 from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.control_plane import ControlPlane
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.claims import Claims
 from tailrace.transfer.queue.controller.desk import Desk
@@ -37,12 +36,7 @@ from tailrace.transfer.queue.controller.small import SmallCells
 from tailrace.transfer.queue.controller.stock import Stock
 from tailrace.transfer.queue.controller.timers import Timer, Timers
 from tailrace.transfer.queue.controller.units import KnownUnit, Listed, Units
-from tailrace.transfer.queue.schema import put_columns
-from tailrace.transfer.queue.state import ControlState, Loss
-from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.table import QueueTask, check_table
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Ack,
     Admit,
@@ -73,7 +67,13 @@ from tailrace.transfer.queue.wire.messages import (
     pack,
     row_ids,
 )
-from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
+from tailrace.transfer.queue.rows.control_plane import ControlPlane
+from tailrace.transfer.queue.rows.schema import put_columns
+from tailrace.transfer.queue.rows.state import ControlState, Loss
+from tailrace.transfer.queue.rows.table import QueueTask, check_table
+from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 
 StoredParts: TypeAlias = Mapping[RowId, Mapping[int, Sequence[str]]]
 """Rows of a unit, with the columns of each part by tag."""

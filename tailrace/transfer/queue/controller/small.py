@@ -11,8 +11,8 @@ import numpy as np
 
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.messages import Inline, pack
 from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.transfer.queue.wire.messages import Inline, pack
 
 _MAX_BYTES = 64 * 2**20
 """Of all copies; what comes beyond that is not copied."""

@@ -17,13 +17,13 @@ import numpy as np
 from tailrace.errors import QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.base import RowId, UnitStats
 from tailrace.transfer.queue.controller.timers import Timer, Timers
+from tailrace.transfer.queue.messages import Inventory, Join, Parts, Request, Settle, Unit, Write, pack, unpack
 from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.wire.calls import Call, expect
-from tailrace.transfer.queue.wire.connection import Connection, Then
-from tailrace.transfer.queue.wire.frames import Buffer, Reply
-from tailrace.transfer.queue.wire.messages import Inventory, Join, Parts, Request, Settle, Unit, Write, pack, unpack
-from tailrace.transfer.queue.wire.server import Server
-from tailrace.transfer.queue.wire.sockets import reachable
+from tailrace.transfer.wire.calls import Call, expect
+from tailrace.transfer.wire.connection import Connection, Then
+from tailrace.transfer.wire.frames import Buffer, Reply
+from tailrace.transfer.wire.server import Server
+from tailrace.transfer.wire.sockets import reachable
 
 _SETTLE_AT_ONCE = 4096
 """Rows and parts that are not collected for longer."""

@@ -18,10 +18,10 @@ from typing import TypeAlias
 import msgspec
 
 from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
-from tailrace.transfer.queue.wire.calls import Call
-from tailrace.transfer.queue.wire.frames import Reply
-from tailrace.transfer.queue.wire.messages import Answer, Failure, Join, Joined, Written
-from tailrace.transfer.queue.wire.server import Server
+from tailrace.transfer.queue.messages import Answer, Failure, Join, Joined, Written
+from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.server import Server
 
 Told: TypeAlias = Callable[[Answer], None]
 """Gets the controller's answer to Written."""

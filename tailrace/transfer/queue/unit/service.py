@@ -25,12 +25,7 @@ import numpy as np
 from tailrace.errors import ColumnError, StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.storage.base import PartId, Storage, cut, part_ids, stale
-from tailrace.transfer.queue.unit.holds import Holds
-from tailrace.transfer.queue.unit.index import Located, PartIndex
-from tailrace.transfer.queue.unit.link import ControllerLink
-from tailrace.transfer.queue.wire.frames import MAX_FRAME_BYTES, PIECE_BYTES, Reply
-from tailrace.transfer.queue.wire.messages import (
+from tailrace.transfer.queue.messages import (
     Accepted,
     Beat,
     Cancel,
@@ -52,8 +47,13 @@ from tailrace.transfer.queue.wire.messages import (
     pack,
     unpack,
 )
-from tailrace.transfer.queue.wire.server import Handler, Incoming, Server, Service, Ticket
-from tailrace.transfer.queue.wire.sockets import host_id
+from tailrace.transfer.queue.storage.base import PartId, Storage, cut, part_ids, stale
+from tailrace.transfer.queue.unit.holds import Holds
+from tailrace.transfer.queue.unit.index import Located, PartIndex
+from tailrace.transfer.queue.unit.link import ControllerLink
+from tailrace.transfer.wire.frames import MAX_FRAME_BYTES, PIECE_BYTES, Reply
+from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
+from tailrace.transfer.wire.sockets import host_id
 from tailrace.types import IntArray
 
 _SHARED_BYTES = 2**16

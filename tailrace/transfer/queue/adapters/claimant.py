@@ -1,0 +1,321 @@
+"""One process claims for many that fetch: a thread that holds all leases of a data set.
+
+    worker ──Next──▶ Claimant ──lease──▶ controller        one claim at a time, so that rows are counted here alone
+           ◀─Claimed──  │
+           ──fetch─────────────────────▶ units             each worker by itself
+    loop   ──Arrived──▶ │                                  a batch has come out of its worker
+                        │
+    ack, nack ─────────▶└── renews every lease until it ends; gives back what is still held at the end
+
+Workers speak JSON lines over a socket that only this user can open. The queue knows one client, the process that acks:
+when it dies, all of its rows go back. A worker that dies or hangs up stands in no line, and what it was handed and has
+not arrived goes back and is wanted again: it stays connected until all of its batches have been looked at.
+
+Who waits on whom: a worker on the claims of those who asked before it, each up to the queue's timeout. Rows that one
+could not fetch are given back after a pause, and are wanted again.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar, cast
+
+import msgspec
+
+from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError
+from tailrace.transfer.queue.base import Claim, RowId
+from tailrace.transfer.queue.client.remote import RemoteQueue
+from tailrace.transfer.queue.messages import Claimed, Failure, Message, unpack
+from tailrace.transfer.socket_directory import socket_directory
+from tailrace.types import Value
+
+T = TypeVar("T")
+
+_PAUSE_S = 0.2
+"""Before rows whose cells did not come are wanted again: by then their unit may be back, or known to be lost."""
+
+
+class Next(Message, frozen=True):
+    """A worker wants a claim."""
+
+    unfetched: int | None = None
+    """The lease of the one before, where its cells did not come."""
+
+
+class Arrived(Message, frozen=True):
+    """The rows of a lease are where they are acked: its worker may go. Also the answer to it."""
+
+    lease_id: int
+
+
+class Over(Message, frozen=True):
+    """There will be no more claims."""
+
+
+Ask: TypeAlias = Next | Arrived
+Answer: TypeAlias = Claimed | Over | Failure | Arrived
+"""To Next, and the last one to Arrived."""
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    claim: Claim
+    """Without rows: its lease counts."""
+    rows: int
+    """Those that were not acked."""
+    worker: "_Worker | None"
+    """Who has it, until it has arrived."""
+
+
+class Claimant:
+    """Claims rows of `task` for whoever asks at `socket`, from `start` to `close`."""
+
+    socket: str
+    """Where workers connect, known after `start`."""
+
+    def __init__(self, queue: RemoteQueue, task: str, *, rows: int | None, limit: int | None, rank: int | None) -> None:
+        """`queue`: the thread's own. `rows`: in all; None for as many as come. `limit`, `rank`: of each claim."""
+        self._queue = queue
+        self._task = task
+        self._wanted = rows
+        self._limit = limit
+        self._rank = rank
+        self._held: dict[int, _Held] = {}
+        self._workers: set[_Worker] = set()
+        self._renewing: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimant")
+
+    def start(self) -> None:
+        """Returns when workers can connect.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._ended = self._thread.submit(asyncio.run, self._serve(started))
+        first: list[Future[Any]] = [started, self._ended]
+        wait(first, return_when=FIRST_COMPLETED)
+        if self._ended.done():
+            self._ended.result()
+        self._loop = started.result()
+
+    def close(self) -> None:
+        """Send workers away and give back all rows that were not acked. Harmless twice.
+
+        Raises what has ended the thread before, the first time.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(RuntimeError):  # it has ended, and its loop is closed
+            self._loop.call_soon_threadsafe(self._close)
+        self._thread.shutdown()
+        self._ended.result()
+
+    def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
+        """See `TransferQueue.ack`."""
+        self._run(self._queue.ack(claim, outputs))
+        self._run(self._forget(claim, len(outputs)))
+
+    def nack(self, claim: Claim, rows: Sequence[RowId] | None) -> None:
+        """See `TransferQueue.nack`. The rows are not wanted again."""
+        self._run(self._queue.nack(claim, rows))
+        self._run(self._forget(claim, len(claim.rows if rows is None else rows)))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for the thread, which has the queue's limits.
+
+        Raises:
+            QueueClosed: it has ended, or does so meanwhile.
+        """
+        outcome: Future[T] = Future()
+        with suppress(RuntimeError):  # its loop is closed
+            outcome = asyncio.run_coroutine_threadsafe(work, self._loop)
+        either: list[Future[Any]] = [outcome, self._ended]
+        wait(either, return_when=FIRST_COMPLETED)
+        if not outcome.done() or outcome.cancelled():
+            work.close()  # nobody will run it any more
+            raise QueueClosed("this data set was closed: its rows have gone back")
+        return outcome.result()
+
+    # In the thread
+
+    async def _serve(self, started: "Future[asyncio.AbstractEventLoop]") -> None:
+        loop = asyncio.get_running_loop()
+        self._closing = loop.create_future()
+        self._turn = asyncio.Lock()
+        with socket_directory() as directory:
+            self.socket = f"{directory}/claims"
+            async with self._queue:
+                server = await loop.create_unix_server(lambda: _Worker(self), self.socket)
+                started.set_result(loop)
+                try:
+                    await self._closing
+                finally:
+                    server.close()
+                    await self._end()
+
+    def _close(self) -> None:
+        if not self._closing.done():
+            self._closing.set_result(None)
+
+    def greet(self, worker: "_Worker") -> None:
+        """A worker has connected."""
+        self._workers.add(worker)
+
+    def part(self, worker: "_Worker") -> None:
+        """A worker has hung up: what it was handed and has not arrived goes back."""
+        self._workers.discard(worker)
+        if self._closing.done():
+            return  # everything goes back
+        for held in list(self._held.values()):
+            if held.worker is worker:
+                self._unhold(held)
+                task = asyncio.create_task(self._give_back(held))
+                self._returning.add(task)
+                task.add_done_callback(self._returning.discard)
+                task.add_done_callback(self.check)
+
+    def check(self, task: "asyncio.Task[None]") -> None:
+        """A task has ended: what nobody else hears of ends the thread, and `close` raises it."""
+        if not task.cancelled() and (error := task.exception()) and not self._closing.done():
+            self._closing.set_exception(error)
+
+    async def _end(self) -> None:
+        tasks = [task for worker in list(self._workers) if (task := worker.hang_up())]
+        tasks += self._returning
+        if self._renewing is not None:
+            self._renewing.cancel()
+            tasks.append(self._renewing)
+        if tasks:
+            await asyncio.wait(tasks)  # a claim that is broken off takes itself back
+        await asyncio.gather(*map(self._give_back, self._held.values()))
+
+    async def _give_back(self, held: _Held) -> None:
+        try:
+            await self._queue.nack(held.claim)
+        except PeerLost:
+            return  # the queue, if it comes back, hears no more of this client and takes its rows back
+
+    async def answer(self, worker: "_Worker", ask: Ask) -> Answer:
+        """What a worker hears."""
+        match ask:
+            case Next(unfetched):
+                return await self._next(worker, unfetched)
+            case Arrived(lease_id):
+                if (held := self._held.get(lease_id)) is not None:
+                    held.worker = None
+                return ask
+
+    async def _next(self, worker: "_Worker", unfetched: int | None) -> Answer:
+        if unfetched is not None:
+            await self._take_back(unfetched)
+        async with self._turn:
+            if self._wanted is not None and self._wanted <= 0:
+                return Over()
+            bounds = [bound for bound in (self._limit, self._wanted) if bound is not None]
+            try:
+                claimed = await self._queue.lease(self._task, limit=min(bounds, default=None), rank=self._rank)
+            except QueueClosed:
+                return Over()
+            self._hold(worker, claimed)
+            return claimed
+
+    def _hold(self, worker: "_Worker", claimed: Claimed) -> None:
+        rows = len(unpack(claimed.rows, 4))
+        claim = Claim(lease_id=claimed.lease_id, lease_s=claimed.lease_s, task=self._task, rows=())
+        self._held[claim.lease_id] = _Held(claim, rows, worker)
+        self._want(-rows)
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew(claim.lease_s / 3))
+
+    def _want(self, rows: int) -> None:
+        if self._wanted is not None:
+            self._wanted += rows
+
+    def _unhold(self, held: _Held) -> None:
+        """Its rows are wanted again."""
+        del self._held[held.claim.lease_id]
+        self._want(held.rows)
+
+    async def _take_back(self, lease_id: int) -> None:
+        await asyncio.sleep(_PAUSE_S)
+        held = self._held.get(lease_id)
+        if held is not None:
+            await self._give_back(held)
+            if lease_id in self._held:
+                self._unhold(held)
+
+    async def _forget(self, claim: Claim, rows: int) -> None:
+        """So many rows of a claim have been acked or nacked."""
+        held = self._held.get(claim.lease_id)
+        if held is not None:
+            held.rows -= rows
+            if held.rows <= 0:
+                del self._held[claim.lease_id]
+
+    async def _renew(self, every_s: float) -> None:
+        while True:
+            await asyncio.sleep(every_s)
+            for held in list(self._held.values()):
+                try:
+                    await self._queue.renew(held.claim)
+                except PeerLost:
+                    continue  # the controller may be back in time; if not, the ack will say so
+                except LeaseError:
+                    self._held.pop(held.claim.lease_id, None)  # it was lost all the same, and the ack will say so
+
+
+class _Worker(asyncio.Protocol):
+    """A connection over which a worker asks, one question at a time."""
+
+    def __init__(self, claimant: Claimant) -> None:
+        self._claimant = claimant
+        self._line = b""
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+        self._claimant.greet(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._line += data
+        if self._line.endswith(b"\n"):
+            ask: Ask = _ASKS.decode(self._line)
+            self._line = b""
+            self._task = asyncio.create_task(self._reply(ask))
+            self._task.add_done_callback(self._claimant.check)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        self._claimant.part(self)
+
+    def hang_up(self) -> "asyncio.Task[None] | None":
+        """The worker gets no more claims. Returns what is still to end."""
+        if self._task is not None:
+            self._task.cancel()
+        self._send(Over())
+        self._transport.write_eof()  # a worker that was forked later may hold this end open
+        self._transport.close()
+        return self._task
+
+    async def _reply(self, ask: Ask) -> None:
+        with ExitStack() as unanswered:
+            unanswered.callback(self._transport.close)  # so that the worker does not wait for ever
+            try:
+                answer: Answer = await self._claimant.answer(self, ask)
+            except TailraceError as error:
+                answer = Failure.of(error)
+            self._send(answer)
+            unanswered.pop_all()
+
+    def _send(self, answer: Answer) -> None:
+        self._transport.write(msgspec.json.encode(answer) + b"\n")
+
+
+_ASKS: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)

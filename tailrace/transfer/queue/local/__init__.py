@@ -1,0 +1,1 @@
+"""The transfer queue of one event loop, for colocated runs and tests."""

@@ -1,0 +1,75 @@
+"""The cells of the rows, in memory, with exact byte accounting.
+
+    cells ──freeze──▶ Cells: one bytes object ──write──▶ the parts of a row ──read──▶ cells
+
+What a producer or a task writes for a row is one part, encoded when it is written and decoded when it is read (see
+`cells`): neither the producer that wrote a cell nor a consumer that read it can change what is stored, and a snapshot
+needs no conversion. Reading an array copies nothing.
+"""
+
+from collections.abc import Collection, Mapping
+
+from tailrace.config.columns import ColumnKind
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.cells import PartCodec, to_bytes
+from tailrace.transfer.queue.policies.base import CellFacts
+from tailrace.transfer.queue.rows.schema import oldest_version
+from tailrace.types import Value
+
+
+class Cells(CellFacts, frozen=True, kw_only=True):
+    """Validated cells of one row: a part, and what is known of it without its contents."""
+
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory, padding included."""
+        return len(self.data)
+
+
+class DataPlane:
+    """Cells by row id. Arrays must be numpy arrays of exactly the column's dtype; a bool is not an int."""
+
+    def __init__(self, columns: Mapping[str, ColumnKind]) -> None:
+        self._codec = PartCodec(columns)
+        self._rows: dict[RowId, list[Cells]] = {}
+        self.nbytes = 0
+        """Bytes of all parts."""
+
+    def freeze(self, cells: Mapping[str, Value]) -> Cells:
+        """Validate and encode `cells`; stores nothing.
+
+        Raises:
+            ColumnError: a column is unknown, or a value is not what its column holds.
+        """
+        part = self._codec.measure(cells)
+        return Cells(data=to_bytes(part), lengths=part.lengths, version=oldest_version(cells))
+
+    def write(self, row: RowId, cells: Cells) -> None:
+        """Add `cells` to a row, new or known; each column is written once."""
+        parts = self._rows.setdefault(row, [])
+        for part in parts:
+            assert part.lengths.keys().isdisjoint(cells.lengths), f"{row} has some of {sorted(cells.lengths)} already"
+        parts.append(cells)
+        self.nbytes += cells.nbytes
+
+    def read(self, row: RowId, columns: Collection[str]) -> dict[str, Value]:
+        """The cells of `row` in `columns`; arrays are read-only views."""
+        cells: dict[str, Value] = {}
+        for part in self._rows[row]:
+            wanted = [column for column in columns if column in part.lengths]
+            cells |= self._codec.read(memoryview(part.data), part.lengths, wanted)
+        return {column: cells[column] for column in columns}
+
+    def drop(self, row: RowId) -> None:
+        """Forget a row and free its bytes."""
+        self.nbytes -= sum(part.nbytes for part in self._rows.pop(row))
+
+    def stored(self, row: RowId) -> bytes:
+        """All cells of `row`, in the order in which they were written, as one part."""
+        return b"".join(part.data for part in self._rows[row])
+
+    def store(self, row: RowId, data: bytes, facts: CellFacts) -> None:
+        """Add a row from `stored` of another data plane with the same columns."""
+        self.write(row, Cells(data=data, lengths=facts.lengths, version=facts.version))

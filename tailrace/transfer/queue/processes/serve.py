@@ -1,0 +1,172 @@
+"""One process of a queue, which `QueueProcesses` starts as `python -m MODULE PARENT DESCRIPTOR`.
+
+    parent ──settings──▶ process ──Listening──▶ parent
+                                 ──Turning────▶           each second from then on
+                                 ──Failed─────▶           instead, or later: why it ends
+
+They speak over the socket DESCRIPTOR, a JSON line each, so the token stands on no command line. The socket also tells
+either side that the other has ended. A parent that ends, however it does, leaves no process behind:
+a thread waits for the other end to close, or for the parent to be gone while a process that it forked holds that end.
+"""
+
+import gc
+import logging
+import os
+import resource
+import select
+import socket
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+from pydantic import TypeAdapter
+
+from tailrace.config.queue_table import TableConfig
+from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
+from tailrace.errors import TailraceError
+from tailrace.transfer.queue.controller.journal import Journal, JournalError
+from tailrace.transfer.queue.controller.service import Controller
+from tailrace.transfer.queue.storage.factory import make_storage
+from tailrace.transfer.queue.table_factory import make_tasks
+from tailrace.transfer.queue.unit.service import StorageUnit
+from tailrace.transfer.wire.server import Server, Service, stopped_by_signals
+
+LOG_FORMAT, LOG_TIME = "%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"
+_WATCH_MS = 1000
+_STOP_LIMIT_S = 5.0
+"""For the message in hand, once the parent is gone."""
+
+_log = logging.getLogger(__name__)
+
+
+class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True, tag="controller"):
+    """For the process of the controller."""
+
+    token: bytes
+    endpoints: list[str]
+    """Where to listen."""
+    table: str
+    """A TableConfig as JSON."""
+    config: str
+    """A ServiceQueueConfig as JSON."""
+    journal: str
+    """Its file."""
+
+
+class UnitSettings(msgspec.Struct, frozen=True, kw_only=True, tag="unit"):
+    """For the process of a storage unit."""
+
+    token: bytes
+    endpoints: list[str]
+    """Where to listen."""
+    name: str
+    controller: str
+    """Its endpoint."""
+    storage: str
+    """A StorageConfig as JSON."""
+    storage_name: str
+    """See `make_storage`."""
+    join_every_s: float
+    """Between its signs of life."""
+
+
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """The process serves from now on."""
+
+    endpoints: list[str]
+
+
+class Turning(msgspec.Struct, frozen=True, tag="turning"):
+    """Its loop does: a process that was stopped, or hangs, says nothing."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """It cannot, or not any more."""
+
+    reason: str
+
+
+Message = Listening | Turning | Failed
+
+
+def main() -> None:
+    """Serve until a signal, or until the parent hangs up."""
+    parent, descriptor = map(int, sys.argv[1:])
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT, datefmt=LOG_TIME)  # to stderr, which is the log
+    _raise_descriptor_limit()
+    with socket.socket(fileno=descriptor) as channel, ExitStack() as stack:
+        with channel.makefile("rb") as lines:
+            settings = msgspec.json.decode(lines.readline(), type=ControllerSettings | UnitSettings)
+        try:
+            server, service = _make(settings, stack)
+            threading.Thread(target=_watch, args=(parent, channel, server), daemon=True).start()
+            with stopped_by_signals(server):
+                channel.sendall(msgspec.json.encode(Listening(server.endpoints)) + b"\n")
+                server.run(service)
+        except (TailraceError, JournalError) as error:
+            with suppress(ConnectionError):  # the parent is gone
+                channel.sendall(msgspec.json.encode(Failed(str(error))) + b"\n")
+            sys.exit(1)  # the parent writes the reason into the log
+    _log.info("%s ends: %s", server.name, server.stopped_by)
+
+
+def _raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may: each client takes some, and ZeroMQ ends without one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tuple[Server, Service]:
+    # hundreds of thousands of rows live as long as they must: to look through them often finds nothing
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+    match settings:
+        case ControllerSettings():
+            table = TableConfig.model_validate_json(settings.table)
+            config = ServiceQueueConfig.model_validate_json(settings.config)
+            tasks = make_tasks(table)
+            journal = Journal(Path(settings.journal))
+            stack.callback(journal.close)
+            server = Server("controller", settings.token, endpoints=settings.endpoints)
+            return server, Controller(server, tasks, config, columns=table.columns, journal=journal)
+        case UnitSettings():
+            storage_config: StorageConfig = TypeAdapter(StorageConfig).validate_json(settings.storage)
+            storage = make_storage(storage_config, name=settings.storage_name)
+            stack.callback(storage.close)
+            server = Server(settings.name, settings.token, endpoints=settings.endpoints)
+            unit = StorageUnit(
+                server,
+                storage,
+                name=settings.name,
+                controller=settings.controller,
+                max_bytes=storage_config.max_bytes,
+                join_every_s=settings.join_every_s,
+            )
+            return server, unit
+
+
+def _watch(parent: int, channel: socket.socket, server: Server) -> None:
+    """Have the server's loop tell the parent that it turns, and stop it with the parent's end."""
+    turning = msgspec.json.encode(Turning()) + b"\n"
+
+    def tell() -> None:
+        with suppress(BlockingIOError, ConnectionError):  # a parent that was stopped has enough to read; or it is gone
+            channel.send(turning, socket.MSG_DONTWAIT)
+
+    poll = select.poll()
+    poll.register(channel, 0)  # reports a hang-up and nothing else
+    while os.getppid() == parent and not poll.poll(_WATCH_MS):
+        server.call(tell)
+    server.stop("its parent has hung up, or is gone")
+    time.sleep(_STOP_LIMIT_S)
+    os._exit(1)  # the message in hand does not end; the parent is gone, and nobody else would stop this process
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ConnectionError:
+        _log.info("ends before it has served: its parent has hung up, or is gone")

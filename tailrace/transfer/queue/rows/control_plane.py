@@ -1,0 +1,599 @@
+"""Who may have which row (AsyncFlow, section 3.3): a state machine over row ids, without cells, clock or event loop.
+
+    reserve ─enter─▶ WAITING ──last input column written──▶ READY ──claim──▶ LEASED ──ack──▶ CONSUMED
+        └─withdraw─▶ gone                                     ▲                │              (by every task: retired)
+                                                              └── nack, expiry ┘
+    a storage unit dies: its rows, in whatever state, leave with their groups, which may be put again
+
+Every change costs in proportion to the rows that it changes: a written column counts down what its readers miss, a
+policy keeps the index of its task's ready rows, leases stand in the order in which they expire. Nothing scans the rows.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+import msgspec
+
+from tailrace.errors import LeaseError, QueueError, StaleRowError
+from tailrace.transfer.queue.base import RowId, TaskStats
+from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
+from tailrace.transfer.queue.rows.groups import Groups
+from tailrace.transfer.queue.rows.schema import check_outputs
+from tailrace.transfer.queue.rows.slots import Slots
+from tailrace.transfer.queue.rows.state import (
+    ControlState,
+    Ended,
+    Lease,
+    Loss,
+    LostGroup,
+    Newcoming,
+    RowRecord,
+    check_state,
+)
+from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.queue.rows.task_state import NEXT, TaskState
+from tailrace.types import WeightVersion
+
+_HOLD = "hold a claim that takes long with `held`, which renews it, or raise queue.lease_s"
+
+
+class _Row(msgspec.Struct, eq=False):
+    meta: RowMeta
+    group_size: int
+    units: tuple[int, ...]
+    states: list[TaskState]
+    """By task."""
+    missing: list[int]
+    """By task: input columns not written yet."""
+    consumed: dict[int, int]
+    """By task: the lease under which it was consumed."""
+
+
+@dataclass(slots=True, eq=False)
+class _Task:
+    index: int
+    entry: QueueTask
+    counts: list[int] = field(default_factory=lambda: [0] * len(TaskState))
+    """By state: rows stored, but CONSUMED since the queue was made."""
+    expired: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.entry.spec.name
+
+
+class ControlPlane:
+    """The rows of one table (checked by `check_table`). `now` never goes back; its origin does not matter.
+
+    A lease is alive until `expire` is called at or after its deadline, so call that before anything else.
+    """
+
+    def __init__(self, tasks: Sequence[QueueTask], *, lease_s: float) -> None:
+        self._tasks = {entry.spec.name: _Task(index, entry) for index, entry in enumerate(tasks)}
+        self._readers: dict[str, list[_Task]] = {}
+        for task in self._tasks.values():
+            for column in dict.fromkeys(task.entry.spec.reads):
+                self._readers.setdefault(column, []).append(task)
+        self._last = [
+            task.index
+            for task in self._tasks.values()
+            if not any(self._readers.get(column) for column in task.entry.spec.writes)
+        ]
+        """Tasks whose outputs nobody reads: what they have consumed they are not handed again after a loss."""
+        self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
+        self._missing_by_columns: dict[tuple[str, ...], list[int]] = {}
+        self._lease_s = lease_s
+        self._slots = Slots[_Row]()
+        self._groups = Groups()
+        self.version: WeightVersion = 0
+        """The newest weight version that was heard of."""
+        self._leases: OrderedDict[int, Lease] = OrderedDict()
+        """By deadline: every lease lasts equally long, so the newest or last renewed one expires last."""
+        self._next_lease = 1
+
+    def __len__(self) -> int:
+        """Rows stored."""
+        return len(self._slots)
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When the next lease expires."""
+        return next(iter(self._leases.values())).deadline if self._leases else None
+
+    def state(self, task: str, row: RowId) -> TaskState:
+        """The state of `row` for `task`.
+
+        Raises:
+            QueueError: no such task.
+            StaleRowError: the row is gone.
+        """
+        return self._row(row).states[self._task(task).index]
+
+    def ready_rows(self, task: str) -> int:
+        """Rows that `task` could claim, as far as states go.
+
+        Raises:
+            QueueError: no such task.
+        """
+        return self._task(task).counts[TaskState.READY]
+
+    def stats(self) -> dict[str, TaskStats]:
+        """Counts by task."""
+        return {
+            name: TaskStats(**{state.name.lower(): task.counts[state] for state in TaskState}, expired=task.expired)
+            for name, task in self._tasks.items()
+        }
+
+    @property
+    def lost_groups(self) -> list[int]:
+        """Groups that have to be put again."""
+        return [group.group_id for group in self._groups.lost]
+
+    def advance(self, version: WeightVersion) -> None:
+        """Weights of `version` are there; an older one than was heard of is passed over."""
+        self.version = max(self.version, version)
+
+    def check_groups(self, rows: Sequence[Newcoming]) -> None:
+        """Whether `rows` are whole groups that may enter: new ones, or lost ones.
+
+        Raises:
+            QueueError: a group is not whole.
+            GroupExists: a group was here before.
+        """
+        self._groups.check(rows)
+
+    def has_entered(self, group_id: int) -> bool:
+        """Whether rows of a group are in the queue, or were, and are not lost."""
+        return self._groups.has_entered(group_id)
+
+    def being_put(self, rows: Sequence[Newcoming]) -> int | None:
+        """A group of `rows` that is reserved and not written yet, if there is one."""
+        return next((row.group_id for row in rows if self._groups.is_being_put(row.group_id)), None)
+
+    def is_lost(self, rows: Sequence[Newcoming]) -> bool:
+        """Whether all of `rows` are of lost groups: the room that they take was theirs before."""
+        return all(self._groups.is_lost(row.group_id) for row in rows)
+
+    def put(self, rows: Sequence[Newcoming], facts: Sequence[CellFacts]) -> list[RowId]:
+        """Add whole groups. `facts`: of the cells of each row.
+
+        Raises:
+            QueueError, GroupExists: see `check_groups`; nothing was added.
+        """
+        ids = self.reserve(rows)
+        self.enter(ids, rows, facts)
+        return ids
+
+    def reserve(self, rows: Sequence[Newcoming], ids: Sequence[RowId] | None = None) -> list[RowId]:
+        """Ids for whole groups that are being written: they count as stored, and no task can claim them yet.
+
+        `ids`: those that they were given before, when what happened is done once more.
+
+        Raises:
+            QueueError, GroupExists: see `check_groups`; nothing was reserved.
+        """
+        self.check_groups(rows)
+        for row in rows:
+            self._groups.add_row(row.group_id)
+        if ids is None:
+            return self._slots.new(len(rows))
+        for row_id in ids:
+            self._slots.take(row_id)
+        return list(ids)
+
+    def withdraw(self, ids: Sequence[RowId], rows: Sequence[Newcoming]) -> None:
+        """Rows that were reserved will not be written."""
+        for row_id, row in zip(ids, rows, strict=True):
+            self._free_slot(row_id.slot, row.group_id)
+
+    def enter(
+        self,
+        ids: Sequence[RowId],
+        rows: Sequence[Newcoming],
+        facts: Sequence[CellFacts],
+        *,
+        units: tuple[int, ...] = (),
+    ) -> list[RowId]:
+        """Rows that were reserved are written, on `units`. Returns those that no task has still to consume: they left.
+
+        There are such where a group was lost that some of its rows had left already.
+        """
+        groups: dict[int, list[_Row]] = {}
+        for row_id, row, row_facts in zip(ids, rows, facts, strict=True):
+            consumed = self._groups.consumed_before(row, self._last)
+            meta = RowMeta(
+                id=row_id,
+                group_id=row.group_id,
+                order=row.order,
+                lengths=row_facts.lengths.copy(),
+                version=row_facts.version,
+            )
+            groups.setdefault(row.group_id, []).append(self._enter(meta, row.group_size, units, consumed))
+        self._announce_groups(groups)
+        left = [row.meta for of_group in groups.values() for row in of_group if len(row.consumed) == len(self._tasks)]
+        for meta in left:
+            self._free_slot(meta.id.slot, meta.group_id)
+        return [meta.id for meta in left]
+
+    def check_claim(self, task: str, rank: int | None) -> None:
+        """Whether rows of `task` may be claimed for `rank`.
+
+        Raises:
+            QueueError: no such task, or its policy does not hand out rows to `rank`.
+        """
+        self._task(task).entry.policy.check_rank(rank)
+
+    def claim(self, task: str, *, limit: int | None, rank: int | None = None, now: float) -> Lease | None:
+        """Lease the rows that the task's policy chooses; None where it has to wait for more.
+
+        Raises:
+            QueueError: see `check_claim`; or the policy refused `limit`.
+        """
+        owner = self._task(task)
+        chosen = owner.entry.policy.take(limit, rank)
+        if not chosen:
+            return None
+        assert limit is None or len(chosen) <= limit, f"the policy of task {task!r} chose more than {limit} rows"
+        return self.hold(self._next_lease, task, [meta.id for meta in chosen], now)
+
+    def hold(self, lease_id: int, task: str, row_ids: Sequence[RowId], now: float) -> Lease:
+        """Lease ready rows that the task's policy does not hold (any more)."""
+        owner = self._task(task)
+        rows = {row_id: self._row(row_id) for row_id in row_ids}
+        assert len(rows) == len(row_ids), f"the policy of task {task!r} chose a row twice"
+        for row in rows.values():
+            self._move(row, owner, TaskState.LEASED)
+        lease = Lease(lease_id, task, {row_id: row.meta for row_id, row in rows.items()}, now + self._lease_s)
+        self._leases[lease.id] = lease
+        self._next_lease = max(self._next_lease, lease_id + 1)
+        return lease
+
+    def ack(
+        self,
+        lease_id: int,
+        facts: Mapping[RowId, CellFacts],
+        *,
+        missed: Collection[int] = (),
+        unwritten: Collection[RowId] = (),
+    ) -> list[RowId]:
+        """Mark leased rows consumed and their outputs, which `facts` tells of, written; return the rows that left.
+
+        `missed`: units that the outputs could not be written to; they count no more as having the rows. `unwritten`:
+        rows whose outputs are nowhere.
+
+        Raises:
+            StaleRowError, LeaseError: a row is gone, or not under this lease, or no unit has its outputs; nothing was
+                changed.
+            ColumnError: the columns are not exactly the task's outputs; nothing was changed.
+        """
+        held = self._held(lease_id, facts)
+        if not held:
+            return []
+        lease = self._leases[lease_id]
+        task = self._tasks[lease.task]
+        for row, outputs in zip(held, facts.values(), strict=True):
+            check_outputs(task.entry.spec, row.meta.id, outputs.lengths)
+            if row.meta.id in unwritten:
+                raise LeaseError(f"{row.meta.id} is acked with a claim that it is not in: its outputs are not written")
+            if row.units and not set(row.units).difference(missed):
+                raise StaleRowError(f"the outputs of {row.meta.id} could be written to none of its units {row.units}")
+        for row in held if missed else ():
+            row.units = tuple(unit for unit in row.units if unit not in missed)
+        return [
+            row.meta.id
+            for row, outputs in zip(held, facts.values(), strict=True)
+            if self._consume(row, lease, task, outputs)
+        ]
+
+    def nack(self, lease_id: int, rows: Sequence[RowId] | None) -> list[RowId]:
+        """Make leased rows ready again, and return them; None gives back all that the lease still holds, be it none.
+
+        Raises:
+            StaleRowError, LeaseError: as for `ack`.
+        """
+        if rows is None:
+            rows = self.leased(lease_id)
+        held = self._held(lease_id, dict.fromkeys(rows))
+        for row in held:
+            self._give_back(row, self._leases[lease_id])
+        return [row.meta.id for row in held]
+
+    def leased(self, lease_id: int) -> list[RowId]:
+        """The rows that a lease still holds; none where it has ended."""
+        lease = self._leases.get(lease_id)
+        return [] if lease is None else list(lease.rows)
+
+    def renew(self, lease_id: int, now: float) -> None:
+        """Start the lease's time anew.
+
+        Raises:
+            LeaseError: it has expired, or all of its rows were acked or nacked.
+        """
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            raise LeaseError(
+                f"lease {lease_id} holds no rows (any more), so it cannot be renewed: it expired after "
+                f"{self._lease_s:g} s, or all of them were acked or given back; {_HOLD}"
+            )
+        lease.deadline = now + self._lease_s
+        self._leases.move_to_end(lease_id)
+
+    def expire(self, now: float) -> list[Ended]:
+        """End every lease whose deadline has come; their rows are ready again."""
+        ended = []
+        while self._leases and (lease := next(iter(self._leases.values()))).deadline <= now:
+            ended.append(self.end(lease.id))
+        return ended
+
+    def end(self, lease_id: int) -> Ended:
+        """The holder of a lease is dead; harmless where the lease has ended."""
+        lease = self._leases.get(lease_id)
+        if lease is None:
+            return Ended(lease_id, [])
+        self._tasks[lease.task].expired += len(lease.rows)
+        return Ended(lease_id, self.nack(lease_id, None))
+
+    def lose(self, unit: int, row_ids: Collection[RowId] | None = None) -> Loss:
+        """A storage unit is gone, or it turns out not to have `row_ids`.
+
+        Rows that no other unit has leave, with the rest of their groups.
+        """
+        groups: set[int] = set()
+        for row in self._slots if row_ids is None else map(self._row, row_ids):
+            if unit in row.units:
+                row.units = tuple(other for other in row.units if other != unit)
+                if not row.units:
+                    groups.add(row.meta.group_id)
+        return self._lose_groups(groups)
+
+    def has_left(self, row_id: RowId) -> bool:
+        """Whether a row was let in, and has left or was withdrawn."""
+        return self._slots.has_freed(row_id)
+
+    def is_stored(self, row_id: RowId) -> bool:
+        """Whether a row has entered and not left."""
+        return self._slots.find(row_id) is not None
+
+    def units(self, row_id: RowId) -> tuple[int, ...]:
+        """Numbers of the storage units that have a stored row."""
+        return self._row(row_id).units
+
+    def tags(self, task: str, row_id: RowId) -> list[int]:
+        """For each column that `task` reads: 0 where the put of `row_id` brought it, else the lease that wrote it."""
+        row = self._row(row_id)
+        return [
+            row.consumed[self._writers[column].index] if column in self._writers else 0
+            for column in self._tasks[task].entry.spec.reads
+        ]
+
+    def stored(self, unit: int) -> dict[RowId, dict[int, list[str]]]:
+        """The rows that `unit` has: the columns of each of their parts, by tag."""
+        return {row.meta.id: self._parts(row) for row in self._slots if unit in row.units}
+
+    def parts(self, row_id: RowId) -> dict[int, list[str]]:
+        """The columns of each part of a stored row that counts, by tag."""
+        return self._parts(self._row(row_id))
+
+    def facts(self, row_id: RowId) -> CellFacts:
+        """Of all cells of a row written so far."""
+        meta = self._row(row_id).meta
+        return CellFacts(lengths=meta.lengths, version=meta.version)
+
+    def export(self) -> ControlState:
+        """The state of a snapshot. Reserved rows are not in it."""
+        return ControlState(
+            generations=list(self._slots.generations),
+            next_lease=self._next_lease,
+            version=self.version,
+            rows=[_record(row) for row in self._slots],
+            seen=self._groups.seen,
+            lost=self._groups.lost,
+            consumed=[task.counts[TaskState.CONSUMED] for task in self._tasks.values()],
+            expired=[task.expired for task in self._tasks.values()],
+        )
+
+    def restore(self, state: ControlState, *, leases: Sequence[Lease] = ()) -> None:
+        """Take over the state of another control plane of the same table. Rows become ready by their `order`.
+
+        `leases`: those that go on, by their deadlines; without them, rows that were leased are ready.
+
+        Raises:
+            QueueError: this one has held rows before, or `state` contradicts itself; nothing was changed.
+        """
+        self.check_restore(state)
+        self._slots = Slots(state.generations)
+        for record in state.rows:
+            self._slots.take(record.id)
+        self._next_lease = state.next_lease
+        self.advance(state.version)
+        self._groups = Groups.of(state)
+        held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
+        self._admit(sorted(state.rows, key=lambda record: record.order), held)
+        for task, consumed, expired in zip(self._tasks.values(), state.consumed, state.expired, strict=True):
+            task.counts[TaskState.CONSUMED], task.expired = consumed, expired
+            for group in state.lost:
+                task.entry.policy.was_lost(group.rows_of(task.index))
+        for lease in leases:
+            lease.rows = {row_id: self._row(row_id).meta for row_id in lease.rows}
+            self._leases[lease.id] = lease
+
+    def check_restore(self, state: ControlState) -> None:
+        """Whether `state` may be restored.
+
+        Raises:
+            QueueError: rows have been here, or `state` contradicts itself.
+        """
+        if self._slots.generations:
+            raise QueueError("a snapshot is restored into a new queue, and this one has held rows")
+        check_state(state, [task.entry.spec for task in self._tasks.values()])
+
+    def _free_slot(self, slot: int, group_id: int) -> None:
+        self._slots.free(slot)
+        self._groups.remove_row(group_id)
+
+    def _parts(self, row: _Row) -> dict[int, list[str]]:
+        parts: dict[int, list[str]] = {}
+        for column in row.meta.lengths:
+            writer = self._writers.get(column)
+            parts.setdefault(0 if writer is None else row.consumed[writer.index], []).append(column)
+        return parts
+
+    def _admit(self, records: Iterable[RowRecord], held: Collection[tuple[str, RowId]]) -> None:
+        groups: dict[int, list[_Row]] = {}
+        for record in records:
+            meta = RowMeta(
+                id=record.id,
+                group_id=record.group_id,
+                order=record.order,
+                lengths=record.facts.lengths.copy(),
+                version=record.facts.version,
+            )
+            row = self._enter(meta, record.group_size, record.units, record.consumed.copy())
+            groups.setdefault(record.group_id, []).append(row)
+        self._announce_groups(groups, held)
+
+    def _enter(self, meta: RowMeta, group_size: int, units: tuple[int, ...], consumed: dict[int, int]) -> _Row:
+        states = [TaskState.WAITING] * len(self._tasks)
+        for index in consumed:
+            states[index] = TaskState.CONSUMED
+        row = _Row(meta, group_size, units, states, self._missing(tuple(meta.lengths)).copy(), consumed)
+        self._slots.fill(meta.id, row)
+        return row
+
+    def _announce_groups(
+        self, groups: Mapping[int, Sequence[_Row]], held: Collection[tuple[str, RowId]] = frozenset()
+    ) -> None:
+        for group_id, rows in groups.items():
+            self._groups.enter(group_id)
+            for task in self._tasks.values():
+                self._announce(rows, task, held)
+
+    def _missing(self, columns: tuple[str, ...]) -> list[int]:
+        """By task: input columns that are not among `columns`."""
+        missing = self._missing_by_columns.get(columns)
+        if missing is None:
+            missing = [len(set(task.entry.spec.reads).difference(columns)) for task in self._tasks.values()]
+            self._missing_by_columns[columns] = missing
+        return missing
+
+    def _announce(self, rows: Sequence[_Row], task: _Task, held: Collection[tuple[str, RowId]]) -> None:
+        """Tell a task's policy of a group, then of the rows in it that are ready from the start; `held` are leased."""
+        left = [row for row in rows if row.states[task.index] is TaskState.WAITING]
+        if not left:
+            return
+        task.counts[TaskState.WAITING] += len(left)
+        leased = {row.meta.id for row in left if (task.name, row.meta.id) in held} if held else set()
+        task.entry.policy.added([row.meta for row in left], leased=len(leased) == len(left))
+        for row in left:
+            if row.meta.id in leased:
+                self._move(row, task, TaskState.READY)
+                self._move(row, task, TaskState.LEASED)
+            elif row.missing[task.index] == 0:
+                self._make_ready(row, task)
+
+    def _consume(self, row: _Row, lease: Lease, task: _Task, outputs: CellFacts) -> bool:
+        """Finish a row for a task; whether that was the last task."""
+        self._release(row, lease)
+        self._move(row, task, TaskState.CONSUMED)
+        task.entry.policy.consumed(row.meta)
+        row.meta.learn(outputs)
+        for reader in chain.from_iterable(self._readers.get(column, ()) for column in outputs.lengths):
+            row.missing[reader.index] -= 1
+            if row.missing[reader.index] == 0 and reader.index not in row.consumed:
+                self._make_ready(row, reader)
+        row.consumed[task.index] = lease.id
+        if len(row.consumed) < len(self._tasks):
+            return False
+        self._free_slot(row.meta.id.slot, row.meta.group_id)
+        return True
+
+    def _give_back(self, row: _Row, lease: Lease) -> None:
+        self._release(row, lease)
+        self._make_ready(row, self._tasks[lease.task])
+
+    def _release(self, row: _Row, lease: Lease) -> None:
+        del lease.rows[row.meta.id]
+        if not lease.rows:
+            del self._leases[lease.id]
+
+    def _make_ready(self, row: _Row, task: _Task) -> None:
+        self._move(row, task, TaskState.READY)
+        task.entry.policy.ready(row.meta)
+
+    def _move(self, row: _Row, task: _Task, state: TaskState) -> None:
+        old = row.states[task.index]
+        assert state in NEXT[old], f"{row.meta.id} of task {task.name!r} cannot go from {old} to {state}"
+        row.states[task.index] = state
+        task.counts[old] -= 1
+        task.counts[state] += 1
+
+    def _lose_groups(self, groups: Collection[int]) -> Loss:
+        by_group: dict[int, list[_Row]] = {group_id: [] for group_id in groups}
+        for row in self._slots:
+            if row.meta.group_id in by_group:
+                by_group[row.meta.group_id].append(row)
+        for group_id, rows in by_group.items():
+            left = {row.meta.order: [index for index in row.consumed if index in self._last] for row in rows}
+            self._groups.lose(LostGroup(group_id=group_id, group_size=rows[0].group_size, left=left))
+            for task in self._tasks.values():
+                self._lose_rows_of(rows, task)
+        lost = {row.meta.id: row for row in chain.from_iterable(by_group.values())}
+        for lease in list(self._leases.values()):
+            for row_id in lost.keys() & lease.rows.keys():
+                self._release(lost[row_id], lease)
+        for row in lost.values():
+            self._free_slot(row.meta.id.slot, row.meta.group_id)
+        return Loss({row_id: row.units for row_id, row in lost.items()}, sorted(by_group))
+
+    def _lose_rows_of(self, rows: Sequence[_Row], task: _Task) -> None:
+        left = [row for row in rows if row.states[task.index] is not TaskState.CONSUMED]
+        if not left:
+            return
+        task.entry.policy.lost([row.meta for row in left])
+        for row in left:
+            task.counts[row.states[task.index]] -= 1
+
+    def _task(self, name: str) -> _Task:
+        if name not in self._tasks:
+            raise QueueError(f"no task {name!r} in the table; its tasks are {sorted(self._tasks)}")
+        return self._tasks[name]
+
+    def _row(self, row_id: RowId) -> _Row:
+        row = self._slots.find(row_id)
+        if row is None:
+            raise StaleRowError(f"{row_id} is gone (or never was): every task has consumed it")
+        return row
+
+    def _held(self, lease_id: int, row_ids: Iterable[RowId]) -> list[_Row]:
+        """The rows with these ids, all of them under the lease."""
+        rows = [self._row(row_id) for row_id in row_ids]
+        lease = self._leases.get(lease_id)
+        for row in rows:
+            if lease is None or row.meta.id not in lease.rows:
+                raise LeaseError(f"{row.meta.id} is not under lease {lease_id}: {self._why_not(row, lease_id)}")
+        return rows
+
+    def _why_not(self, row: _Row, lease_id: int) -> str:
+        """Why a row is not under a lease, as far as that is known."""
+        if lease_id in row.consumed.values():
+            return "it was acked under it before"
+        if lease_id in self._leases:
+            return "it was given back before, or is none of the rows of that claim"
+        if not 0 < lease_id < self._next_lease:
+            return "there was no such lease"
+        return f"the lease expired after {self._lease_s:g} s, or the row was given back before; {_HOLD}"
+
+
+def _record(row: _Row) -> RowRecord:
+    meta = row.meta
+    return RowRecord(
+        id=meta.id,
+        group_id=meta.group_id,
+        group_size=row.group_size,
+        order=meta.order,
+        consumed=dict(row.consumed),
+        facts=CellFacts(lengths=dict(meta.lengths), version=meta.version),
+        units=row.units,
+    )

@@ -1,0 +1,98 @@
+"""Which groups are in a queue, were, and were lost.
+
+put ──▶ in the queue ──all rows left──▶ seen: it never comes again
+             └── its storage unit dies ──▶ lost ──put again, whole──▶ in the queue
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tailrace.errors import GroupExists, QueueError
+from tailrace.transfer.queue.rows.intervals import Intervals
+from tailrace.transfer.queue.rows.state import ControlState, LostGroup, Newcoming, RowRecord
+
+
+class Groups:
+    """The groups of one control plane. Those of reserved rows count as in the queue."""
+
+    def __init__(
+        self, rows: Iterable[RowRecord] = (), seen: Iterable[tuple[int, int]] = (), lost: Iterable[LostGroup] = ()
+    ) -> None:
+        """As in a ControlState."""
+        self._rows = Counter(row.group_id for row in rows)
+        self._seen = Intervals(seen)
+        self._lost = {group.group_id: group for group in lost}
+
+    @classmethod
+    def of(cls, state: ControlState) -> "Groups":
+        """Those of an exported state."""
+        return cls(state.rows, state.seen, state.lost)
+
+    @property
+    def seen(self) -> list[tuple[int, int]]:
+        """See `ControlState.seen`."""
+        return self._seen.ranges()
+
+    @property
+    def lost(self) -> list[LostGroup]:
+        """Those that have to be put again."""
+        return list(self._lost.values())
+
+    def check(self, rows: Sequence[Newcoming]) -> None:
+        """Whether `rows` are whole groups that may come: new ones, or lost ones.
+
+        Raises:
+            QueueError: a group is not whole.
+            GroupExists: a group was here before.
+        """
+        sizes = Counter(row.group_id for row in rows)
+        for row in rows:
+            if row.group_size != sizes[row.group_id]:
+                raise QueueError(
+                    f"group {row.group_id} says group_size {row.group_size}, but {sizes[row.group_id]} of its rows "
+                    f"were put; put whole groups, with one group_size"
+                )
+        for group_id in sizes:
+            if group_id in self._rows:
+                raise GroupExists(f"group {group_id} is in the queue already; each group is put once")
+            if self.has_entered(group_id):
+                raise GroupExists(f"group {group_id} has been in the queue, and all of its rows were consumed")
+
+    def has_entered(self, group_id: int) -> bool:
+        """Whether rows of a group are in the queue, or were, and are not lost."""
+        return group_id in self._seen and group_id not in self._lost
+
+    def is_being_put(self, group_id: int) -> bool:
+        """Whether rows of a group are reserved, and not written yet."""
+        return group_id in self._rows and not self.has_entered(group_id)
+
+    def is_lost(self, group_id: int) -> bool:
+        """Whether a group has to be put again."""
+        return group_id in self._lost
+
+    def add_row(self, group_id: int) -> None:
+        """A row was reserved."""
+        self._rows[group_id] += 1
+
+    def enter(self, group_id: int) -> None:
+        """Its rows are written."""
+        self._seen.add(group_id)
+        self._lost.pop(group_id, None)
+
+    def remove_row(self, group_id: int) -> None:
+        """A row left, or was withdrawn."""
+        self._rows[group_id] -= 1
+        if not self._rows[group_id]:
+            del self._rows[group_id]
+
+    def lose(self, group: LostGroup) -> None:
+        """A group has to be put again."""
+        self._lost[group.group_id] = group
+
+    def consumed_before(self, row: Newcoming, last: Sequence[int]) -> dict[int, int]:
+        """The tasks that consumed a row before its group was lost, and for good; with 0 for the lease.
+
+        `last`: tasks whose outputs nobody reads.
+        """
+        lost = self._lost.get(row.group_id)
+        return {} if lost is None else dict.fromkeys(lost.left.get(row.order, last), 0)

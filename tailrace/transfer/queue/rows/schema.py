@@ -1,0 +1,142 @@
+"""What a table says of the cells of its rows, wherever they are put or acked."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
+from tailrace.errors import ColumnError, QueueError, did_you_mean, nearest
+from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.transfer.queue.rows.integers import check_integer, is_int64
+from tailrace.types import TaskSpec, Value, WeightVersion
+
+RAISE_LIMIT = "if the work before it takes that long, raise its timeout (of a run: queue.timeout_s)"
+"""What to do about a put or a claim that was too late."""
+
+_MAX_SOUND = 1024
+
+
+class Schema:
+    """Which columns come with a put, and which with the ack of which task."""
+
+    def __init__(self, tasks: Sequence[TaskSpec]) -> None:
+        self.tasks = tuple(tasks)
+        self._by_name = {task.name: task for task in tasks}
+        self._put = put_columns(tasks)
+        self._written = {column for task in tasks for column in task.writes}
+        self._sound: set[tuple[str, ...]] = set()
+        """Columns that rows have come with and may: most rows are like those before."""
+
+    def task(self, name: str) -> TaskSpec:
+        """The task of that name.
+
+        Raises:
+            QueueError: there is none.
+        """
+        if name not in self._by_name:
+            raise QueueError(f"no task {name!r} in the table; its tasks are {sorted(self._by_name)}")
+        return self._by_name[name]
+
+    def check_new(self, rows: Iterable[NewRow]) -> None:
+        """Whether each of `rows` brings what some task reads and none writes, and nothing that a task writes.
+
+        Raises:
+            ColumnError: one does not.
+            QueueError: one is no NewRow, or its numbers are no integers of 64 bits.
+        """
+        for row in rows:
+            if not isinstance(row, NewRow):
+                raise QueueError(f"got {type(row).__name__} {row!r:.80} for a row, expected a NewRow")
+            if not (
+                is_int64(row.group_id) and is_int64(row.group_size) and is_int64(row.order) and is_int64(row.not_before)
+            ):
+                _refuse_numbers(row)
+            if tuple(row.cells) not in self._sound:
+                self._check_columns(row)
+
+    def _check_columns(self, row: NewRow) -> None:
+        if not isinstance(row.cells, Mapping) or not all(isinstance(column, str) for column in row.cells):
+            raise ColumnError(f"{_place(row)}: got cells {row.cells!r:.80}, expected values by the names of columns")
+        columns = tuple(row.cells)
+        if missing := sorted(self._put.difference(columns)):
+            near = nearest(missing[0], set(columns) - self._put)
+            instead = "" if near is None else f"; it brings {near!r}: did you mean {missing[0]!r}?"
+            raise ColumnError(f"{_place(row)} lacks column {missing[0]!r}, which tasks read and none writes{instead}")
+        if written := sorted(self._written.intersection(columns)):
+            raise ColumnError(f"{_place(row)} brings column {written[0]!r}, which a task writes; leave it out")
+        if len(self._sound) < _MAX_SOUND:
+            self._sound.add(columns)
+
+
+def _refuse_numbers(row: NewRow) -> None:
+    for name in ("group_id", "group_size", "order", "not_before"):
+        check_integer(f"{name} of a row", getattr(row, name))
+
+
+def _place(row: NewRow) -> str:
+    return f"row {row.order} of group {row.group_id}"
+
+
+def put_columns(tasks: Iterable[TaskSpec]) -> frozenset[str]:
+    """Columns that a task reads and none writes: every row brings them when it is put."""
+    tasks = list(tasks)
+    read = {column for task in tasks for column in task.reads}
+    return frozenset(read.difference(*(task.writes for task in tasks)))
+
+
+def check_outputs(task: TaskSpec, row: RowId, columns: Collection[str]) -> None:
+    """Whether a row that `task` acks comes with exactly the task's outputs.
+
+    Raises:
+        ColumnError: it does not.
+    """
+    expected, got = set(task.writes), set(columns)
+    if expected != got:
+        missing, foreign = sorted(expected - got), sorted(map(str, got - expected))
+        wrong = [f"missing: {missing}"] if missing else []
+        wrong += [f"not its own: {foreign}"] if foreign else []
+        hint = did_you_mean(foreign[0], missing) if foreign else ""
+        raise ColumnError(f"{row}: task {task.name!r} writes {sorted(expected)}; {', '.join(wrong)}{hint}")
+
+
+def check_capacity(rows: int, nbytes: int, config: LocalQueueConfig | ServiceQueueConfig) -> None:
+    """Whether an empty queue had room for a put.
+
+    Raises:
+        QueueError: it had not.
+    """
+    for name, amount, bound in (("max_rows", rows, config.max_rows), ("max_bytes", nbytes, config.max_bytes)):
+        if amount > bound:
+            raise QueueError(f"a put of {rows} rows and {nbytes} bytes can never fit queue.{name} {bound}")
+
+
+def check_unit(rows: int, nbytes: int, most: int) -> None:
+    """Whether an empty unit, of `most` bytes, had room for a put: it is on each of its units as a whole.
+
+    Raises:
+        QueueError: it had not.
+    """
+    if nbytes > most:
+        raise QueueError(
+            f"a put of {rows} rows and {nbytes} bytes can never fit a storage unit: raise queue.storage.max_bytes, "
+            f"{most}, or put fewer or shorter rows at once"
+        )
+
+
+def check_limit(limit: int | None) -> None:
+    """Whether a claim may ask for so many rows.
+
+    Raises:
+        QueueError: fewer than 1, or that is no integer of 64 bits.
+    """
+    if limit is None:
+        return
+    check_integer("a claim's limit", limit)
+    if limit < 1:
+        raise QueueError(f"a claim's limit must be at least 1, got {limit}")
+
+
+def oldest_version(cells: Mapping[str, Value]) -> WeightVersion | None:
+    """The smallest entry of `weight_versions`; None where that is not among `cells`, or empty."""
+    versions = cells.get("weight_versions")
+    return int(versions.min()) if isinstance(versions, np.ndarray) and versions.size else None

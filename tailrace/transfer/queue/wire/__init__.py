@@ -1,1 +1,0 @@
-"""How the processes of a transfer queue talk: messages, sockets, retries."""

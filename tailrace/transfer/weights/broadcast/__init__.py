@@ -1,0 +1,1 @@
+"""Weights to all engines at once, by a process group."""

@@ -1,0 +1,238 @@
+"""What a sender broadcasts: who is in the process group, and which versions go by it.
+
+    NO_GROUP ──members change, a version begins──▶ FORMING ──all come──▶ FORMED ──a version is written──▶ BROADCASTING
+             ◀──one is lost, or late──────────────         ◀──members change──  ◀──all have it────────────
+             ◀──it breaks, and another is formed──────────────────────────────────────────────────────────
+
+One thing at a time, in a thread of its own: a group that is being formed, or in which something is broadcast, stays in
+the plans until that has ended, so that every member hears of it. A version is promised to the group before it is
+written, so that its members wait for it. Where there is no group, or it breaks, nothing is promised, and they fetch.
+
+Who waits on whom: the thread on the members, in each call up to `limit_s`; nobody on the thread, but for `join`.
+"""
+
+import enum
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from socket import socket
+from threading import Event
+
+from tailrace.errors import WeightsError
+from tailrace.transfer.weights.jobs import Jobs
+from tailrace.transfer.weights.media.process_group import ProcessGroup, address_towards, host_store, listen
+from tailrace.transfer.weights.messages import NOTHING, Backend, Broadcast, Membership
+from tailrace.transfer.weights.segments import Segment
+from tailrace.transfer.weights.versions import Holding
+from tailrace.transfer.wire.server import Server
+
+_log = logging.getLogger(__name__)
+
+
+class State(enum.Enum):
+    """What is going on. Which follows which is drawn above; CLOSED follows each, and nothing follows that."""
+
+    NO_GROUP = enum.auto()
+    FORMING = enum.auto()
+    """Or only hanging up, where nobody wants a group any more."""
+    FORMED = enum.auto()
+    BROADCASTING = enum.auto()
+    CLOSED = enum.auto()
+
+
+class Broadcaster:
+    """Used in the thread of `server`, but for `join`, and for `members`, `error` and the count, which others read."""
+
+    def __init__(self, server: Server, *, host: str, limit_s: float, changed: Callable[[], None]) -> None:
+        """No group yet. `host`: where members find this process. `changed`: called when plans are other ones now."""
+        self._host, self._limit_s, self._changed = host, limit_s, changed
+        self._jobs = Jobs(server, "broadcast of weights")
+        self._state = State.NO_GROUP
+        self._wanted: dict[str, Backend] = {}
+        self._tried: dict[str, Backend] = {}
+        """Whom the last group was begun with; nobody, where another is to be tried although the same are wanted."""
+        self._memberships: dict[str, Membership] = {}
+        """Of the group that there is, or that is being formed."""
+        self._group: ProcessGroup | None = None
+        """Used in the jobs' thread alone."""
+        self._given_up = Event()
+        """For the group that is being formed."""
+        self._promised: Holding | None = None
+        """Until it is being broadcast."""
+        self._broadcasting: Holding | None = None
+        self.bytes_broadcast = 0
+        """Of payloads, once for all members."""
+        self.error: WeightsError | None = None
+        """Why there is no group, where one is wanted, or why the last broadcast failed."""
+
+    # What plans say
+
+    @property
+    def members(self) -> list[str]:
+        """Those of a group that is formed."""
+        return list(self._memberships) if self._has_group else []
+
+    def membership(self, client: str) -> Membership | None:
+        """See `Plan.membership`."""
+        return self._memberships.get(client)
+
+    @property
+    def promised(self) -> int:
+        """See `Plan.promised`."""
+        return NOTHING if self._promised is None else self._promised.manifest.serial
+
+    @property
+    def broadcast(self) -> Broadcast | None:
+        """See `Plan.broadcast`."""
+        if self._broadcasting is None:
+            return None
+        manifest = self._broadcasting.manifest
+        return Broadcast(manifest.serial, manifest.nbytes, manifest.chunk_bytes, self._broadcasting.sums(0))
+
+    @property
+    def segments(self) -> list[Segment]:
+        """Memory that is being broadcast, or will be."""
+        return [holding.segment for holding in (self._broadcasting, self._promised) if holding is not None]
+
+    # What happens
+
+    def want(self, members: Mapping[str, Backend]) -> None:
+        """These would be in a group; those are together in one that have the backend of the first."""
+        backend = next(iter(members.values()), None)
+        wanted = {client: each for client, each in members.items() if each == backend}
+        if wanted == self._wanted:
+            return
+        self._wanted = wanted
+        if not wanted.keys() >= self._memberships.keys():
+            self._promised = None  # who has left would hold up the others
+            self._given_up.set()
+        self._look()
+
+    def promise(self, holding: Holding) -> None:
+        """A version is being written: members of the group, if there is one, shall wait for it."""
+        self._promised = holding if self._has_group else None
+        if self._state is State.NO_GROUP:
+            self._tried = {}
+        self._look()
+
+    def complete(self) -> None:
+        """It is written."""
+        self._look()
+
+    def withdraw(self) -> None:
+        """It could not be written."""
+        self._promised = None
+        self._look()
+
+    def close(self) -> None:
+        """Begin nothing any more, and hang up as soon as what is going on lets it."""
+        self._state = State.CLOSED
+        self._given_up.set()
+        self._jobs.start(self._hang_up, lambda _: None)
+
+    def join(self) -> None:
+        """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
+        self._jobs.join()
+
+    @property
+    def _has_group(self) -> bool:
+        return self._state in (State.FORMED, State.BROADCASTING)
+
+    def _look(self) -> None:
+        """Begin what is to be done next, unless something is going on."""
+        if self._state is State.FORMED and self._promised is not None:
+            if self._promised.whole:
+                self._start_broadcast(self._promised)
+        elif self._state in (State.NO_GROUP, State.FORMED) and self._wanted != self._tried:
+            self._start_forming()
+
+    def _start_forming(self) -> None:
+        self._state, self._tried = State.FORMING, self._wanted
+        self._given_up = given_up = Event()
+        self._memberships, listener, refused = {}, None, None
+        try:
+            if self._wanted:
+                listener = listen(self._host)
+                self._memberships = self._new_memberships(port=listener.getsockname()[1])
+        except WeightsError as error:
+            refused = error
+        self._changed()
+        membership = next(iter(self._memberships.values()), None)
+        self._jobs.start(lambda: self._form(membership, listener or refused, given_up), self._on_formed)
+
+    def _new_memberships(self, *, port: int) -> dict[str, Membership]:
+        name, size = secrets.token_hex(8), len(self._wanted) + 1
+        return {
+            client: Membership(name, backend, self._host, port, rank, size)
+            for rank, (client, backend) in enumerate(self._wanted.items(), start=1)
+        }
+
+    def _on_formed(self, outcome: WeightsError | None) -> None:
+        if self._state is State.CLOSED:
+            return
+        if outcome is None:
+            self.error = None
+        else:
+            self._memberships = {}
+            if not self._given_up.is_set():  # else that is why, and no failure
+                self.error = outcome
+        self._state = State.FORMED if self._memberships else State.NO_GROUP
+        self._changed()
+        self._look()
+
+    def _start_broadcast(self, holding: Holding) -> None:
+        self._state, self._promised, self._broadcasting = State.BROADCASTING, None, holding
+        self._changed()
+        self._jobs.start(lambda: self._broadcast(holding), self._on_broadcast)
+
+    def _on_broadcast(self, outcome: WeightsError | None) -> None:
+        if self._state is State.CLOSED:
+            return
+        self._state, self._broadcasting = State.FORMED, None
+        if outcome is not None:
+            self._state, self._promised, self._memberships, self._tried = State.NO_GROUP, None, {}, {}
+            self.error = outcome
+        self._changed()
+        self._look()
+
+    # In the jobs' thread
+
+    def _form(self, membership: Membership | None, listener: socket | WeightsError | None, given_up: Event) -> None:
+        """`listener`: or why there is none, where somebody wants a group."""
+        with ExitStack() as stack:
+            if isinstance(listener, socket):
+                stack.enter_context(listener)  # until the store has it
+            self._hang_up()
+            if isinstance(listener, WeightsError):
+                raise listener
+            if membership is None or listener is None:
+                return
+            store = host_store(listener, membership.name, limit_s=self._limit_s)
+        address = address_towards(self._host)
+        self._group = ProcessGroup(
+            membership.backend, store, 0, membership.size, address=address, limit_s=self._limit_s, given_up=given_up
+        )
+
+    def _broadcast(self, holding: Holding) -> None:
+        assert self._group is not None, "it was formed"
+        payload = holding.payload()
+        try:
+            for chunk in range(holding.manifest.chunks):
+                if self._state is State.CLOSED:
+                    raise WeightsError("this sender of weights was closed")
+                part = payload[holding.manifest.span(chunk)]
+                self.bytes_broadcast += len(part)
+                self._group.broadcast(part)
+            self._group.meet()  # whoever has not heard of this one cannot miss it
+        except WeightsError:
+            self._hang_up()
+            raise
+
+    def _hang_up(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            try:
+                group.close()
+            except WeightsError as error:  # it is of no use any more, and members of the next one are on their way
+                _log.warning("a process group for weights could not be ended: %s", error)

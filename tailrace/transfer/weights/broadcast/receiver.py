@@ -1,0 +1,196 @@
+"""What a receiver gets of its sender's broadcasts, see `broadcaster`.
+
+    Plan.membership ──another group──▶ enter it
+    Plan.broadcast ──▶ chunk by chunk, each with its sum ──▶ inbox ──▶ download
+
+In a thread of its own, which takes part in every broadcast, whether its version is wanted here or not: the others wait
+for it. It touches no memory of versions: what it has received lies in a few buffers until the receiver's thread has
+looked at it.
+
+Who waits on whom: the thread on the other members, and on the receiver's thread when all buffers are full, each time up
+to `limit_s`; nobody on the thread, but for `join`.
+"""
+
+import queue
+from collections import deque
+from collections.abc import Callable
+from threading import Event
+from typing import NamedTuple
+
+import torch
+
+from tailrace.errors import WeightsError
+from tailrace.transfer.weights.jobs import Jobs
+from tailrace.transfer.weights.media.process_group import ProcessGroup, address_towards, reach_store
+from tailrace.transfer.weights.messages import NOTHING, Broadcast, Membership, Plan
+from tailrace.transfer.weights.versions import packed_sums, sum_of
+from tailrace.transfer.wire.server import Server
+
+_BUFFERS = 4
+"""Of a chunk each."""
+
+
+class BroadcastChunk(NamedTuple):
+    """A chunk that was broadcast."""
+
+    serial: int
+    chunk: int
+    buffer: torch.Tensor
+    data: memoryview
+    sum: bytes
+    """What it must be."""
+    is_right: bool
+    """Whether it is that."""
+
+
+class BroadcastReceiver:
+    """Used in the thread of `server`, but for `join`."""
+
+    def __init__(self, server: Server, *, limit_s: float, changed: Callable[[], None]) -> None:
+        """In no group. `changed`: called when `first` is another one, or something is not expected any more."""
+        self._server, self._limit_s, self._changed = server, limit_s, changed
+        self._jobs = Jobs(server, "broadcast of weights")
+        self._membership: Membership | None = None
+        """The last that was given."""
+        self._given_up = Event()
+        """For the group that is being entered."""
+        self._is_in = False
+        """Whether that is had, or being taken: a group that broke is never entered again."""
+        self._group: ProcessGroup | None = None
+        """Used in the jobs' thread alone."""
+        self._announced: set[int] = set()
+        self._begun = self._ended = NOTHING
+        """The serials of the last broadcasts that this has taken part in."""
+        self._is_closed = False
+        self._inbox: deque[BroadcastChunk] = deque()
+        self._free: queue.Queue[torch.Tensor | None] = queue.Queue()
+        for _ in range(_BUFFERS):
+            self._free.put(None)
+
+    @property
+    def first(self) -> BroadcastChunk | None:
+        """The first chunk that lies here; `drop_first` when it was looked at."""
+        return self._inbox[0] if self._inbox else None
+
+    def drop_first(self) -> None:
+        """Its buffer is used again."""
+        self._free.put(self._inbox.popleft().buffer)
+
+    def expects(self, serial: int) -> bool:
+        """Whether chunks of this version will come, or lie here."""
+        is_coming = serial in self._announced or serial == self._begun
+        is_here = any(received.serial == serial for received in self._inbox)
+        return is_here or (self._is_in and is_coming and serial > self._ended)
+
+    def hear(self, plan: Plan) -> None:
+        """Enter the group that is given, and take part in what is broadcast."""
+        if plan.membership != self._membership:
+            self._enter(plan.membership)
+        self._announced = {plan.promised} | (set() if plan.broadcast is None else {plan.broadcast.serial})
+        if self._is_in and plan.broadcast is not None and plan.broadcast.serial > self._begun:
+            self._begin(plan.broadcast)
+
+    def leave(self) -> None:
+        """The sender is lost."""
+        if self._membership is not None:
+            self._enter(None)
+
+    def close(self) -> None:
+        """Take part in nothing any more, and hang up as soon as what is going on lets it."""
+        self._is_closed = True
+        while self._inbox:
+            self.drop_first()
+        self.leave()
+
+    def join(self) -> None:
+        """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
+        self._jobs.join()
+
+    def _enter(self, membership: Membership | None) -> None:
+        self._given_up.set()
+        self._given_up = given_up = Event()
+        self._membership, self._is_in = membership, membership is not None
+
+        def then(outcome: WeightsError | None) -> None:
+            self._look_at(membership, outcome)
+
+        self._jobs.start(lambda: self._join_group(membership, given_up), then)
+
+    def _begin(self, broadcast: Broadcast) -> None:
+        self._begun = broadcast.serial
+        membership = self._membership
+
+        def then(outcome: WeightsError | None) -> None:
+            self._ended = broadcast.serial
+            self._look_at(membership, outcome)
+            self._changed()
+
+        self._jobs.start(lambda: self._receive(broadcast), then)
+
+    def _look_at(self, membership: Membership | None, outcome: WeightsError | None) -> None:
+        """How something has ended in the group of this membership."""
+        if outcome is not None and membership is self._membership:
+            self._is_in = False
+            self._changed()
+
+    # In the jobs' thread
+
+    def _join_group(self, membership: Membership | None, given_up: Event) -> None:
+        self._hang_up()
+        if membership is not None and not given_up.is_set():
+            store = reach_store(membership.host, membership.port, membership.name, limit_s=self._limit_s)
+            address = address_towards(membership.host)
+            self._group = ProcessGroup(
+                membership.backend,
+                store,
+                membership.rank,
+                membership.size,
+                address=address,
+                limit_s=self._limit_s,
+                given_up=given_up,
+            )
+
+    def _receive(self, broadcast: Broadcast) -> None:
+        try:
+            if self._group is None:
+                raise WeightsError("there is no group to get weights from")
+            for chunk, value in enumerate(packed_sums(broadcast.sums)):
+                size = min(broadcast.chunk_bytes, broadcast.nbytes - chunk * broadcast.chunk_bytes)
+                buffer = self._buffer(broadcast.chunk_bytes)
+                self._fill(self._group, buffer[:size])
+                self._put(broadcast.serial, chunk, buffer, size, value)
+            self._group.meet()
+        except WeightsError:
+            self._hang_up()
+            raise
+
+    def _buffer(self, nbytes: int) -> torch.Tensor:
+        try:
+            buffer = self._free.get(timeout=self._limit_s)
+        except queue.Empty:
+            raise WeightsError(f"weights that were broadcast found no room for {self._limit_s:g} s") from None
+        if self._is_closed:
+            raise WeightsError("this receiver of weights was closed")
+        return buffer if buffer is not None and len(buffer) >= nbytes else torch.empty(nbytes, dtype=torch.uint8)
+
+    def _fill(self, group: ProcessGroup, buffer: torch.Tensor) -> None:
+        try:
+            group.broadcast(buffer)
+        except WeightsError:
+            self._free.put(None)  # room for another: this one may still be written to
+            raise
+
+    def _put(self, serial: int, chunk: int, buffer: torch.Tensor, size: int, value: bytes) -> None:
+        data = buffer.numpy().data[:size]
+        received = BroadcastChunk(serial, chunk, buffer, data, value, is_right=sum_of(data) == value)
+
+        def arrive() -> None:
+            self._inbox.append(received)
+            self._changed()
+
+        self._server.call(arrive)
+
+    def _hang_up(self) -> None:
+        if self._group is not None:
+            self._group.close()
+            self._group = None

@@ -1,0 +1,384 @@
+"""A client's connection to one server: many requests at once, each with its retries and its limit.
+
+    start ──▶ waiting ──sent, sent again──▶ answer ──▶ then(reply or error)
+                 ▲                             │ Stranger: say Hello first; all that waits is sent again
+                 └─────────────────────────────┘ Waiting: a sign of life
+
+It never waits: the faces (`SyncClient`, `AsyncClient`) and a server's loop call `receive` when the socket is readable
+and `tick` now and then. A request ends by its answer, by `cancel`, or as PeerLost: when the server has given no sign of
+life for `limit_s`, or no answer within that and the time that the request may wait. ZeroMQ connects again by itself.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgspec
+import zmq
+
+from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
+from tailrace.transfer.queue.messages import (
+    Cancel,
+    Challenge,
+    Describe,
+    Done,
+    Failure,
+    Hello,
+    Inventory,
+    Read,
+    Request,
+    Reserve,
+    Settle,
+    Stranger,
+    Tell,
+    Waiting,
+    Welcome,
+    Write,
+)
+from tailrace.transfer.wire.calls import Call, Outcome, expect
+from tailrace.transfer.wire.frames import (
+    Reply,
+    check_frames,
+    decode_answer,
+    decode_header,
+    encode,
+    encode_request,
+)
+from tailrace.transfer.wire.handshake import Identity
+from tailrace.transfer.wire.sockets import dealer, readable, receive, send
+
+Then: TypeAlias = Callable[[Outcome], None]
+"""Gets the reply, or the error that took its place. Raises nothing."""
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_TO_UNITS = (Reserve, Write, Read, Done, Settle, Inventory, Describe)
+"""Requests that only storage units get."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long a client tries."""
+
+    limit_s: float = 30.0
+    """Seconds without a sign of life after which a server counts as lost."""
+    retry_s: float = 5.0
+    """Seconds before a request is sent again, twice as many each time after that. Few get lost: with a connection."""
+    max_retry_s: float = 20.0
+    doubt_s: float = 1.0
+    """Seconds without a sign of life after which a client asks whether the server is still there, see `Doubts`."""
+
+    @classmethod
+    def within(cls, limit_s: float) -> "Patience":
+        """One that sends a request several times before it gives it up: a server may have been started anew."""
+        return cls(limit_s=limit_s, retry_s=limit_s / 6, max_retry_s=limit_s / 2)
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between looks at what is due."""
+        return min(self.retry_s, self.limit_s, 2 * self.doubt_s) / 4
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    call: Call
+    encoded: msgspec.Raw
+    """Its message: what cannot be sent is refused before anything is kept of it."""
+    then: Then
+    held: bool
+    entering: bool
+    """Part of saying Hello: sent at once."""
+    started: float
+    retry_at: float
+    retry_s: float
+
+
+class Connection:
+    """To one server. Each has an identity of its own, since a server counts the requests of one."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        endpoint: str,
+        identity: Identity,
+        patience: Patience,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Connects in the background.
+
+        Raises:
+            WireError: that is no endpoint.
+        """
+        self.socket = dealer(context, endpoint, identity.password)
+        self._events = self.socket.get_monitor_socket(_REFUSED | zmq.EVENT_DISCONNECTED)
+        self._is_connected = True
+        self._endpoint = endpoint
+        self._identity = identity
+        self._patience = patience
+        self._clock = clock
+        self._requests: dict[int, _Request] = {}
+        """By number: those without an answer."""
+        self._open: dict[int, Request | None] = {}
+        """By number, ascending: those without an answer, or held: the server keeps their answers.
+
+        None stands for one that is being undone.
+        """
+        self._next_number = 1
+        self._known = False
+        """Whether the server knows this connection, as far as is known here."""
+        self._heard = -math.inf
+        self._ticked = -math.inf
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits for an answer: no `tick` is needed."""
+        return not self._requests
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a request has waited `Patience.doubt_s` longer than it may without a sign of life of the server."""
+        silent_since = self._clock() - self._patience.doubt_s
+        return self._heard <= silent_since and any(
+            request.started + request.call.wait_s <= silent_since for request in self._requests.values()
+        )
+
+    def start(self, call: Call, then: Then, *, held: bool = False) -> int:
+        """Send `call`; `receive` or `tick` ends it with `then`. Returns its number.
+
+        `held`: it can be cancelled even after its answer has come, until `take`.
+
+        Raises:
+            WireError: it has a frame that is too long, or a field that cannot be sent. Nothing of it is left.
+        """
+        check_frames(call.frames)
+        if not self._is_connected:
+            self.socket.connect(self._endpoint)
+            self._is_connected = True
+        number = self._add(call, then, held=held)
+        if self._known:
+            self._send(number)
+        elif not any(request.entering for request in self._requests.values()):
+            self._say_hello()
+        return number
+
+    def receive(self) -> bool:
+        """Take in a message; whether there was one."""
+        message = receive(self.socket, copied=1)
+        if message is None:
+            return False
+        self._take(*message)
+        return True
+
+    def tick(self) -> None:
+        """Send again what is due, and give up what has waited too long. Does nothing before `Patience.tick_s`."""
+        now = self._clock()
+        if now < self._ticked + self._patience.tick_s:
+            return
+        self._forgive(now - self._ticked)
+        self._ticked = now
+        while not self.socket.closed and self.receive():
+            pass  # what has come in time is not late because nobody looked
+        self._look_whether_cut_off(now)
+        for number, request in list(self._requests.items()):
+            if number not in self._requests:
+                continue  # ended with one before it
+            if self._is_lost(request, now):
+                self._give_up(number, now)
+            elif now >= request.retry_at and (self._known or request.entering):
+                request.retry_s = min(2 * request.retry_s, self._patience.max_retry_s)
+                request.retry_at = now + request.retry_s
+                self._send(number)
+
+    def take(self, number: int) -> None:
+        """The answer of a held request has been made use of."""
+        self._open.pop(number, None)
+
+    def cancel(self, number: int) -> None:
+        """Have a request undone; `then` is not called any more. Harmless where it has ended and is not held.
+
+        The server hears of it like of any request, also where the connection is just being made anew.
+        """
+        message = self._open.get(number)
+        if message is None:
+            return
+        self._requests.pop(number, None)
+        if not message.mutates:
+            del self._open[number]
+            return
+        # until the server has heard, the request is open: its answer must still be known, to be undone
+        self._open[number] = None
+        undo = self._add(Call(self._endpoint, Cancel(number)), lambda _: self.take(number))
+        if self._known:
+            self._send(undo)
+
+    def close(self) -> None:
+        """Have all undone that is under way, with QueueClosed. It may take a second to leave. Harmless twice."""
+        ended = list(self._requests.values())
+        for number in list(self._open):
+            self.cancel(number)
+        self._requests.clear()
+        for request in ended:
+            request.then(QueueClosed("this client was closed"))
+        self._hang_up(None if self._known else 0)
+
+    def lose(self) -> None:
+        """The server is gone for good: hang up at once. What waits for an answer gets PeerLost."""
+        ended = list(self._requests.values())
+        self._requests.clear()
+        self._open.clear()
+        self._hang_up(0)
+        for request in ended:
+            request.then(PeerLost(f"{self._server(request)} is lost: its process is gone"))
+
+    def _hang_up(self, linger: int | None) -> None:
+        if not self.socket.closed:
+            self.socket.disable_monitor()
+            self._events.close(0)
+            self.socket.close(linger)
+
+    def _add(self, call: Call, then: Then, *, held: bool = False, entering: bool = False) -> int:
+        encoded = encode_request(call.message)
+        now = self._clock()
+        if not self._requests:
+            self._ticked = now
+        number = self._next()
+        self._open[number] = call.message
+        retry_s = self._patience.retry_s
+        self._requests[number] = _Request(call, encoded, then, held, entering, now, now + retry_s, retry_s)
+        return number
+
+    @property
+    def _oldest(self) -> int:
+        return next(iter(self._open))
+
+    def _next(self) -> int:
+        number = self._next_number
+        self._next_number += 1
+        return number
+
+    def _send(self, number: int) -> None:
+        request = self._requests[number]
+        send(self.socket, encode(number, self._oldest, request.encoded, request.call.frames))
+
+    def _take(self, head: list[bytes], frames: list[memoryview]) -> None:
+        try:
+            header = decode_header(head[0])
+        except WireError:
+            return  # nothing says whose answer it is; that request is sent again
+        if header.number not in self._requests:
+            return  # a second answer, or one that came too late
+        self._heard = self._clock()
+        try:
+            answer = decode_answer(header)
+        except WireError as error:
+            self._end(header.number, error)
+            return
+        match answer:
+            case Waiting():
+                return
+            case Stranger():
+                self._be_a_stranger(header.number)
+            case Failure():
+                self._end(header.number, answer.error())
+            case _:
+                self._end(header.number, Reply(answer, frames))
+
+    def _end(self, number: int, result: Outcome) -> None:
+        request = self._requests.pop(number)
+        if not request.held or isinstance(result, TailraceError):  # an error leaves nothing to undo
+            del self._open[number]
+        request.then(result)
+
+    def _forgive(self, passed_s: float) -> None:
+        """Time in which this process did not look, busy or stopped, is not the server's silence."""
+        unseen = passed_s - max(self._patience.tick_s, self._patience.limit_s / 4)
+        if unseen > 0:
+            for request in self._requests.values():
+                request.started += unseen
+                request.retry_at += unseen
+
+    def _is_lost(self, request: _Request, now: float) -> bool:
+        limit = self._patience.limit_s
+        silent_since = max(self._heard, request.started)
+        return now >= silent_since + limit or now >= request.started + request.call.wait_s + limit
+
+    def _give_up(self, number: int, now: float) -> None:
+        request = self._requests[number]
+        waited = now - request.started
+        hint = "" if isinstance(request.call.message, Tell) else " `tailrace queue top` shows it"
+        error = PeerLost(
+            f"{self._server(request)} did not answer within {waited:.1f} s; is it still serving, on a machine that is "
+            f"not overloaded?{hint}"
+        )
+        self.cancel(number)
+        request.then(error)
+
+    def _server(self, request: _Request) -> str:
+        """Whom it went to, for people."""
+        if isinstance(request.call.message, Tell):
+            return f"the process at {self._endpoint}, which has the weights,"
+        role = "storage unit" if isinstance(request.call.message, _TO_UNITS) else "controller"
+        return f"the {role} of the queue at {self._endpoint}"
+
+    def _look_whether_cut_off(self, now: float) -> None:
+        """What was under way when the connection was lost is sent again at once.
+
+        Where it was refused, ZeroMQ goes on trying. Here, only the next request does.
+        """
+        events = 0
+        while not self.socket.closed and readable(self._events):
+            events |= int.from_bytes(self._events.recv_multipart()[0][:2], sys.byteorder)
+        if events & zmq.EVENT_DISCONNECTED:
+            for request in self._requests.values():
+                request.retry_at = now
+        if events & _REFUSED and self._is_connected:
+            self.socket.disconnect(self._endpoint)
+            self._is_connected = self._known = False
+            self._refuse(
+                WireError(
+                    f"at {self._endpoint} the server does not know the token that this client has, or is of another "
+                    f"version of Tailrace: another one is there now; read the address of the one that is meant, a "
+                    f"queue's from its connection file: QueueAddress.read(path)"
+                )
+            )
+
+    # Saying Hello
+
+    def _be_a_stranger(self, number: int) -> None:
+        """The server does not know this connection (any more): it was made anew, or the server was."""
+        if self._known or self._requests[number].entering:
+            self._known = False
+            for entering in [number for number, request in self._requests.items() if request.entering]:
+                del self._requests[entering], self._open[entering]
+            self._say_hello()
+
+    def _say_hello(self) -> None:
+        hello = self._identity.hello()
+        self._ask_to_enter(hello, lambda result: self._on_challenge(hello, result))
+
+    def _ask_to_enter(self, message: Any, then: Then) -> None:
+        self._send(self._add(Call(self._endpoint, message), then, entering=True))
+
+    def _on_challenge(self, hello: Hello, result: Outcome) -> None:
+        try:
+            prove = self._identity.prove(hello, expect(result, Challenge))
+        except TailraceError as error:
+            self._refuse(error)
+        else:
+            self._ask_to_enter(prove, self._on_welcome)
+
+    def _on_welcome(self, result: Outcome) -> None:
+        try:
+            expect(result, Welcome)
+        except TailraceError as error:
+            self._refuse(error)
+        else:
+            self._known = True
+            for number in self._requests:
+                self._send(number)
+
+    def _refuse(self, error: TailraceError) -> None:
+        for number in list(self._requests):
+            if number in self._requests:  # else it ended with one before it
+                self._end(number, type(error)(str(error)))  # each its own: they are raised in different places

@@ -1,0 +1,230 @@
+"""ZeroMQ sockets as the queue uses them, and where they listen."""
+
+import os
+import platform
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import zmq
+
+from tailrace.errors import WireError
+from tailrace.transfer.wire.frames import CUT, PIECE_BYTES, Buffer, joined
+from tailrace.transfer.wire.porter import Password, Porter
+
+DEFAULT_ENDPOINTS = ("ipc://*", "tcp://127.0.0.1:*")
+"""A socket in a new directory that only this user may enter, and a free port of this machine alone."""
+
+_MAX_PARENT_BYTES = 63
+"""Of the path below which a directory with sockets is made: a socket's path may have 103 on macOS, 107 on Linux."""
+_SHORT_PARENT = Path("/tmp")
+_NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
+_HIGH_WATER = 100_000
+"""Messages on their way to or from one peer; those beyond are dropped by a server and sent again by the client."""
+_LINGER_MS = 1000
+"""What a socket may still wait for its last messages to leave when it is closed."""
+_HEARTBEAT_MS, _HEARTBEAT_LIMIT_MS = 5_000, 30_000
+"""Of connections: a host that vanished is noticed, and the connection made anew."""
+
+
+def private_directory(prefix: str, *, max_parent_bytes: int = _MAX_PARENT_BYTES) -> Path:
+    """A new directory for sockets, which only this user may enter; see `socket_parent` for where.
+
+    Raises:
+        WireError: it cannot be made.
+    """
+    parent = socket_parent(max_parent_bytes)
+    try:
+        return Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    except OSError as error:
+        raise WireError(
+            f"no directory for sockets can be made in {parent}: {error.strerror}; set TMPDIR to a directory that this "
+            f"user can write to, with a path of at most {max_parent_bytes} bytes"
+        ) from None
+
+
+def socket_parent(max_bytes: int = _MAX_PARENT_BYTES) -> Path:
+    """Where directories of sockets are made: that of temporary files, or /tmp where its path has over `max_bytes`."""
+    parent = tempfile.gettempdir()
+    try:
+        fits = len(parent.encode()) <= max_bytes
+    except UnicodeEncodeError:  # bytes that are no text, which endpoints must be
+        fits = False
+    return Path(parent) if fits else _SHORT_PARENT
+
+
+def dealer(context: "zmq.Context[Any]", endpoint: str, password: Password) -> zmq.SyncSocket:
+    """The socket of a client; it connects in the background, again and again.
+
+    Raises:
+        WireError: that is no endpoint.
+    """
+    socket = _tuned(context.socket(zmq.DEALER))
+    socket.setsockopt(zmq.PLAIN_USERNAME, password.name)
+    socket.setsockopt(zmq.PLAIN_PASSWORD, password.word)
+    try:
+        socket.connect(endpoint)
+    except zmq.ZMQError as error:
+        socket.close(0)
+        raise WireError(
+            f"cannot connect to {endpoint!r}: {error.strerror}; expected ipc://PATH or tcp://HOST:PORT"
+        ) from None
+    return socket
+
+
+class Listener:
+    """The socket of a server."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[Any]",
+        endpoints: Sequence[str],
+        token: bytes,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        """Listen at `endpoints`; `ipc://*` is a socket in a new directory that only this user may enter.
+
+        `token`: whoever does not know it gets no message through. `on_failure`: see `Porter`. One listener for a
+        context.
+
+        Raises:
+            WireError: it cannot listen at one of them.
+        """
+        self.socket = _tuned(context.socket(zmq.ROUTER))
+        self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # so that `send` tells whether the peer is there
+        self._porter = Porter(context, self.socket, token, on_failure)
+        self.endpoints: list[str] = []
+        """Where it listens, each `*` filled in."""
+        self._directories: list[Path] = []
+        for endpoint in endpoints:
+            try:
+                self.socket.bind(self._private() if endpoint == "ipc://*" else endpoint)
+            except zmq.ZMQError as error:
+                self.close()
+                raise WireError(
+                    f"cannot listen at {endpoint!r}: {error.strerror}; "
+                    f"expected ipc://PATH or tcp://HOST:PORT that is free"
+                ) from None
+            self.endpoints.append(self.socket.getsockopt_string(zmq.LAST_ENDPOINT))
+
+    def receive(self) -> tuple[int, list[bytes], list[memoryview]] | None:
+        """See `receive`: the connection's descriptor, then its name and the header, and the rest."""
+        if not readable(self.socket):
+            return None
+        try:
+            name = self.socket.recv(_NOW, copy=False)
+        except zmq.Again:
+            return None
+        head, tail = _rest(self.socket, [name.bytes], copied=2)
+        return int(name.get(zmq.SRCFD)), head, tail
+
+    def know(self, connection: int) -> None:
+        """See `Porter.know`."""
+        self._porter.know(connection)
+
+    def close(self) -> None:
+        """Hang up; what was sent last may take a second to leave."""
+        self._porter.close()
+        self.socket.close()
+        for directory in self._directories:
+            shutil.rmtree(directory, ignore_errors=True)  # ZeroMQ removes its socket a moment later or sooner
+
+    def _private(self) -> str:
+        self._directories.append(private_directory("tailrace-"))
+        return f"ipc://{self._directories[-1]}/socket"
+
+
+def receive(socket: zmq.SyncSocket, copied: int) -> tuple[list[bytes], list[memoryview]] | None:
+    """The next message, or None where there is none: its first frames as bytes, the others as views without a copy.
+
+    Fewer than `copied` frames come back where the message has no more. One that was cut is put together, and has an
+    empty header where that cannot be.
+    """
+    if not readable(socket):  # sooner said than by the exception of a recv
+        return None
+    try:
+        head = [socket.recv(_NOW)]
+    except zmq.Again:
+        return None
+    return _rest(socket, head, copied=copied)
+
+
+def _rest(socket: zmq.SyncSocket, head: list[bytes], *, copied: int) -> tuple[list[bytes], list[memoryview]]:
+    tail: list[memoryview] = []
+    while socket.getsockopt(zmq.RCVMORE):  # a message is there as a whole
+        if len(head) < copied:
+            head.append(socket.recv())
+        else:
+            tail.append(socket.recv(copy=False).buffer)
+    if head[-1].startswith(CUT) and len(head) == copied:
+        try:
+            head[-1], tail = joined(head[-1], tail)
+        except WireError:
+            head[-1] = b""
+    return head, tail
+
+
+def readable(socket: zmq.SyncSocket) -> bool:
+    """Whether a message is there."""
+    return bool(cast(int, socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def send(socket: zmq.SyncSocket, frames: Sequence[Buffer]) -> bool:
+    """Send without waiting; long frames without a copy, so they must not change. What finds no room is dropped.
+
+    False where a server sends to a connection that is not there any more.
+    """
+    try:
+        for frame in frames[:-1]:
+            socket.send(frame, _NOW_AND_MORE, copy=False)
+        socket.send(frames[-1], _NOW, copy=False)
+    except zmq.Again:
+        return True  # as if lost on the way; no message is sent in part
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EHOSTUNREACH:
+            raise
+        return False
+    return True
+
+
+@cache
+def host_id() -> str:
+    """The same for processes that share a machine and its /dev/shm, if it has one, and for no others."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # no Linux
+        machine = f"{platform.node()}-{uuid.getnode():x}"
+    try:
+        shared = os.stat("/dev/shm")
+    except OSError:
+        return machine
+    return f"{machine}-{shared.st_dev}-{shared.st_ino}"
+
+
+def reachable(endpoints: Sequence[str], host: str) -> list[str]:
+    """Those of the endpoints of a server on `host` that this process may reach, the best one first.
+
+    That is ipc where its path is seen here: a container may share the machine's /dev/shm, and not the files of others.
+    """
+    local = host == host_id()
+    return sorted((endpoint for endpoint in endpoints if local or not endpoint.startswith("ipc:")), key=_detour)
+
+
+def _detour(endpoint: str) -> int:
+    if not endpoint.startswith("ipc:"):
+        return 1
+    return 0 if os.path.exists(endpoint.removeprefix("ipc://")) else 2
+
+
+def _tuned(socket: zmq.SyncSocket) -> zmq.SyncSocket:
+    socket.setsockopt(zmq.LINGER, _LINGER_MS)
+    socket.setsockopt(zmq.SNDHWM, _HIGH_WATER)
+    socket.setsockopt(zmq.RCVHWM, _HIGH_WATER)
+    socket.setsockopt(zmq.MAXMSGSIZE, PIECE_BYTES)
+    socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _HEARTBEAT_LIMIT_MS)
+    return socket
