@@ -9,8 +9,7 @@ from tailrace.errors import PeerLost, WireError
 from tailrace.transfer.queue.client.memory import Memory
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import Cells, Done, Reserved, Unit, Welcome
-from tailrace.transfer.queue.storage.arena import ArenaStorage
-from tailrace.transfer.queue.storage.base import Place
+from tailrace.transfer.queue.storage.arena import ArenaStorage, Place
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.wire.play import Play

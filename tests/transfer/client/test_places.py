@@ -69,8 +69,9 @@ class Desk:
 
     def written(self, number: int) -> list[int]:
         """What lies in the place that was reserved last."""
-        [*_, (_, memory)] = self.arenas[number]._reserved._places.values()
-        return np.frombuffer(memory, np.int64).tolist()  # type: ignore[no-any-return]
+        arena = self.arenas[number]
+        [*_, place] = arena._reserved.values()
+        return np.frombuffer(arena.memory(place), np.int64).tolist()  # type: ignore[no-any-return]
 
     def given_back(self) -> list[Call]:
         return [call for call in self.session.due() if isinstance(call.message, Done)]

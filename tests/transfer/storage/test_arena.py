@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import QueueError, StaleRowError, StorageFull
-from tailrace.transfer.queue.storage.arena import ArenaStorage, ArenaView
-from tailrace.transfer.queue.storage.base import PartId, Place
+from tailrace.transfer.queue.storage.arena import ArenaStorage, ArenaView, Place
+from tailrace.transfer.queue.storage.base import PartId
 from tests.transfer.storage.views import view_of
 
 ROOT = Path(__file__).parents[3]
@@ -55,7 +55,7 @@ CLIENT = """
 import json, sys
 from pathlib import Path
 from tailrace.transfer.queue.storage.arena import ArenaView
-from tailrace.transfer.queue.storage.base import Place
+from tailrace.transfer.queue.storage.arena import Place
 view = ArenaView(Path(sys.argv[1]))
 mine, theirs = (Place(*place) for place in json.loads(sys.argv[2]))
 view.segment(mine.segment)[mine.offset : mine.offset + mine.size] = b"from the client"

@@ -11,6 +11,7 @@ from tailrace.errors import QueueError, StaleRowError, StorageFull  # noqa: E402
 from tailrace.transfer.queue.storage.base import PartId  # noqa: E402
 from tailrace.transfer.queue.storage.redis import RedisStorage  # noqa: E402
 from tests.transfer.storage.machine import MAX_BYTES, DurableMachine, run_machine  # noqa: E402
+from tests.transfer.storage.writing import store  # noqa: E402
 
 A, B, C = PartId(0, 0, 0), PartId(1, 2, 3), PartId(2, 0, 0)
 
@@ -29,9 +30,7 @@ def storage_at(url: str, name: str = "queue", *, timeout_s: float = 10) -> Redis
 
 
 def write(storage: RedisStorage, part: PartId, content: bytes) -> None:
-    place = storage.reserve(len(content))
-    storage.memory(place)[:] = content
-    storage.commit(place, [(part, len(content))])
+    store(storage, [(part, content)])
 
 
 def test_units_that_come_and_go_change_nothing(redis_url: str, client: Any) -> None:
@@ -104,16 +103,14 @@ def test_a_key_of_another_type_is_refused(redis_url: str, client: Any) -> None:
 
 def test_a_server_without_room_is_full_and_the_write_can_come_again(redis_url: str, client: Any) -> None:
     storage = storage_at(redis_url)
-    place = storage.reserve(5)
-    storage.memory(place)[:] = b"cells"
     client.config_set("maxmemory", 1)
     try:
         with pytest.raises(StorageFull, match=r"Redis at .* has no room"):
-            storage.commit(place, [(A, 5)])
+            write(storage, A, b"cells")
     finally:
         client.config_set("maxmemory", 0)
     assert list(storage.parts()) == []
-    storage.commit(place, [(A, 5)])
+    write(storage, A, b"cells")
     assert bytes(storage.read(A)) == b"cells"
     storage.close()
 

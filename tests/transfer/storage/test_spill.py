@@ -9,6 +9,7 @@ import pytest
 from tailrace.errors import QueueError, StorageFull
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.storage.spill import SpillStorage
+from tests.transfer.storage.writing import store
 
 A, B, C = (PartId(slot, 0, 0) for slot in range(3))
 
@@ -22,9 +23,7 @@ def storage(tmp_path: Path) -> Iterator[SpillStorage]:
 
 
 def write(storage: SpillStorage, part: PartId, content: bytes) -> None:
-    place = storage.reserve(len(content))
-    storage.memory(place)[:] = content
-    storage.commit(place, [(part, len(content))])
+    store(storage, [(part, content)])
 
 
 def on_disk(directory: Path) -> bytes:
@@ -44,7 +43,6 @@ def test_what_is_beyond_the_budget_is_on_disk_the_least_recently_written_first(
         write(storage, part, letter * 50)
     storage.read(A)
     assert on_disk(tmp_path) == b"a" * 50
-    assert storage.spilled == 50
     write(storage, PartId(3, 0, 0), b"d")
     assert on_disk(tmp_path) == b"a" * 50 + b"b" * 50
     assert [storage.read(part) for part in (A, B, C)] == [letter * 50 for letter in (b"a", b"b", b"c")]
@@ -72,21 +70,21 @@ def test_freed_runs_of_the_file_are_used_again(storage: SpillStorage, tmp_path: 
         assert storage.read(C) == bytes([index]) * 400
         storage.drop([B, C])
     assert len(on_disk(tmp_path)) == 700
-    assert storage.nbytes == storage.spilled == 0
+    assert storage.nbytes == 0
 
 
 def test_a_full_disk_fails_the_write_and_leaves_everything_as_it_was(
     storage: SpillStorage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(storage, A, b"a" * 50)
-    large = storage.reserve(500)
+    large = [(B, b"b" * 250), (C, b"c" * 250)]
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", no_room)
         with pytest.raises(StorageFull, match=r"bytes cannot be written to the file in .*: No space left on device"):
-            storage.commit(large, [(B, 250), (C, 250)])
+            store(storage, large)
     assert list(storage.parts()) == [A]
-    assert storage.nbytes == 550
-    storage.commit(large, [(B, 250), (C, 250)])
+    assert storage.nbytes == 50
+    store(storage, large)
     assert storage.read(A) == b"a" * 50
     assert len(on_disk(tmp_path)) == 550
 
@@ -95,7 +93,7 @@ def test_a_full_disk_makes_a_full_storage(storage: SpillStorage, monkeypatch: py
     write(storage, A, b"a" * 50)
     monkeypatch.setattr(os, "pwrite", no_room)
     with pytest.raises(StorageFull, match="50 bytes cannot be written"):
-        storage.reserve(51)
+        write(storage, C, b"c" * 51)
     assert storage.nbytes == 50
     write(storage, B, b"b" * 50)
     assert storage.read(A) == b"a" * 50

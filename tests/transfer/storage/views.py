@@ -1,7 +1,6 @@
 """An arena as its clients see it."""
 
-from tailrace.transfer.queue.storage.arena import ArenaView
-from tailrace.transfer.queue.storage.base import Place
+from tailrace.transfer.queue.storage.arena import ArenaView, Place
 
 
 def view_of(view: ArenaView, place: Place) -> memoryview:

@@ -29,8 +29,8 @@ from tailrace.transfer.queue.messages import (
     pack,
     unpack,
 )
-from tailrace.transfer.queue.storage.arena import ArenaStorage
-from tailrace.transfer.queue.storage.base import PartId, Place
+from tailrace.transfer.queue.storage.arena import ArenaStorage, Place
+from tailrace.transfer.queue.storage.base import PartId
 from tailrace.types import Value
 from tests.transfer.storage.views import view_of
 from tests.transfer.unit.conftest import Running

@@ -20,20 +20,19 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from tailrace.errors import QueueError, StorageFull
 from tailrace.transfer.queue.storage.base import (
     PartId,
-    Place,
     Storage,
     check_filled,
     check_once,
     check_room,
     cut,
     first_number,
-    fresh_parts,
     stale,
 )
 from tailrace.transfer.queue.storage.runs import Runs
@@ -43,6 +42,18 @@ _ALIGNMENT = 8
 """Bytes; cells lie at multiples of it."""
 _SPAN = 44
 """An address is the segment's number times 2^44, plus the offset in it; so runs of two segments never touch."""
+
+
+class Place(NamedTuple):
+    """A run of bytes in an arena. A client that shares the arena's memory finds it by the first three."""
+
+    segment: int
+    offset: int
+    """Bytes from the segment's start; a multiple of 8 where `reserve` gave the place."""
+    size: int
+    """Bytes."""
+    serial: int
+    """Of the reservation, never used twice, so that a late commit cannot meet another's room; 0 for a part's place."""
 
 
 class _Part(msgspec.Struct, eq=False):
@@ -55,7 +66,7 @@ class _Part(msgspec.Struct, eq=False):
 
 class ArenaStorage(Storage):
     """See `Storage` for the contract. What `read` returned is overwritten some time after the part is dropped, unless
-    it is pinned; dropped parts count as bytes taken while they are pinned.
+    it is pinned. Bytes are taken, too, by reserved places, and by dropped parts while they are pinned.
     """
 
     def __init__(self, *, parent: Path, max_bytes: int, segment_bytes: int = 64 * 2**20) -> None:
@@ -79,30 +90,57 @@ class ArenaStorage(Storage):
         self._idle: set[int] = set()
         """Segments that were empty at the last `trim`, and that nothing was written to since."""
         self._runs = Runs(align=_ALIGNMENT)
+        self._reserved: dict[int, Place] = {}
+        """By serial: places that are neither committed nor abandoned."""
+        self._reserved_bytes = 0
+        self._last_serial = first_number()
         self._parts: dict[PartId, _Part] = {}
         self._pins: dict[int, list[_Part]] = {}
         self._last_pin = first_number()
 
+    @property
+    def nbytes(self) -> int:
+        """See `Storage.nbytes`."""
+        return self._stored + self._reserved_bytes
+
     def reserve(self, nbytes: int) -> Place:
-        """See `Storage.reserve`. It may be full with bytes to spare, where they do not lie together, and before
-        `max_bytes` are taken, where the machine has no more memory to share.
+        """Room for the parts of one write.
+
+        Raises:
+            StorageFull: there is none. It may be full with bytes to spare, where they do not lie together, and before
+                `max_bytes` are taken, where the machine has no more memory to share.
+            QueueError: `nbytes` is negative, or more than there will ever be room for.
         """
         check_room(nbytes, self.nbytes, self._max_bytes)
-        if nbytes == 0:
-            return self._reserved.add(0, 0, memoryview(bytearray()))
-        address = self._runs.allocate(nbytes)
-        if address is None:
-            self._add_segment(nbytes)
-            address = self._runs.allocate(nbytes)
-            assert address is not None, "a new segment holds the write that it was made for"
-        segment, offset = _split(address)
-        self._idle.discard(segment)
-        return self._reserved.add(segment, offset, self._memory(address, nbytes))
+        segment, offset = _split(self._allocate(nbytes)) if nbytes else (0, 0)
+        self._last_serial += 1
+        place = Place(segment, offset, nbytes, self._last_serial)
+        self._reserved[place.serial] = place
+        self._reserved_bytes += nbytes
+        return place
+
+    def memory(self, place: Place) -> memoryview:
+        """The bytes of a reserved place, writable.
+
+        Raises:
+            QueueError: the place is not reserved (any more).
+        """
+        if self._reserved.get(place.serial) != place:
+            raise QueueError(f"{place} is not reserved: it was committed or abandoned, or was never given out")
+        return self._memory(_address(place), place.size)
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
-        """See `Storage.commit`. Nothing is copied."""
+        """Keep `parts`, each with its size in bytes, which lie one after the other in `place`; all, or fail whole.
+
+        Nothing is copied. A part that is there already with the same bytes is the retry of a write: the first is kept.
+        The place is reserved no more, unless this fails.
+
+        Raises:
+            QueueError: the place is not reserved (any more), the parts do not fill it, one is named twice, or one is
+                there already with other bytes.
+        """
         repeated = self._repeated(place, parts)
-        self._reserved.remove(place)
+        self._take_back(place)
         address = _address(place)
         for part, size in parts:
             if part in repeated:
@@ -118,17 +156,21 @@ class ArenaStorage(Storage):
         Raises:
             QueueError: see `commit`.
         """
-        memory = self._reserved.memory(place)
+        memory = self.memory(place)
         named = dict(parts)
         if self._parts.keys().isdisjoint(named):
             check_filled(place.size, parts)
             check_once(parts)
             return frozenset()
-        return named.keys() - dict(fresh_parts(self, cut(memory, parts))).keys()
+        return named.keys() - dict(self._fresh(cut(memory, parts))).keys()
 
     def abandon(self, place: Place) -> None:
-        """See `Storage.abandon`."""
-        super().abandon(place)
+        """Free a reserved place. Only when nobody can still be writing to it.
+
+        Raises:
+            QueueError: the place is not reserved (any more).
+        """
+        self._take_back(place)
         self._runs.free(_address(place), place.size)
 
     def read(self, part: PartId) -> memoryview:
@@ -208,12 +250,32 @@ class ArenaStorage(Storage):
 
     def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
         place = self.reserve(sum(memory.nbytes for _, memory in parts))
-        room = self._reserved.memory(place)
+        room = self.memory(place)
         end = 0
         for _, memory in parts:
             start, end = end, end + memory.nbytes
             room[start:end] = memory
         self.commit(place, [(part, memory.nbytes) for part, memory in parts])
+
+    def _allocate(self, nbytes: int) -> int:
+        """The address of free bytes, at least 1, in a new segment if it must be."""
+        address = self._runs.allocate(nbytes)
+        if address is None:
+            self._add_segment(nbytes)
+            address = self._runs.allocate(nbytes)
+            assert address is not None, "a new segment holds the write that it was made for"
+        self._idle.discard(_split(address)[0])
+        return address
+
+    def _take_back(self, place: Place) -> None:
+        """It is reserved no more.
+
+        Raises:
+            QueueError: it is not.
+        """
+        self.memory(place)
+        del self._reserved[place.serial]
+        self._reserved_bytes -= place.size
 
     def _known(self, part: PartId) -> _Part:
         if part not in self._parts:

@@ -1,8 +1,6 @@
 """The interface of a unit's storage.
 
-    reserve ──▶ place ──memory: bytes written──▶ commit ──▶ parts ──read──▶ … ──drop──▶ gone
-                  └──────────────────────────▶ abandon      ▲
-    bytes of the caller ──store: one copy───────────────────┘
+    bytes of the caller ──store: one copy──▶ parts ──read──▶ … ──drop──▶ gone
 
 A part is what one write brought for one row. Its bytes never change. A storage belongs to one thread, and nothing in it
 waits for room: whoever finds it full comes again after a drop.
@@ -40,20 +38,8 @@ def part_ids(rows: IntArray, tags: IntArray) -> list[PartId]:
     return list(map(partial(tuple.__new__, PartId), fields))  # as PartId makes them, in a third of the time
 
 
-class Place(NamedTuple):
-    """A run of bytes in a storage. A client that shares the storage's memory finds it by the first three."""
-
-    segment: int
-    offset: int
-    """Bytes from the segment's start; a multiple of 8 where `reserve` gave the place."""
-    size: int
-    """Bytes."""
-    serial: int
-    """Of the reservation, never used twice, so that a late commit cannot meet another's room; 0 for a part's place."""
-
-
 class Storage(ABC):
-    """Parts by id, and room for those that are being written: by default buffers of this process."""
+    """Parts by id."""
 
     lasting: ClassVar[bool] = False
     """Whether a new one of the same name finds the parts of this one. They lie where they can be lost without this
@@ -61,68 +47,23 @@ class Storage(ABC):
     """
 
     def __init__(self, *, max_bytes: int) -> None:
-        """`max_bytes`: of parts and reserved places together."""
+        """`max_bytes`: of all parts."""
         self._max_bytes = max_bytes
-        self._reserved = Reservations()
         self._stored = 0
         """Bytes of all parts."""
 
-    def reserve(self, nbytes: int) -> Place:
-        """Room for the parts of one write.
-
-        Raises:
-            StorageFull: there is none.
-            QueueError: `nbytes` is negative.
-        """
-        check_room(nbytes, self.nbytes, self._max_bytes)
-        return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
-
-    def memory(self, place: Place) -> memoryview:
-        """The bytes of a reserved place, writable.
-
-        Raises:
-            QueueError: the place is not reserved (any more).
-        """
-        return self._reserved.memory(place)
-
-    def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
-        """Keep `parts`, each with its size in bytes, which lie one after the other in `place`; all, or fail whole.
-
-        A part that is there already with the same bytes is the retry of a write: the first is kept. The place is
-        reserved no more, unless this fails.
-
-        Raises:
-            QueueError: the place is not reserved (any more), the parts do not fill it, one is named twice, or one is
-                there already with other bytes.
-            StorageFull: no room after all; the place is still reserved.
-        """
-        memory = self._reserved.memory(place)
-        fresh = fresh_parts(self, cut(memory, parts))
-        self._reserved.remove(place)
-        try:
-            self._keep(fresh)
-        except QueueError:
-            self._reserved.put_back(place, memory)
-            raise
-
     def store(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
-        """Keep copies of `parts`, each with its bytes; all, or fail whole. A part that is there already: see `commit`.
+        """Keep copies of `parts`, each with its bytes; all, or fail whole.
+
+        A part that is there already with the same bytes is the retry of a write: the first is kept.
 
         Raises:
             StorageFull: no room.
-            QueueError: a part is named twice, or is there already with other bytes.
+            QueueError: a part is named twice, or is there already with other bytes; or there will never be room.
         """
-        fresh = fresh_parts(self, parts)
+        fresh = self._fresh(parts)
         check_room(sum(memory.nbytes for _, memory in fresh), self.nbytes, self._max_bytes)
         self._keep(fresh)
-
-    def abandon(self, place: Place) -> None:
-        """Free a reserved place. Only when nobody can still be writing to it.
-
-        Raises:
-            QueueError: the place is not reserved (any more).
-        """
-        self._reserved.remove(place)
 
     @abstractmethod
     def read(self, part: PartId) -> memoryview:
@@ -162,8 +103,8 @@ class Storage(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes taken: of parts, and of places that are reserved."""
-        return self._stored + self._reserved.nbytes
+        """Bytes taken."""
+        return self._stored
 
     @abstractmethod
     def close(self) -> None:
@@ -174,51 +115,31 @@ class Storage(ABC):
         """Copy parts that are not stored and for which there is room by `max_bytes`; all, or fail whole.
 
         Raises:
-            StorageFull, QueueError: see `commit`.
+            StorageFull, QueueError: see `store`.
         """
 
+    def _fresh(self, parts: Sequence[tuple[PartId, memoryview]]) -> list[tuple[PartId, memoryview]]:
+        """Those of `parts` that are not there yet.
 
-class Reservations:
-    """The places that a storage gave out and that are neither committed nor abandoned."""
-
-    def __init__(self) -> None:
-        self._places: dict[int, tuple[Place, memoryview]] = {}
-        self._serial = first_number()
-        self.nbytes = 0
-        """Of all these places."""
-
-    def add(self, segment: int, offset: int, memory: memoryview) -> Place:
-        """Give out a place whose bytes are `memory`."""
-        self._serial += 1
-        place = Place(segment, offset, len(memory), self._serial)
-        self._places[place.serial] = (place, memory)
-        self.nbytes += place.size
-        return place
-
-    def memory(self, place: Place) -> memoryview:
-        """See `Storage.memory`."""
-        known, memory = self._places.get(place.serial, (None, None))
-        if known != place or memory is None:
-            raise QueueError(f"{place} is not reserved: it was committed or abandoned, or was never given out")
-        return memory
-
-    def remove(self, place: Place) -> None:
-        """It is reserved no more."""
-        self.memory(place)
-        del self._places[place.serial]
-        self.nbytes -= place.size
-
-    def put_back(self, place: Place, memory: memoryview) -> None:
-        """It is reserved after all, with its bytes as they were."""
-        self._places[place.serial] = (place, memory)
-        self.nbytes += place.size
+        Raises:
+            QueueError: one is named twice, or is there already with other bytes.
+        """
+        check_once(parts)
+        fresh = []
+        for part, memory in parts:
+            if part not in self:
+                fresh.append((part, memory))
+            elif self.read(part) != memory:
+                raise QueueError(f"{part} is stored already with other bytes; a part is written once")
+        return fresh
 
 
 def check_room(nbytes: int, taken: int, max_bytes: int) -> None:
     """Whether a write of `nbytes` fits beside what is taken.
 
     Raises:
-        StorageFull, QueueError: see `Storage.reserve`.
+        StorageFull: there is no room.
+        QueueError: `nbytes` is negative, or more than there will ever be room for.
     """
     if nbytes < 0:
         raise QueueError(f"a write of {nbytes} bytes was announced; the number must be 0 or more")
@@ -268,22 +189,6 @@ def check_once(parts: Sequence[tuple[PartId, object]]) -> None:
     if len(dict(parts)) < len(parts):
         [(twice, _)] = Counter(part for part, _ in parts).most_common(1)
         raise QueueError(f"{twice} was named twice in one write; a part is written once")
-
-
-def fresh_parts(storage: Storage, parts: Sequence[tuple[PartId, memoryview]]) -> list[tuple[PartId, memoryview]]:
-    """Those of `parts` that are not in `storage` yet; see `Storage.commit`.
-
-    Raises:
-        QueueError: one is named twice, or is there already with other bytes.
-    """
-    check_once(parts)
-    fresh = []
-    for part, memory in parts:
-        if part not in storage:
-            fresh.append((part, memory))
-        elif storage.read(part) != memory:
-            raise QueueError(f"{part} is stored already with other bytes; a part is written once")
-    return fresh
 
 
 def stale(part: PartId) -> StaleRowError:

@@ -1,7 +1,6 @@
 """Parts in the memory of the unit's process: the default, and the fake for tests.
 
-    reserve ──▶ a buffer ──commit─┐
-    bytes of the caller  ──store──┴─one copy of each part──▶ bytes
+    bytes of the caller ──store: one copy of each part──▶ bytes
 
 Each part has bytes of its own, so dropping one frees its memory whatever else came in the same write.
 """
@@ -15,7 +14,7 @@ class MemoryStorage(Storage):
     """See `Storage` for the contract. What `read` returned stays good even when the part is dropped."""
 
     def __init__(self, *, max_bytes: int) -> None:
-        """`max_bytes`: of parts and reserved places together."""
+        """`max_bytes`: of all parts."""
         super().__init__(max_bytes=max_bytes)
         self._parts: dict[PartId, bytes] = {}
 

@@ -1,8 +1,7 @@
 """Parts in a Redis server, where they survive the unit.
 
-    reserve ──▶ a buffer ──commit─┐
-    bytes of the caller  ──store──┴─one transaction──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
-                                                       <name>:sizes                       a hash of all parts' sizes
+    bytes of the caller ──store: one transaction──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
+                                                    <name>:sizes                       a hash of all parts' sizes
 
 A new unit of the same name finds the parts of the old one. One unit at a time may use a name: it knows without asking
 which parts there are, until it reads one that the server has lost; then it asks. Every change may be repeated, so a
@@ -22,7 +21,7 @@ from tailrace.transfer.queue.storage.base import PartId, Storage, stale
 
 
 class RedisStorage(Storage):
-    """See `Storage` for the contract; any call but `memory` and `abandon` raises QueueError where the server fails it.
+    """See `Storage` for the contract; a call that needs the server raises QueueError where the server fails it.
 
     What `read` returned stays good even when the part is dropped.
     """
@@ -33,7 +32,7 @@ class RedisStorage(Storage):
         """Connect, and find the parts that were stored under `name`.
 
         `url`: such as redis://127.0.0.1:6379/0. `timeout_s`: a call that the server does not answer for so long is
-        tried once more, on a new connection. `max_bytes`: of parts and reserved places together.
+        tried once more, on a new connection. `max_bytes`: of all parts.
 
         Raises:
             QueueError: the server cannot be reached, or what is stored under `name` is not parts.

@@ -1,7 +1,6 @@
 """Parts in memory up to a budget, and in a file beyond it.
 
-    reserve ──▶ a buffer ──commit─┐
-    bytes of the caller  ──store──┴─▶ bytes ──more than the budget: least recently written first──▶ file
+    bytes of the caller ──store──▶ bytes ──more than the budget: least recently written first──▶ file
 
 The file has no name: it is gone with the process, however that ends. Freed runs of it are used again. A part comes back
 from the file when it is read and does not stay in memory: rows are mostly read once for each task.
@@ -14,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tailrace.errors import QueueError, StorageFull
-from tailrace.transfer.queue.storage.base import PartId, Place, Storage, check_room, stale
+from tailrace.transfer.queue.storage.base import PartId, Storage, stale
 from tailrace.transfer.queue.storage.runs import Runs
 
 
@@ -22,9 +21,7 @@ class SpillStorage(Storage):
     """See `Storage` for the contract. What `read` returned stays good even when the part is dropped."""
 
     def __init__(self, *, directory: Path, memory_bytes: int, max_bytes: int) -> None:
-        """`directory`: of the file. `max_bytes`: of parts and reserved places together.
-
-        `memory_bytes`: of those that are in memory; reserved places always are, be they more than that.
+        """`directory`: of the file. `max_bytes`: of all parts. `memory_bytes`: of those that are in memory.
 
         Raises:
             QueueError: there can be no file in `directory`.
@@ -42,12 +39,6 @@ class SpillStorage(Storage):
         self._in_file = 0
         self._runs = Runs()
         self._file_end = 0
-
-    def reserve(self, nbytes: int) -> Place:
-        """See `Storage.reserve`."""
-        check_room(nbytes, self.nbytes, self._max_bytes)
-        self._spill(nbytes)
-        return self._reserved.add(0, 0, memoryview(bytearray(nbytes)))
 
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
@@ -84,11 +75,6 @@ class SpillStorage(Storage):
         """See `Storage.__contains__`."""
         return part in self._memory or part in self._file_parts
 
-    @property
-    def spilled(self) -> int:
-        """Bytes of parts that are in the file."""
-        return self._in_file
-
     def close(self) -> None:
         """See `Storage.close`."""
         self._file.close()
@@ -100,14 +86,14 @@ class SpillStorage(Storage):
             self._memory[part] = bytes(memory)
             self._stored += memory.nbytes
         try:
-            self._spill(0)
+            self._spill()
         except StorageFull:
             self.drop(part for part, _ in parts)
             raise
 
-    def _spill(self, more: int) -> None:
-        """Move parts to the file until there is room in memory for `more` bytes, or all are there."""
-        while self._memory and self.nbytes - self._in_file + more > self._memory_bytes:
+    def _spill(self) -> None:
+        """Move parts to the file until those in memory are within their budget."""
+        while self._stored - self._in_file > self._memory_bytes:
             part, stored = next(iter(self._memory.items()))
             self._file_parts[part] = (self._write_file(stored), len(stored))
             self._in_file += len(stored)

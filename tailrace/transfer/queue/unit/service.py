@@ -48,7 +48,7 @@ from tailrace.transfer.queue.messages import (
     unpack,
 )
 from tailrace.transfer.queue.storage.base import PartId, Storage, cut, part_ids, stale
-from tailrace.transfer.queue.unit.holds import Holds
+from tailrace.transfer.queue.unit.client_holds import ClientHolds
 from tailrace.transfer.queue.unit.index import Located, PartIndex
 from tailrace.transfer.queue.unit.link import ControllerLink
 from tailrace.transfer.wire.frames import MAX_FRAME_BYTES, PIECE_BYTES, Reply
@@ -76,7 +76,7 @@ class StorageUnit(Service):
         self._server = server
         self._storage = storage
         self._longest_read = max(max_bytes, MAX_FRAME_BYTES)
-        self._holds = Holds(storage)
+        self._holds = ClientHolds(storage)
         self._index = PartIndex()
         self._index.match(storage.parts())
         self._left: dict[int, int] = {}
@@ -179,10 +179,8 @@ class StorageUnit(Service):
         if message.place is None:
             self._store(batches, incoming.frames)
         else:
-            client = incoming.ticket.client
-            place = self._holds.place(client, message.place)
-            self._storage.commit(place, [part for batch in batches for part in batch.sized])
-            self._holds.written(client, message.place)
+            parts = [part for batch in batches for part in batch.sized]
+            self._holds.commit(incoming.ticket.client, message.place, parts)
         is_put = message.tag == 0 and len(rows) > 0 and not message.told
         if is_put:
             self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))

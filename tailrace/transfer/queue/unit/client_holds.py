@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.storage.arena import ArenaStorage
-from tailrace.transfer.queue.storage.base import PartId, Place, Storage
+from tailrace.transfer.queue.storage.arena import ArenaStorage, Place
+from tailrace.transfer.queue.storage.base import PartId, Storage
 from tailrace.types import IntArray
 
 
@@ -32,7 +32,7 @@ class _Holder:
     deadline: float = 0.0
 
 
-class Holds:
+class ClientHolds:
     """Places and pins by client; none where the storage is not shared memory."""
 
     def __init__(self, storage: Storage) -> None:
@@ -58,20 +58,17 @@ class Holds:
         self._holder(client).places[place.serial] = place
         return place
 
-    def place(self, client: str, serial: int) -> Place:
-        """A place that `client` has reserved.
+    def commit(self, client: str, serial: int, parts: Sequence[tuple[PartId, int]]) -> None:
+        """Keep `parts`, each with its size in bytes, which `client` has written one after the other into a place.
 
         Raises:
-            QueueError: it has not, or holds it no more.
+            QueueError: it has not reserved that place, or holds it no more; or see `ArenaStorage.commit`.
         """
         holder = self._holders.get(client)
-        if holder is None or serial not in holder.places:
+        if self.arena is None or holder is None or serial not in holder.places:
             raise QueueError(f"place {serial} is not reserved by {client!r}: it was written, given back or taken back")
-        return holder.places[serial]
-
-    def written(self, client: str, serial: int) -> None:
-        """A place is the storage's now."""
-        del self._holders[client].places[serial]
+        self.arena.commit(holder.places[serial], parts)
+        del holder.places[serial]
 
     def pin(self, client: str, parts: Sequence[PartId], now: float) -> tuple[int, IntArray]:
         """Keep `parts` where they are: the pin, and for each part [parts, 2] its segment and bytes from its beginning.

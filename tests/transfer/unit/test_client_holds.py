@@ -22,11 +22,12 @@ from tailrace.transfer.queue.messages import (
 )
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import PartId
-from tailrace.transfer.queue.unit.holds import Holds
+from tailrace.transfer.queue.unit.client_holds import ClientHolds
 from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.wire.server import Server
 from tailrace.types import Value
 from tests.helpers.waiting import until
+from tests.transfer.storage.writing import store
 from tests.transfer.unit.conftest import MAX_BYTES, SILENCE_S, Running, running
 from tests.transfer.unit.controller import Client, cells_in, described, read
 from tests.transfer.wire.desk import TOKEN
@@ -42,7 +43,7 @@ LARGE_BYTES = MAX_BYTES // 2
 def storage(tmp_path: Path) -> Iterator[ArenaStorage]:
     """With one part."""
     made = ArenaStorage(parent=tmp_path, max_bytes=1000)
-    made.store([(PART, memoryview(bytes(80)))])
+    store(made, [(PART, bytes(80))])
     yield made
     made.close()
 
@@ -186,7 +187,7 @@ def test_memory_that_nobody_uses_for_a_minute_goes_back(tmp_path: Path, storage:
 
 
 def test_a_client_that_breaks_its_promise_loses_its_pins_and_keeps_its_places(storage: ArenaStorage) -> None:
-    holds = Holds(storage)
+    holds = ClientHolds(storage)
     holds.reserve("late", 8)
     holds.beat("late", 30.0, now=0.0)
     holds.pin("late", [PART], now=20.0)
@@ -200,7 +201,7 @@ def test_a_client_that_breaks_its_promise_loses_its_pins_and_keeps_its_places(st
 
 
 def test_a_client_that_promises_nothing_keeps_its_pins(storage: ArenaStorage) -> None:
-    holds = Holds(storage)
+    holds = ClientHolds(storage)
     holds.pin("quiet", [PART], now=0.0)
     storage.drop([PART])
     holds.silent(now=1e9)
@@ -208,7 +209,7 @@ def test_a_client_that_promises_nothing_keeps_its_pins(storage: ArenaStorage) ->
 
 
 def test_a_client_that_is_forgotten_gives_everything_back_and_others_nothing(storage: ArenaStorage) -> None:
-    holds = Holds(storage)
+    holds = ClientHolds(storage)
     for client in ("gone", "other"):
         holds.reserve(client, 100)
         holds.pin(client, [PART], now=0.0)
@@ -221,7 +222,7 @@ def test_a_client_that_is_forgotten_gives_everything_back_and_others_nothing(sto
 
 
 def test_what_a_client_does_not_hold_is_passed_over(storage: ArenaStorage) -> None:
-    holds = Holds(storage)
+    holds = ClientHolds(storage)
     pin, _ = holds.pin("one", [PART], now=0.0)
     place = holds.reserve("one", 8)
     holds.done("other", [pin, 99], [place.serial, 99])
