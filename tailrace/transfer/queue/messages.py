@@ -5,7 +5,7 @@
                             Export, Release, Restore; Cancel takes back a request of its own
     client ──▶ unit         Reserve, Write, Read, Done
     unit ──▶ controller     Join, Written
-    controller ──▶ unit     Settle, Inventory, Describe
+    controller ──▶ unit     Settle, Inventory
 
 A set of rows travels as packed int64, little-endian, row by row: `rows [n, 2]` is the slot and generation of n rows.
 A request that `mutates` is carried out once however often it is sent: a repetition gets the first answer again.
@@ -26,7 +26,7 @@ from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.rows.state import ControlState
 from tailrace.types import IntArray, TaskSpec
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Raised with every change of a message; only equal ones talk to each other."""
 NONCE_BYTES = DIGEST_BYTES = 32
 NO_VERSION = -1
@@ -492,23 +492,11 @@ class Inventory(Message, frozen=True):
     """Ask which parts there are."""
 
 
-class Describe(Message, frozen=True):
-    """What lies in parts that the unit has found in its storage but does not know the lengths of."""
-
-    tags: bytes
-    """[n]"""
-    rows: bytes
-    """[n, 2]"""
-    runs: list[Run]
-
-
 class Parts(Message, frozen=True):
     """Answer to Inventory."""
 
     parts: bytes
     """[n, 3]: slot, generation, tag."""
-    unknown: bytes
-    """[n, 3]: those among them that lie in the storage, but what cells they hold the unit cannot say: Describe them."""
 
 
 Request = (
@@ -540,7 +528,6 @@ Request = (
     | Done
     | Settle
     | Inventory
-    | Describe
 )
 Answer = (
     Challenge

@@ -23,7 +23,6 @@ from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.messages import (
     Cancel,
     Challenge,
-    Describe,
     Done,
     Failure,
     Hello,
@@ -53,7 +52,7 @@ from tailrace.transfer.wire.sockets import dealer, readable, receive, send
 Then: TypeAlias = Callable[[Outcome], None]
 """Gets the reply, or the error that took its place. Raises nothing."""
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_TO_UNITS = (Reserve, Write, Read, Done, Settle, Inventory, Describe)
+_TO_UNITS = (Reserve, Write, Read, Done, Settle, Inventory)
 """Requests that only storage units get."""
 
 

@@ -15,7 +15,6 @@ from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.messages import (
     Accepted,
     Answer,
-    Describe,
     Failure,
     Inventory,
     Join,
@@ -46,8 +45,6 @@ class FakeUnit:
         self.lasting = lasting
         self.max_bytes = max_bytes
         self.parts: set[PartId] = set()
-        self.unknown: set[PartId] = set()
-        self.described: dict[PartId, list[str]] = {}
         self.writes: list[tuple[Write, Sequence[Buffer], Then]] = []
         """Those of the controller, which are not carried out before `write_all`."""
         self.left: set[RowId] = set()
@@ -65,9 +62,7 @@ class FakeUnit:
     def die(self) -> None:
         """And start anew."""
         self.incarnation += 1
-        if self.lasting:
-            self.unknown = set(self.parts)
-        else:
+        if not self.lasting:
             self.parts.clear()
 
     def write_all(self, error: TailraceError | None = None) -> None:
@@ -86,16 +81,12 @@ class FakeUnit:
     def hear(self, message: Request) -> Answer | None:
         match message:
             case Inventory() if not self.mute:
-                return Parts(_packed(self.parts), _packed(self.unknown))
+                return Parts(_packed(self.parts))
             case Settle():
                 self.parts.difference_update(PartId(*part) for part in unpack(message.parts, 3).tolist())
                 gone = set(row_ids(message.rows))
                 self.left |= gone
                 self.parts = {part for part in self.parts if part[:2] not in gone}
-            case Describe():
-                tags = unpack(message.tags, 1)[:, 0].tolist()
-                for tag, row, run in zip(tags, row_ids(message.rows), message.runs, strict=True):
-                    self.described[PartId(*row, tag)] = run.columns
         return None
 
 

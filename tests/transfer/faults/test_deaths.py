@@ -84,7 +84,7 @@ def test_a_claim_whose_answer_died_with_the_controller_gets_the_same_lease(tmp_p
     assert queue.answer(ticket) == claimed
 
 
-def test_outputs_in_lasting_storage_are_described_when_they_are_acked_after_a_restart(tmp_path: Path) -> None:
+def test_outputs_in_lasting_storage_stay_through_a_restart_and_count_when_they_are_acked(tmp_path: Path) -> None:
     queue = site(tmp_path, lasting=True)
     [unit] = queue.units
     store(queue, group(1, 1))
@@ -92,12 +92,13 @@ def test_outputs_in_lasting_storage_are_described_when_they_are_acked_after_a_re
     unit.parts.add(PartId(*row, lease))
     unit.die()
     queue.join(unit)
-    assert unit.described == {PartId(*row, 0): ["prompt_ids"]}, "a lease may yet end without an ack"
+    queue.tick(1.0)
+    assert unit.parts == {PartId(*row, 0), PartId(*row, lease)}
     ack(queue, lease, [row], response_ids=3)
-    assert unit.described[PartId(*row, lease)] == ["response_ids"]
+    assert stats(queue).tasks["reward"].ready == 1
 
 
-def test_new_rows_in_lasting_storage_are_described_when_they_were_found_there(tmp_path: Path) -> None:
+def test_new_rows_in_lasting_storage_are_in_the_queue_when_they_were_found_there(tmp_path: Path) -> None:
     queue = site(tmp_path, lasting=True)
     [unit] = queue.units
     admitted: Admitted = queue.ask(admit(group(1, 2)))
@@ -105,7 +106,7 @@ def test_new_rows_in_lasting_storage_are_described_when_they_were_found_there(tm
     unit.die()
     queue.join(unit)
     assert stats(queue).tasks["rollout"].ready == 2
-    assert set(unit.described) == {PartId(*row, 0) for row in row_ids(admitted.rows)}
+    assert unit.parts == {PartId(*row, 0) for row in row_ids(admitted.rows)}
 
 
 def test_a_unit_that_was_started_anew_has_a_number_that_no_client_knows(tmp_path: Path) -> None:

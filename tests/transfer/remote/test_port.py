@@ -79,7 +79,6 @@ REQUESTS: list[Any] = [
     m.Read(NO_ROWS, ["prompt_ids"], m.pack(np.array([0, 0])), True),
     m.Done([10**6], [10**6]),
     m.Settle(m.pack(np.array([[10**6, 0, 1]])), NO_ROWS),
-    m.Describe(m.pack(np.array([0, 1])), NO_ROWS, [RUN]),
     m.Look(),
     m.Stats(),
     m.Export(),

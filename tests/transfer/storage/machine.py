@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from tailrace.errors import QueueError, StaleRowError, StorageFull
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import PartId, Storage
-from tests.transfer.storage.writing import store
+from tests.transfer.storage.writing import found, lengths_of, store
 
 MAX_BYTES = 256
 PARTS = [PartId(slot, generation, tag) for slot in range(3) for generation in range(2) for tag in (0, 7)]
@@ -66,7 +66,7 @@ class StorageMachine(RuleBasedStateMachine):
         self.storage.drop(parts)
         for part in parts:
             self.parts.pop(part, None)
-            for call in (self.storage.read, self.storage.size, lambda part: self.storage.read_many([part])):
+            for call in (self.storage.read, lambda part: self.storage.read_many([part])):
                 with pytest.raises(StaleRowError, match="not stored"):
                     call(part)
 
@@ -78,7 +78,6 @@ class StorageMachine(RuleBasedStateMachine):
             read = self.storage.read(part)
             assert read.readonly
             assert read == stored.content
-            assert self.storage.size(part) == len(stored.content)
         assert self.storage.read_many([*self.parts]) == [stored.content for stored in self.parts.values()]
         assert self.storage.nbytes == self.taken
 
@@ -96,6 +95,11 @@ class DurableMachine(StorageMachine):
     def restart(self) -> None:
         self.storage.close()
         self.storage = self.make(self.name)
+
+    @invariant()
+    def another_one_would_know_what_is_there(self) -> None:
+        sizes = {part: len(stored.content) for part, stored in self.parts.items()}
+        assert found(self.storage) == {part: (size, lengths_of(size)) for part, size in sizes.items()}
 
 
 def run_machine(make: Callable[[], StorageMachine]) -> None:

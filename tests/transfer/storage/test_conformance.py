@@ -1,9 +1,10 @@
 """What every storage does."""
 
+import numpy as np
 import pytest
 
 from tailrace.errors import QueueError, StaleRowError, StorageFull
-from tailrace.transfer.queue.storage.base import PartId, Storage
+from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage
 from tests.transfer.storage.conftest import Make
 from tests.transfer.storage.machine import MAX_BYTES, StorageMachine, run_machine
 from tests.transfer.storage.writing import store
@@ -61,6 +62,24 @@ def test_parts_are_stored_all_or_none(storage: Storage) -> None:
             store(storage, parts)
     assert list(storage.parts()) == [B]
     assert storage.nbytes == 5
+
+
+def test_parts_of_one_batch_lie_one_after_the_other(storage: Storage) -> None:
+    batch = PartBatch([B, A], ["text"], np.array([[5], [7]]), [5, 7])
+    storage.store([(batch, memoryview(b"cellsoutputs"))])
+    assert (bytes(storage.read(A)), bytes(storage.read(B))) == (b"outputs", b"cells")
+
+
+@pytest.mark.parametrize("size", [4, 6])
+def test_parts_that_do_not_fill_their_memory_are_refused(storage: Storage, size: int) -> None:
+    batch = PartBatch([A], ["text"], np.array([[size]]), [size])
+    with pytest.raises(QueueError, match=f"1 parts of {size} bytes in all came in 5 bytes"):
+        storage.store([(batch, memoryview(b"cells"))])
+    assert (list(storage.parts()), storage.nbytes) == ([], 0)
+
+
+def test_a_storage_finds_nothing_where_there_was_none_before(storage: Storage) -> None:
+    assert storage.take_stock() == []
 
 
 def test_rows_without_bytes_are_stored_and_dropped(storage: Storage) -> None:

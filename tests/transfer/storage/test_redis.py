@@ -3,6 +3,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 redis = pytest.importorskip("redis", reason="the package redis is not installed")
@@ -11,7 +12,7 @@ from tailrace.errors import QueueError, StaleRowError, StorageFull  # noqa: E402
 from tailrace.transfer.queue.storage.base import PartId  # noqa: E402
 from tailrace.transfer.queue.storage.redis import RedisStorage  # noqa: E402
 from tests.transfer.storage.machine import MAX_BYTES, DurableMachine, run_machine  # noqa: E402
-from tests.transfer.storage.writing import store  # noqa: E402
+from tests.transfer.storage.writing import found, lengths_of, store  # noqa: E402
 
 A, B, C = PartId(0, 0, 0), PartId(1, 2, 3), PartId(2, 0, 0)
 
@@ -47,13 +48,14 @@ def test_parts_survive_the_unit(redis_url: str, client: Any) -> None:
     assert list(second.parts()) == [B]
     assert bytes(second.read(B)) == b"outputs"
     assert second.nbytes == len(b"outputs")
+    assert found(second) == {B: (7, lengths_of(7))}
     second.close()
 
 
 def test_every_key_begins_with_the_name_and_a_drop_leaves_none(redis_url: str, client: Any) -> None:
     storage, other = storage_at(redis_url, "one"), storage_at(redis_url, "other")
     write(storage, B, b"cells")
-    assert sorted(client.keys()) == [b"one:1:2:3", b"one:sizes"]
+    assert sorted(client.keys()) == [b"one:1:2:3", b"one:parts"]
     assert list(other.parts()) == []
     storage.drop([B])
     assert client.keys() == []
@@ -88,15 +90,33 @@ def test_a_storage_whose_server_was_emptied_has_what_was_written_since(redis_url
     storage.close()
 
 
-@pytest.mark.parametrize(("field", "size"), [("x", "1"), ("1:2", "1"), ("1:2:3", "many")])
-def test_foreign_data_under_the_name_is_refused(redis_url: str, client: Any, field: str, size: str) -> None:
-    client.hset("queue:sizes", field, size)
-    with pytest.raises(QueueError, match=r"'queue:sizes' in Redis at .* does not hold sizes of parts"):
+@pytest.mark.parametrize(
+    ("field", "record"),
+    [
+        ("x", [1, ["text"], [1]]),
+        ("1:2", [1, ["text"], [1]]),
+        ("1:2:3", "many"),
+        ("1:2:3", [-1, ["text"], [1]]),
+        ("1:2:3", [1, ["text"], [2**63]]),
+        ("1:2:3", [1, ["text"], [1, 1]]),
+    ],
+)
+def test_foreign_data_under_the_name_is_refused(redis_url: str, client: Any, field: str, record: object) -> None:
+    client.hset("queue:parts", field, msgspec.msgpack.encode(record))
+    with pytest.raises(QueueError, match=r"'queue:parts' in Redis at .* does not say what cells parts have"):
         storage_at(redis_url)
 
 
+def test_parts_that_do_not_say_what_cells_they_have_are_refused_and_left(redis_url: str, client: Any) -> None:
+    client.hset("queue:sizes", "1:2:3", 5)
+    client.set("queue:1:2:3", b"cells")
+    with pytest.raises(QueueError, match=r"parts of 'queue' that an older Tailrace stored.* delete the keys 'queue:"):
+        storage_at(redis_url)
+    assert client.dbsize() == 2
+
+
 def test_a_key_of_another_type_is_refused(redis_url: str, client: Any) -> None:
-    client.set("queue:sizes", "text")
+    client.set("queue:parts", "text")
     with pytest.raises(QueueError, match="WRONGTYPE"):
         storage_at(redis_url)
 

@@ -62,7 +62,7 @@ def test_a_queue_leaves_its_rows_in_the_server_to_the_next_start_if_there_is_one
                 queue.put(group(number))
         names = {key.split(b":")[0] for key in server.scan_iter()}
         assert sorted(name.removeprefix(b"tailrace-")[-7:] for name in names) == [b"-unit-0", b"-unit-1"]
-    assert server.dbsize() == (4 + 2 if resume else 0), "4 rows, and the sizes of 2 units"
+    assert server.dbsize() == (4 + 2 if resume else 0), "4 rows, and a list of them for each of 2 units"
 
 
 def test_a_server_that_is_gone_at_the_end_of_a_queue_fails_nothing(

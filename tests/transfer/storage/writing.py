@@ -2,9 +2,30 @@
 
 from collections.abc import Iterable
 
-from tailrace.transfer.queue.storage.base import PartId, Storage
+import numpy as np
+
+from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage
+
+
+def lengths_of(size: int) -> dict[str, int]:
+    """The cells that a part of `size` bytes is said to have."""
+    return {"text": size} if size % 2 else {"number": 1, "text": size}
+
+
+def batch(part: PartId, size: int) -> PartBatch:
+    lengths = lengths_of(size)
+    return PartBatch([part], list(lengths), np.array([list(lengths.values())]), [size])
 
 
 def store(storage: Storage, parts: Iterable[tuple[PartId, bytes | memoryview]]) -> None:
     """In one write."""
-    storage.store([(part, memoryview(content)) for part, content in parts])
+    storage.store([(batch(part, len(content)), memoryview(content)) for part, content in parts])
+
+
+def found(storage: Storage) -> dict[PartId, tuple[int, dict[str, int]]]:
+    """What an earlier storage has left: of each part its bytes and the lengths of its cells."""
+    return {
+        part: (size, dict(zip(batch.columns, lengths, strict=True)))
+        for batch in storage.take_stock()
+        for part, size, lengths in zip(batch.parts, batch.sizes, batch.lengths.tolist(), strict=True)
+    }

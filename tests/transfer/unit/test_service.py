@@ -10,7 +10,6 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.messages import (
     Accepted,
     Admit,
-    Describe,
     Inventory,
     Parts,
     Read,
@@ -19,12 +18,13 @@ from tailrace.transfer.queue.messages import (
     Settle,
     Write,
     pack,
+    unpack,
 )
 from tailrace.transfer.queue.storage.base import PartId, Storage
 from tailrace.transfer.queue.unit import service
 from tailrace.types import Value
 from tests.transfer.unit.conftest import MAX_BYTES, Running, running
-from tests.transfer.unit.controller import UNIT, Client, described, read
+from tests.transfer.unit.controller import UNIT, Client, read
 from tests.transfer.unit.machine import run_machine
 from tests.transfer.wire.rows import packed
 
@@ -132,7 +132,6 @@ def test_parts_that_the_storage_failed_to_drop_go_with_the_next_ones(
         (Write(0, b"123", [], None), [], WireError, "3 bytes are not rows of 2 int64"),
         (Write(0, b"", [], 1), [], QueueError, "place 1 is not reserved by"),
         (Read(pack([A]), ["number"], b"", False), [], WireError, "a read of 1 rows"),
-        (Describe(b"", pack([A]), []), [], WireError, "1 rows were described with the tags of 0"),
         (Admit(b"", b"", [], 0, 0.0), [], WireError, "Admit is not for this server"),
     ],
 )
@@ -141,7 +140,7 @@ def test_what_does_not_fit_together_is_refused_and_changes_nothing(
 ) -> None:
     with pytest.raises(error, match=text):
         client.ask(message, frames)
-    assert client.ask(Inventory()) == Parts(b"", b"")
+    assert client.ask(Inventory()) == Parts(b"")
     client.write({A: {"number": 1}})
 
 
@@ -162,34 +161,27 @@ def test_a_storage_that_is_not_shared_reserves_no_memory(unit: Running, client: 
 
 
 @pytest.mark.parametrize("make", ["redis"], indirect=True)
-def test_a_unit_started_anew_has_the_parts_of_its_last_life_once_they_are_described(
-    make: Callable[[], Storage],
-) -> None:
-    rows: dict[RowId, dict[str, Value]] = {A: {"ids": IDS, "text": "a"}, B: {"ids": IDS[:2], "text": "ü"}}
-    runs, _ = described(rows)
+def test_a_unit_started_anew_has_the_parts_of_its_last_life(make: Callable[[], Storage]) -> None:
+    rows: dict[RowId, dict[str, Value]] = {A: {"ids": IDS, "text": "a"}, B: {"text": "ü", "ids": IDS[:2]}}
     with running(make()) as first, Client(first.endpoint) as client:
         assert first.controller.joins[0].lasting
         client.write(rows)
         client.write({C: {"number": 1}}, tag=7)
         client.write({D: {"number": 1}})
-        assert client.ask(Inventory()).unknown == b""
     with running(make()) as second, Client(second.endpoint) as client:
         client.ask(Settle(packed([[*D, 0]]), b""))
-        found = client.ask(Inventory())
-        assert sorted(found.parts) == sorted(found.unknown) == sorted(packed([[*A, 0], [*B, 0], [*C, 7]]))
-        with pytest.raises(StaleRowError):
-            client.read([A], ["text"])
-        with pytest.raises(ColumnError, match=r"slot=2.* has 8 bytes, and was described as having 16"):
-            client.ask(Describe(packed([7]), pack([C]), [Run(1, ["ids"], packed([[2]]))]))
-        with pytest.raises(StaleRowError, match=r"slot=2, generation=5, tag=8"):
-            client.ask(Describe(packed([8]), pack([C]), [Run(1, ["number"], packed([[1]]))]))
-        client.ask(Describe(packed([0, 0]), pack(rows), runs))
+        found = unpack(client.ask(Inventory()).parts, 3).tolist()
+        assert sorted(found) == [[*A, 0], [*B, 0], [*C, 7]]
         assert [cells["text"] for cells in client.read([A, B], ["text"])] == ["a", "ü"]
+        assert [cells["ids"].tolist() for cells in client.read([A, B], ["ids"])] == [[0, 1, 2, 3, 4], [0, 1]]  # type: ignore[union-attr]
+        with pytest.raises(ColumnError, match=r"tag=7\) has no cell in column 'text'; it has \['number'\]"):
+            client.read([C], ["text"], 7)
+        with pytest.raises(StaleRowError, match=r"slot=2, generation=5, tag=8"):
+            client.read([C], ["number"], 8)
         client.write({C: {"number": 1}}, tag=7)  # whoever had no answer from the first asks the second
         assert client.read([C], ["number"], 7) == [{"number": 1}]
-        assert client.ask(Inventory()).unknown == b""
         client.ask(Settle(packed([PartId(*C, 7)]), pack([A, B])))
-        assert client.ask(Inventory()) == Parts(b"", b"")
+        assert client.ask(Inventory()) == Parts(b"")
 
 
 @pytest.mark.parametrize("make", ["redis"], indirect=True)
@@ -207,13 +199,12 @@ def test_a_unit_whose_storage_has_lost_parts_joins_anew_with_those_that_are_left
         client.read([C, B], ["number"])
     unit.controller.wait_for(lambda: unit.controller.joins[-1].incarnation != first.incarnation)
     assert unit.controller.joins[-1].name == first.name
-    assert client.ask(Inventory()) == Parts(packed([PartId(*C, 0)]), b"")
+    assert client.ask(Inventory()) == Parts(packed([PartId(*C, 0)]))
     assert client.read([C], ["number"]) == [{"number": 3}]
     with pytest.raises(StaleRowError):
         client.read([A], ["ids"])
     client.write({A: {"ids": IDS}})  # the controller hears of it after every Join before it
     assert len({join.incarnation for join in unit.controller.joins}) == 2, "it has taken stock of all at once"
-    assert client.ask(Inventory()).unknown == b""
     [cells] = client.read([A], ["ids"])
     assert cells.keys() == {"ids"}
 
@@ -238,6 +229,6 @@ def test_a_unit_that_takes_stock_does_not_come_back_to_what_was_settled(
         server.delete(key)
     with pytest.raises(StaleRowError):
         client.read([B], ["number"])
-    assert client.ask(Inventory()) == Parts(packed([PartId(*A, 0)]), b"")
+    assert client.ask(Inventory()) == Parts(packed([PartId(*A, 0)]))
     client.ask(Settle(b"", b""))
-    assert client.ask(Inventory()) == Parts(b"", b"")
+    assert client.ask(Inventory()) == Parts(b"")

@@ -93,7 +93,6 @@ class Claims:
         for number in message.missed:
             missing = [row for row, own in units.items() if number in own and desk.control.is_stored(row)]
             desk.stock.forsake(missing, number)
-        desk.describe(set().union(*units.values()).difference(message.missed), facts)
         self._forget_if_over(message.lease_id)
         desk.rows_ready()
         if retired:

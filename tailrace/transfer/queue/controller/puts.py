@@ -336,7 +336,6 @@ class Puts:
                 desk.server.reply(small.ticket, Admitted(record.rows, []))
                 desk.small.add(ids, facts, offer.sizes, small.cells)
             left = desk.control.enter(ids, offer.rows, facts, units=tuple(units))
-            desk.describe(units, ids)
             desk.stock.leave(dict.fromkeys(left, units))
             desk.rows_ready()
             desk.room_made()  # and who puts the same group again has waited for this

@@ -35,7 +35,7 @@ from tailrace.transfer.queue.controller.restoring import Restoring
 from tailrace.transfer.queue.controller.small import SmallCells
 from tailrace.transfer.queue.controller.stock import Stock
 from tailrace.transfer.queue.controller.timers import Timer, Timers
-from tailrace.transfer.queue.controller.units import KnownUnit, Listed, Units
+from tailrace.transfer.queue.controller.units import KnownUnit, Units
 from tailrace.transfer.queue.messages import (
     Accepted,
     Ack,
@@ -315,18 +315,18 @@ class Controller(Service):
             known[1].cancel()
         self._watches[client] = (limit_s, self._timers.at(self._server.now + limit_s, lambda: self._bury(client)))
 
-    def _on_inventory_asked(self, unit: KnownUnit) -> Callable[[Listed], None]:
+    def _on_inventory_asked(self, unit: KnownUnit) -> Callable[[set[PartId]], None]:
         """What a unit should have is what it should have had when it was asked: more may come meanwhile."""
         expected = self._desk.control.stored(unit.number)
         return lambda listed: self._on_listed(unit, expected, listed)
 
-    def _on_listed(self, unit: KnownUnit, expected: StoredParts, listed: Listed) -> None:
+    def _on_listed(self, unit: KnownUnit, expected: StoredParts, listed: set[PartId]) -> None:
         control = self._desk.control
         stored = control.stored(unit.number)
         lacking = [
             row
             for row, parts in expected.items()
-            if row in stored and not all(PartId(*row, tag) in listed.parts for tag, columns in parts.items() if columns)
+            if row in stored and not all(PartId(*row, tag) in listed for tag, columns in parts.items() if columns)
         ]
         if lacking:
             self._note(log.RowsGone(unit.number, pack(lacking)))
@@ -334,10 +334,8 @@ class Controller(Service):
             stored = control.stored(unit.number)
         here = [*stored, *self._puts.on_their_way(unit.number)]
         unit.rows, unit.bytes = len(here), sum(map(self._desk.stock.size, here))
-        unit.unknown = listed.unknown
-        pending = {RowId(*part[:2]) for part in listed.parts if self._puts.awaits(RowId(*part[:2]))}
+        pending = {RowId(*part[:2]) for part in listed if self._puts.awaits(RowId(*part[:2]))}
         self._settle_strange(unit, listed, stored, pending)
-        self._desk.describe([unit.number], [*stored])
         self._puts.found(unit.number, list(pending))
         self._claims.serve()
         self._puts.serve()
@@ -345,12 +343,12 @@ class Controller(Service):
     def _settle_strange(
         self,
         unit: KnownUnit,
-        listed: Listed,
+        listed: set[PartId],
         stored: StoredParts,
         pending: set[RowId],
     ) -> None:
         gone, lost = [], []
-        for part in listed.parts:
+        for part in listed:
             row = RowId(*part[:2])
             if row in stored:
                 if part.tag not in stored[row] and not self._claims.is_live(part.tag):

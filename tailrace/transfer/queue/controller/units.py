@@ -10,7 +10,6 @@ then; what it does not hear of because it is gone, the inventory puts right when
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
@@ -45,8 +44,6 @@ class KnownUnit:
     rows: int = 0
     bytes: int = 0
     """Of the rows that it has, as far as the controller knows."""
-    unknown: set[PartId] = field(default_factory=set)
-    """Parts in its storage that it cannot tell the cells of, and that were not described to it."""
     deadline: Timer | None = None
     settle: Timer | None = None
     lost_parts: list[PartId] = field(default_factory=list)
@@ -56,14 +53,6 @@ class KnownUnit:
     def room(self) -> int:
         """Bytes that it can still take."""
         return 0 if self.join is None else self.join.max_bytes - self.bytes
-
-
-class Listed(NamedTuple):
-    """What a unit says it has."""
-
-    parts: set[PartId]
-    unknown: set[PartId]
-    """Those of which it does not know what cells they hold."""
 
 
 class Units:
@@ -76,7 +65,7 @@ class Units:
         *,
         limit_s: float,
         named: Callable[[KnownUnit], None],
-        asked: Callable[[KnownUnit], Callable[[Listed], None]],
+        asked: Callable[[KnownUnit], Callable[[set[PartId]], None]],
         died: Callable[[KnownUnit], None],
     ) -> None:
         """`named`: a unit got its number. `asked`: a unit is asked what it has; what is returned gets the answer.
@@ -278,12 +267,10 @@ class Units:
         if unit.lost_parts or unit.left_rows:
             parts = np.array(unit.lost_parts, dtype=np.int64).reshape(-1, 3)
             rows = pack(unit.left_rows)
-            unit.unknown.difference_update(unit.lost_parts)
             unit.lost_parts.clear()
             unit.left_rows.clear()
             self.insist(unit.number, Settle(pack(parts), rows))
 
 
-def _listed(message: Parts) -> Listed:
-    parts, unknown = ({PartId(*part) for part in unpack(ids, 3).tolist()} for ids in (message.parts, message.unknown))
-    return Listed(parts, unknown)
+def _listed(message: Parts) -> set[PartId]:
+    return {PartId(*part) for part in unpack(message.parts, 3).tolist()}

@@ -26,6 +26,7 @@ import msgspec
 
 from tailrace.errors import QueueError, StorageFull
 from tailrace.transfer.queue.storage.base import (
+    PartBatch,
     PartId,
     Storage,
     check_filled,
@@ -97,6 +98,17 @@ class ArenaStorage(Storage):
         self._parts: dict[PartId, _Part] = {}
         self._pins: dict[int, list[_Part]] = {}
         self._last_pin = first_number()
+
+    def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
+        """See `Storage.store`."""
+        parts = self._new(written)
+        place = self.reserve(sum(memory.nbytes for _, memory in parts))
+        room = self.memory(place)
+        end = 0
+        for _, memory in parts:
+            start, end = end, end + memory.nbytes
+            room[start:end] = memory
+        self.commit(place, [(part, memory.nbytes) for part, memory in parts])
 
     @property
     def nbytes(self) -> int:
@@ -213,10 +225,6 @@ class ArenaStorage(Storage):
             part.pins -= 1
         self._free({id(part): part for part in known if part.dropped and not part.pins}.values())
 
-    def size(self, part: PartId) -> int:
-        """See `Storage.size`."""
-        return self._known(part).size
-
     def drop(self, parts: Iterable[PartId]) -> None:
         """See `Storage.drop`. The bytes of a pinned part are freed by its last `unpin`."""
         known = [self._parts.pop(part) for part in parts if part in self._parts]
@@ -247,15 +255,6 @@ class ArenaStorage(Storage):
                 shutil.rmtree(self.directory)
             os.close(self._lock)
             self._lock = -1
-
-    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
-        place = self.reserve(sum(memory.nbytes for _, memory in parts))
-        room = self.memory(place)
-        end = 0
-        for _, memory in parts:
-            start, end = end, end + memory.nbytes
-            room[start:end] = memory
-        self.commit(place, [(part, memory.nbytes) for part, memory in parts])
 
     def _allocate(self, nbytes: int) -> int:
         """The address of free bytes, at least 1, in a new segment if it must be."""

@@ -10,6 +10,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
@@ -38,6 +39,24 @@ def part_ids(rows: IntArray, tags: IntArray) -> list[PartId]:
     return list(map(partial(tuple.__new__, PartId), fields))  # as PartId makes them, in a third of the time
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PartBatch:
+    """Parts with cells in the same columns."""
+
+    parts: Sequence[PartId]
+    columns: Sequence[str]
+    """In the order in which their cells lie in memory."""
+    lengths: IntArray
+    """[parts, columns], see `Run.lengths`."""
+    sizes: Sequence[int]
+    """Bytes of each part, padding included."""
+
+    @property
+    def sized(self) -> list[tuple[PartId, int]]:
+        """The parts, each with its bytes."""
+        return list(zip(self.parts, self.sizes, strict=True))
+
+
 class Storage(ABC):
     """Parts by id."""
 
@@ -52,18 +71,26 @@ class Storage(ABC):
         self._stored = 0
         """Bytes of all parts."""
 
-    def store(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
-        """Keep copies of `parts`, each with its bytes; all, or fail whole.
+    @abstractmethod
+    def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
+        """Keep copies of parts, each batch with the memory in which its parts lie one after the other.
 
-        A part that is there already with the same bytes is the retry of a write: the first is kept.
+        All are kept, or this fails whole. A part that is there already with the same bytes is the retry of a write: the
+        first is kept.
 
         Raises:
             StorageFull: no room.
-            QueueError: a part is named twice, or is there already with other bytes; or there will never be room.
+            QueueError: parts do not fill their memory, one is named twice, or one is there already with other bytes; or
+                there will never be room.
         """
-        fresh = self._fresh(parts)
-        check_room(sum(memory.nbytes for _, memory in fresh), self.nbytes, self._max_bytes)
-        self._keep(fresh)
+
+    def take_stock(self) -> list[PartBatch]:
+        """The parts that an earlier storage of the same name has left, as they are now: none unless it is `lasting`.
+
+        Raises:
+            QueueError: what is there is not parts.
+        """
+        return []
 
     @abstractmethod
     def read(self, part: PartId) -> memoryview:
@@ -80,14 +107,6 @@ class Storage(ABC):
             StaleRowError: one is not stored (any more).
         """
         return [self.read(part) for part in parts]
-
-    @abstractmethod
-    def size(self, part: PartId) -> int:
-        """The bytes that a part has.
-
-        Raises:
-            StaleRowError: it is not stored (any more).
-        """
 
     @abstractmethod
     def drop(self, parts: Iterable[PartId]) -> None:
@@ -110,13 +129,15 @@ class Storage(ABC):
     def close(self) -> None:
         """Let go of files, memory and connections."""
 
-    @abstractmethod
-    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
-        """Copy parts that are not stored and for which there is room by `max_bytes`; all, or fail whole.
+    def _new(self, written: Sequence[tuple[PartBatch, memoryview]]) -> list[tuple[PartId, memoryview]]:
+        """The parts that `store` has still to keep, each with its bytes; there is room for them by `max_bytes`.
 
         Raises:
             StorageFull, QueueError: see `store`.
         """
+        fresh = self._fresh([piece for batch, memory in written for piece in cut(memory, batch.sized)])
+        check_room(sum(memory.nbytes for _, memory in fresh), self.nbytes, self._max_bytes)
+        return fresh
 
     def _fresh(self, parts: Sequence[tuple[PartId, memoryview]]) -> list[tuple[PartId, memoryview]]:
         """Those of `parts` that are not there yet.

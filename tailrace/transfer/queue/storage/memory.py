@@ -7,7 +7,7 @@ Each part has bytes of its own, so dropping one frees its memory whatever else c
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from tailrace.transfer.queue.storage.base import PartId, Storage, stale
+from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, stale
 
 
 class MemoryStorage(Storage):
@@ -18,15 +18,17 @@ class MemoryStorage(Storage):
         super().__init__(max_bytes=max_bytes)
         self._parts: dict[PartId, bytes] = {}
 
+    def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
+        """See `Storage.store`."""
+        copies = {part: bytes(memory) for part, memory in self._new(written)}
+        self._parts |= copies
+        self._stored += sum(map(len, copies.values()))
+
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
         if part not in self._parts:
             raise stale(part)
         return memoryview(self._parts[part])
-
-    def size(self, part: PartId) -> int:
-        """See `Storage.size`."""
-        return len(self.read(part))
 
     def drop(self, parts: Iterable[PartId]) -> None:
         """See `Storage.drop`."""
@@ -45,8 +47,3 @@ class MemoryStorage(Storage):
         """See `Storage.close`."""
         self._parts.clear()
         self._stored = 0
-
-    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
-        copies = {part: bytes(memory) for part, memory in parts}
-        self._parts |= copies
-        self._stored += sum(map(len, copies.values()))

@@ -1,23 +1,40 @@
 """Parts in a Redis server, where they survive the unit.
 
     bytes of the caller ──store: one transaction──▶ <name>:<slot>:<generation>:<tag>   the bytes of each part
-                                                    <name>:sizes                       a hash of all parts' sizes
+                                                    <name>:parts                       a hash: what cells each part has
 
-A new unit of the same name finds the parts of the old one. One unit at a time may use a name: it knows without asking
-which parts there are, until it reads one that the server has lost; then it asks. Every change may be repeated, so a
-call that failed half-way is put right by the next try.
+A new unit of the same name finds the parts of the old one, and knows what cells they have. One unit at a time may use a
+name: it knows without asking which parts there are, until it reads one that the server has lost; then it asks. Every
+change may be repeated, so a call that failed half-way is put right by the next try.
+
+Parts in an older form, which kept their sizes alone in a hash <name>:sizes, are refused: nothing says what cells they
+have.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+import numpy as np
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tailrace.errors import QueueError, StorageFull, one_line
-from tailrace.transfer.queue.storage.base import PartId, Storage, stale
+from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, stale
+
+_Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What cells a part has, as the server keeps it in msgpack."""
+
+    size: _Natural
+    """Bytes of the part."""
+    columns: list[str]
+    lengths: list[_Natural]
+    """By column, see `Run.lengths`."""
 
 
 class RedisStorage(Storage):
@@ -35,7 +52,8 @@ class RedisStorage(Storage):
         tried once more, on a new connection. `max_bytes`: of all parts.
 
         Raises:
-            QueueError: the server cannot be reached, or what is stored under `name` is not parts.
+            QueueError: the server cannot be reached, or what is stored under `name` is not parts, or is in an older
+                form.
         """
         super().__init__(max_bytes=max_bytes)
         try:
@@ -48,7 +66,42 @@ class RedisStorage(Storage):
         options = self._client.connection_pool.connection_kwargs
         self._address = options.get("path") or f"{options.get('host')}:{options.get('port')}"
         self._name = name
-        self._load()
+        with self._server():
+            if self._client.exists(f"{name}:sizes"):
+                raise QueueError(
+                    f"Redis at {self._address} has parts of {name!r} that an older Tailrace stored, without what cells "
+                    f"they have: end that queue with the version that began it, or delete the keys '{name}:*'"
+                )
+        self.take_stock()
+
+    def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
+        """See `Storage.store`."""
+        memories = dict(self._new(written))
+        if not memories:
+            return
+        records = {part: record for batch, _ in written for part, record in _records(batch) if part in memories}
+        with self._server(), self._client.pipeline(transaction=True) as pipeline:
+            pipeline.mset({self._key(part): memory for part, memory in memories.items()})
+            packed = {_field(part): msgspec.msgpack.encode(record) for part, record in records.items()}
+            pipeline.hset(self._parts_key, mapping=packed)
+            pipeline.execute()
+        self._sizes.update({part: record.size for part, record in records.items()})
+        self._stored += sum(record.size for record in records.values())
+
+    def take_stock(self) -> list[PartBatch]:
+        """See `Storage.take_stock`. The server is asked."""
+        with self._server():
+            stored = dict(self._client.hscan_iter(self._parts_key, count=10_000))
+        try:
+            records = {_part(field): _decode(packed) for field, packed in stored.items()}
+        except (ValueError, TypeError, msgspec.MsgspecError):
+            raise QueueError(
+                f"{self._parts_key!r} in Redis at {self._address} does not say what cells parts have; "
+                f"give the queue another name"
+            ) from None
+        self._sizes = {part: record.size for part, record in records.items()}
+        self._stored = sum(self._sizes.values())
+        return _batches(records)
 
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
@@ -64,15 +117,9 @@ class RedisStorage(Storage):
         lost = [part for part, stored in zip(parts, found, strict=True) if stored is None]
         if lost:
             self.drop(lost)
-            self._load()  # a server that was started anew, or emptied, has lost more than these
+            self.take_stock()  # a server that was started anew, or emptied, has lost more than these
             raise stale(lost[0])
         return [memoryview(stored) for stored in found]
-
-    def size(self, part: PartId) -> int:
-        """See `Storage.size`."""
-        if part not in self._sizes:
-            raise stale(part)
-        return self._sizes[part]
 
     def drop(self, parts: Iterable[PartId]) -> None:
         """See `Storage.drop`."""
@@ -81,7 +128,7 @@ class RedisStorage(Storage):
             return
         with self._server(), self._client.pipeline(transaction=True) as pipeline:
             pipeline.unlink(*map(self._key, known))
-            pipeline.hdel(self._sizes_key, *map(_field, known))
+            pipeline.hdel(self._parts_key, *map(_field, known))
             pipeline.execute()
         for part in known:
             self._stored -= self._sizes.pop(part)
@@ -98,35 +145,12 @@ class RedisStorage(Storage):
         """Close the connections; the parts stay in the server."""
         self._client.close()
 
-    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
-        if not parts:
-            return
-        sizes = {part: memory.nbytes for part, memory in parts}
-        with self._server(), self._client.pipeline(transaction=True) as pipeline:
-            pipeline.mset({self._key(part): memory for part, memory in parts})
-            pipeline.hset(self._sizes_key, mapping={_field(part): size for part, size in sizes.items()})
-            pipeline.execute()
-        self._sizes.update(sizes)
-        self._stored += sum(sizes.values())
-
     @property
-    def _sizes_key(self) -> str:
-        return f"{self._name}:sizes"
+    def _parts_key(self) -> str:
+        return f"{self._name}:parts"
 
     def _key(self, part: PartId) -> str:
         return f"{self._name}:{_field(part)}"
-
-    def _load(self) -> None:
-        with self._server():
-            stored = dict(self._client.hscan_iter(self._sizes_key, count=10_000))
-        try:
-            self._sizes = {_part(field): int(size) for field, size in stored.items()}
-        except (ValueError, TypeError):
-            raise QueueError(
-                f"{self._sizes_key!r} in Redis at {self._address} does not hold sizes of parts; "
-                f"give the queue another name"
-            ) from None
-        self._stored = sum(self._sizes.values())
 
     @contextmanager
     def _server(self) -> Iterator[None]:
@@ -145,3 +169,27 @@ def _field(part: PartId) -> str:
 def _part(field: bytes) -> PartId:
     slot, generation, tag = map(int, field.split(b":"))
     return PartId(slot, generation, tag)
+
+
+def _decode(packed: bytes) -> _Record:
+    record = msgspec.msgpack.decode(packed, type=_Record)
+    if len(record.columns) != len(record.lengths):
+        raise ValueError(f"{len(record.lengths)} lengths are not those of {len(record.columns)} columns")
+    return record
+
+
+def _records(batch: PartBatch) -> Iterator[tuple[PartId, _Record]]:
+    columns = list(batch.columns)
+    for part, size, lengths in zip(batch.parts, batch.sizes, batch.lengths.tolist(), strict=True):
+        yield part, _Record(size, columns, lengths)
+
+
+def _batches(records: Mapping[PartId, _Record]) -> list[PartBatch]:
+    alike: dict[tuple[str, ...], list[PartId]] = {}
+    for part, record in records.items():
+        alike.setdefault(tuple(record.columns), []).append(part)
+    batches = []
+    for columns, parts in alike.items():
+        lengths = np.array([records[part].lengths for part in parts], np.int64)
+        batches.append(PartBatch(parts, columns, lengths, [records[part].size for part in parts]))
+    return batches

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tailrace.errors import QueueError, StorageFull
-from tailrace.transfer.queue.storage.base import PartId, Storage, stale
+from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, stale
 from tailrace.transfer.queue.storage.runs import Runs
 
 
@@ -40,20 +40,24 @@ class SpillStorage(Storage):
         self._runs = Runs()
         self._file_end = 0
 
+    def store(self, written: Sequence[tuple[PartBatch, memoryview]]) -> None:
+        """See `Storage.store`."""
+        parts = self._new(written)
+        for part, memory in parts:
+            self._memory[part] = bytes(memory)
+            self._stored += memory.nbytes
+        try:
+            self._spill()
+        except StorageFull:
+            self.drop(part for part, _ in parts)
+            raise
+
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
         if part in self._memory:
             return memoryview(self._memory[part])
         if part in self._file_parts:
             return memoryview(self._read_file(*self._file_parts[part])).toreadonly()
-        raise stale(part)
-
-    def size(self, part: PartId) -> int:
-        """See `Storage.size`."""
-        if part in self._memory:
-            return len(self._memory[part])
-        if part in self._file_parts:
-            return self._file_parts[part][1]
         raise stale(part)
 
     def drop(self, parts: Iterable[PartId]) -> None:
@@ -80,16 +84,6 @@ class SpillStorage(Storage):
         self._file.close()
         self._memory.clear()
         self._file_parts.clear()
-
-    def _keep(self, parts: Sequence[tuple[PartId, memoryview]]) -> None:
-        for part, memory in parts:
-            self._memory[part] = bytes(memory)
-            self._stored += memory.nbytes
-        try:
-            self._spill()
-        except StorageFull:
-            self.drop(part for part, _ in parts)
-            raise
 
     def _spill(self) -> None:
         """Move parts to the file until those in memory are within their budget."""

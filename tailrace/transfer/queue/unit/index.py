@@ -13,7 +13,7 @@ import numpy as np
 
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.storage.base import PartId, part_ids, stale
+from tailrace.transfer.queue.storage.base import PartBatch, PartId, part_ids, stale
 from tailrace.types import IntArray
 
 _SPAN = 40
@@ -41,58 +41,38 @@ class PartIndex:
 
     def __init__(self) -> None:
         self._codes: dict[PartId, int] = {}
-        """Of the parts whose lengths are known."""
-        self._unknown: set[PartId] = set()
-        """The others."""
         self._rows: dict[tuple[int, int], list[PartId]] = {}
         self._tables: list[_Table] = []
         self._by_columns: dict[tuple[str, ...], int] = {}
         """Numbers of the tables."""
 
-    def match(self, parts: Iterable[PartId]) -> None:
-        """These are there and no others; nobody has said what lies in those that are new."""
-        there = set(parts)
-        known = {*self._codes, *self._unknown}
-        self.drop(known - there)
-        for part in there - known:
-            self._unknown.add(part)
-            self._rows.setdefault(part[:2], []).append(part)
-
-    @property
-    def unknown(self) -> frozenset[PartId]:
-        """Those of which nobody has said what lies in them."""
-        return frozenset(self._unknown)
-
-    def add(self, parts: Sequence[PartId], columns: Sequence[str], lengths: IntArray) -> None:
-        """These are there, with cells of `lengths [n, columns]`. A part that is known stays as it is."""
+    def add(self, batch: PartBatch) -> None:
+        """These are there. A part that is known stays as it is."""
+        parts, lengths = batch.parts, batch.lengths
         new = [place for place, part in enumerate(parts) if part not in self._codes]
         if not new:
             return
-        number = self._by_columns.setdefault(tuple(columns), len(self._tables))
+        columns = tuple(batch.columns)
+        number = self._by_columns.setdefault(columns, len(self._tables))
         if number == len(self._tables):
-            self._tables.append(_Table(tuple(columns)))
+            self._tables.append(_Table(columns))
         places = self._tables[number].add(lengths if len(new) == len(parts) else lengths[new])
         for place, where in zip(new, places, strict=True):
             part = parts[place]
             self._codes[part] = number << _SPAN | where
-            if part in self._unknown:
-                self._unknown.remove(part)
-            else:
-                self._rows.setdefault(part[:2], []).append(part)
+            self._rows.setdefault(part[:2], []).append(part)
 
     def drop(self, parts: Iterable[PartId]) -> None:
         """Forget parts; those that are not there are passed over."""
         for part in parts:
-            row = part[:2]
-            of_row = self._rows.get(row, [])
-            if of_row == [part]:
-                del self._rows[row]
-            elif part in of_row:
-                of_row.remove(part)
-            self._unknown.discard(part)
             code = self._codes.pop(part, None)
-            if code is not None:
-                self._tables[code >> _SPAN].free.append(code & (1 << _SPAN) - 1)
+            if code is None:
+                continue
+            self._tables[code >> _SPAN].free.append(code & (1 << _SPAN) - 1)
+            of_row = self._rows[part[:2]]
+            of_row.remove(part)
+            if not of_row:
+                del self._rows[part[:2]]
 
     def of_row(self, slot: int, generation: int) -> Sequence[PartId]:
         """All parts of a row."""
@@ -102,7 +82,7 @@ class PartIndex:
         """The cells of `rows [n, 2]` in `columns` that were written under `tags [n, columns]`.
 
         Raises:
-            StaleRowError: a part is not there (any more), or nobody has said yet what lies in it.
+            StaleRowError: a part is not there (any more).
             ColumnError: a part has no cell in that column.
         """
         parts: list[PartId] = []

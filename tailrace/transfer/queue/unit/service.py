@@ -5,24 +5,23 @@
                 Read ──▶ places in shared memory, pinned until Done; or frames: one copy of the cells asked for
                      └─ one that the storage has lost ──▶ Join to the controller as a unit that was started anew
     controller  Settle ──▶ parts are dropped, rows that left are refused from then on
-                Inventory ──▶ all parts that are there; Describe ──▶ those of an earlier life can be read again
+                Inventory ──▶ all parts that are there, also those of an earlier life
 
 A part is what one Write brought for one row under one tag. Parts never change; which of them count is the controller's
 to know. So nothing depends on the order in which clients and controller are heard.
 
-Who waits on whom: Write, Read and Describe for the first Joined, which names the queue's columns; they go on when it
-comes, and their senders have limits. Nobody waits for room: StorageFull is the answer. All wait while the storage is at
-its disk or server, at Redis no longer than its timeout.
+Who waits on whom: Write and Read for the first Joined, which names the queue's columns; they go on when it comes, and
+their senders have limits. Nobody waits for room: StorageFull is the answer. All wait while the storage is at its disk
+or server, at Redis no longer than its timeout.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 
 import numpy as np
 
-from tailrace.errors import ColumnError, StaleRowError, WireError
+from tailrace.errors import StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.messages import (
@@ -30,7 +29,6 @@ from tailrace.transfer.queue.messages import (
     Beat,
     Cancel,
     Cells,
-    Describe,
     Done,
     Inventory,
     Join,
@@ -47,7 +45,7 @@ from tailrace.transfer.queue.messages import (
     pack,
     unpack,
 )
-from tailrace.transfer.queue.storage.base import PartId, Storage, cut, part_ids, stale
+from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage, part_ids
 from tailrace.transfer.queue.unit.client_holds import ClientHolds
 from tailrace.transfer.queue.unit.index import Located, PartIndex
 from tailrace.transfer.queue.unit.link import ControllerLink
@@ -72,17 +70,17 @@ class StorageUnit(Service):
 
         Raises:
             WireError: `controller` is no endpoint.
+            QueueError: see `Storage.take_stock`.
         """
         self._server = server
         self._storage = storage
         self._longest_read = max(max_bytes, MAX_FRAME_BYTES)
         self._holds = ClientHolds(storage)
-        self._index = PartIndex()
-        self._index.match(storage.parts())
         self._left: dict[int, int] = {}
         """By slot: the newest generation that has left the queue."""
         self._undropped: set[PartId] = set()
         """Settled, but the storage failed to drop them: it is asked again with the next ones."""
+        self._index = self._take_stock()
         self._codec: PartCodec | None = None
         self._waiting: list[tuple[Incoming, Handler]] = []
         """For the columns."""
@@ -114,7 +112,6 @@ class StorageUnit(Service):
             Cancel: self._cancel,
             Settle: self._settle,
             Inventory: self._inventory,
-            Describe: self._with_columns(self._describe),
         }
 
     def welcome(self) -> Welcome:
@@ -184,18 +181,14 @@ class StorageUnit(Service):
         is_put = message.tag == 0 and len(rows) > 0 and not message.told
         if is_put:
             self._link.tell(message.rows, lambda answer: self._server.reply(incoming.ticket, answer))
-        self._add(batches)
+        for batch in batches:
+            self._index.add(batch)
         return None if is_put else Reply(Accepted())
 
-    def _store(self, batches: Sequence["_Batch"], frames: Sequence[memoryview]) -> None:
+    def _store(self, batches: Sequence[PartBatch], frames: Sequence[memoryview]) -> None:
         if len(frames) != len(batches):
             raise WireError(f"{len(batches)} runs came with {len(frames)} frames; expected one for each")
-        pieces = [cut(frame, batch.sized) for batch, frame in zip(batches, frames, strict=True)]
-        self._storage.store([piece for of_run in pieces for piece in of_run])
-
-    def _add(self, batches: Sequence["_Batch"]) -> None:
-        for batch in batches:
-            self._index.add(batch.parts, batch.columns, batch.lengths)
+        self._storage.store(list(zip(batches, frames, strict=True)))
 
     def _check_current(self, rows: IntArray) -> None:
         for slot, generation in rows.tolist():
@@ -246,8 +239,16 @@ class StorageUnit(Service):
     def _begin_anew(self) -> None:
         """The storage has lost parts that nobody dropped. The controller is to ask what is left; the rest are lost."""
         assert self._storage.lasting, "no other storage loses parts while its unit lives"
-        self._index.match(set(self._storage.parts()) - self._undropped)
+        self._index = self._take_stock()
         self._link.begin_anew()
+
+    def _take_stock(self) -> PartIndex:
+        """The parts that the storage has, but for those that it was to drop."""
+        index = PartIndex()
+        for batch in self._storage.take_stock():
+            index.add(batch)
+        index.drop(self._undropped)
+        return index
 
     def _done(self, incoming: Incoming) -> Reply:
         self._holds.done(incoming.ticket.client, incoming.message.pins, incoming.message.places)
@@ -283,43 +284,10 @@ class StorageUnit(Service):
         return Reply(Accepted())
 
     def _inventory(self, incoming: Incoming) -> Reply:
-        return Reply(Parts(_packed(self._storage.parts()), _packed(self._index.unknown)))
-
-    def _describe(self, codec: PartCodec, incoming: Incoming) -> Reply:
-        message: Describe = incoming.message
-        rows, tags = unpack(message.rows, 2), unpack(message.tags, 1)[:, 0]
-        if len(tags) != len(rows):
-            raise WireError(f"{len(rows)} rows were described with the tags of {len(tags)}")
-        if (tags < 0).any():
-            raise WireError(f"{tags.min()} is no tag: 0 for new rows, else the id of a lease, which is 1 or more")
-        batches = _batches(codec, part_ids(rows, tags), message.runs)
-        for part, size in [part for batch in batches for part in batch.sized]:
-            if part not in self._storage:
-                raise stale(part)
-            if self._storage.size(part) != size:
-                raise ColumnError(f"{part} has {self._storage.size(part)} bytes, and was described as having {size}")
-        self._add(batches)
-        return Reply(Accepted())
+        return Reply(Parts(pack(np.array(list(self._storage.parts()), np.int64))))
 
 
-def _packed(parts: Iterable[PartId]) -> bytes:
-    """[n, 3]"""
-    return pack(np.array(list(parts), np.int64))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Batch:
-    """The parts of a run."""
-
-    parts: Sequence[PartId]
-    columns: Sequence[str]
-    lengths: IntArray
-    """[parts, columns]"""
-    sized: Sequence[tuple[PartId, int]]
-    """The parts, each with its bytes."""
-
-
-def _batches(codec: PartCodec, parts: Sequence[PartId], runs: Sequence[Run]) -> list[_Batch]:
+def _batches(codec: PartCodec, parts: Sequence[PartId], runs: Sequence[Run]) -> list[PartBatch]:
     """The parts that `runs` describe.
 
     Raises:
@@ -333,6 +301,5 @@ def _batches(codec: PartCodec, parts: Sequence[PartId], runs: Sequence[Run]) -> 
     for run in runs:
         lengths = run.table()
         sizes = codec.sizes(run.columns, lengths).tolist()
-        of_run = list(islice(left, run.rows))
-        batches.append(_Batch(of_run, run.columns, lengths, list(zip(of_run, sizes, strict=True))))
+        batches.append(PartBatch(list(islice(left, run.rows)), run.columns, lengths, sizes))
     return batches
