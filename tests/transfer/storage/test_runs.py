@@ -1,8 +1,8 @@
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tailrace.transfer.queue.storage.runs import Runs, _Lengths
+from tailrace.transfer.queue.storage.runs import Runs
 
 ALIGN = 8
 GAP = 1000
@@ -84,18 +84,3 @@ class RunsMachine(RuleBasedStateMachine):
 
 test_runs_are_the_free_bytes_and_the_best_fit_is_taken = RunsMachine.TestCase
 test_runs_are_the_free_bytes_and_the_best_fit_is_taken.settings = settings(max_examples=50)
-
-
-@given(
-    lengths=st.sets(st.integers(1, 2**48 - 1) | st.integers(1, 600)),
-    removed=st.sets(st.integers(1, 600)),
-    asked=st.integers(1, 2**50) | st.integers(1, 600),
-)
-def test_the_smallest_length_from_some_length_on_is_found(lengths: set[int], removed: set[int], asked: int) -> None:
-    tree = _Lengths()
-    for length in lengths:
-        tree.add(length)
-        tree.add(length)
-    for length in lengths & removed:
-        tree.remove(length)
-    assert tree.at_least(asked) == min((length for length in lengths - removed if length >= asked), default=None)
