@@ -25,6 +25,7 @@ from typing import NamedTuple
 import msgspec
 
 from tailrace.errors import QueueError, StorageFull
+from tailrace.transfer.queue.storage.addresses import join, split
 from tailrace.transfer.queue.storage.base import (
     PartBatch,
     PartId,
@@ -41,8 +42,6 @@ from tailrace.transfer.queue.storage.runs import Runs
 _PREFIX = "tailrace-queue-"
 _ALIGNMENT = 8
 """Bytes; cells lie at multiples of it."""
-_SPAN = 44
-"""An address is the segment's number times 2^44, plus the offset in it; so runs of two segments never touch."""
 
 
 class Place(NamedTuple):
@@ -124,7 +123,7 @@ class ArenaStorage(Storage):
             QueueError: `nbytes` is negative, or more than there will ever be room for.
         """
         check_room(nbytes, self.nbytes, self._max_bytes)
-        segment, offset = _split(self._allocate(nbytes)) if nbytes else (0, 0)
+        segment, offset = split(self._allocate(nbytes)) if nbytes else (0, 0)
         self._last_serial += 1
         place = Place(segment, offset, nbytes, self._last_serial)
         self._reserved[place.serial] = place
@@ -139,7 +138,7 @@ class ArenaStorage(Storage):
         """
         if self._reserved.get(place.serial) != place:
             raise QueueError(f"{place} is not reserved: it was committed or abandoned, or was never given out")
-        return self._memory(_address(place), place.size)
+        return self._memory(join(place.segment, place.offset), place.size)
 
     def commit(self, place: Place, parts: Sequence[tuple[PartId, int]]) -> None:
         """Keep `parts`, each with its size in bytes, which lie one after the other in `place`; all, or fail whole.
@@ -153,7 +152,7 @@ class ArenaStorage(Storage):
         """
         repeated = self._repeated(place, parts)
         self._take_back(place)
-        address = _address(place)
+        address = join(place.segment, place.offset)
         for part, size in parts:
             if part in repeated:
                 self._runs.free(address, size)
@@ -183,7 +182,7 @@ class ArenaStorage(Storage):
             QueueError: the place is not reserved (any more).
         """
         self._take_back(place)
-        self._runs.free(_address(place), place.size)
+        self._runs.free(join(place.segment, place.offset), place.size)
 
     def read(self, part: PartId) -> memoryview:
         """See `Storage.read`."""
@@ -197,7 +196,7 @@ class ArenaStorage(Storage):
             StaleRowError: one is not stored (any more).
         """
         known = [self._known(part) for part in parts]
-        return [Place(*(_split(part.address) if part.size else (0, 0)), part.size, 0) for part in known]
+        return [Place(*(split(part.address) if part.size else (0, 0)), part.size, 0) for part in known]
 
     def pin(self, parts: Iterable[PartId]) -> int:
         """Keep the bytes of `parts` where they are until `unpin` of the number returned, even if they are dropped.
@@ -263,7 +262,7 @@ class ArenaStorage(Storage):
             self._add_segment(nbytes)
             address = self._runs.allocate(nbytes)
             assert address is not None, "a new segment holds the write that it was made for"
-        self._idle.discard(_split(address)[0])
+        self._idle.discard(split(address)[0])
         return address
 
     def _take_back(self, place: Place) -> None:
@@ -284,7 +283,7 @@ class ArenaStorage(Storage):
     def _memory(self, address: int, size: int) -> memoryview:
         if size == 0:
             return memoryview(bytearray())
-        segment, offset = _split(address)
+        segment, offset = split(address)
         return self._segments[segment][offset : offset + size]
 
     def _free(self, parts: Iterable[_Part]) -> None:
@@ -333,15 +332,15 @@ class ArenaStorage(Storage):
             return error
         self._last_segment += 1
         self._segments[self._last_segment] = memory
-        self._runs.free(self._last_segment << _SPAN, size)
+        self._runs.free(join(self._last_segment, 0), size)
         return None
 
     def _is_empty(self, number: int) -> bool:
-        return self._runs.is_free(number << _SPAN, len(self._segments[number]))
+        return self._runs.is_free(join(number, 0), len(self._segments[number]))
 
     def _remove_segment(self, number: int) -> None:
         self._idle.discard(number)
-        self._runs.withdraw(number << _SPAN)
+        self._runs.withdraw(join(number, 0))
         (self.directory / str(number)).unlink(missing_ok=True)
         memory = self._segments.pop(number).obj
         assert isinstance(memory, mmap.mmap), "a segment is a view of a whole file"
@@ -446,12 +445,3 @@ def map_file(file: int) -> memoryview:
         return memoryview(mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
     finally:
         os.close(file)
-
-
-def _split(address: int) -> tuple[int, int]:
-    """Segment and offset."""
-    return address >> _SPAN, address & (1 << _SPAN) - 1
-
-
-def _address(place: Place) -> int:
-    return place.segment << _SPAN | place.offset

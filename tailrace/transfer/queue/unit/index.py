@@ -1,6 +1,6 @@
 """Which cells the parts of a unit have, and where in a part each of them lies.
 
-    part ──code──▶ table of all parts with the same columns, and the place in it ──▶ lengths of its cells
+    part ──address──▶ table of all parts with the same columns, and the place in it ──▶ lengths of its cells
 
 One dict entry for each part, and all else in arrays: a batch is looked up at once, whoever wrote its rows and however
 many at a time.
@@ -13,11 +13,9 @@ import numpy as np
 
 from tailrace.errors import ColumnError
 from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.storage.addresses import join, split
 from tailrace.transfer.queue.storage.base import PartBatch, PartId, part_ids, stale
 from tailrace.types import IntArray
-
-_SPAN = 40
-"""A code is the table's number times 2^40, plus the place in it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +38,8 @@ class PartIndex:
     """The parts that are there, by row, and the lengths of their cells."""
 
     def __init__(self) -> None:
-        self._codes: dict[PartId, int] = {}
+        self._addresses: dict[PartId, int] = {}
+        """The number of each part's table, and the place in it."""
         self._rows: dict[tuple[int, int], list[PartId]] = {}
         self._tables: list[_Table] = []
         self._by_columns: dict[tuple[str, ...], int] = {}
@@ -49,7 +48,7 @@ class PartIndex:
     def add(self, batch: PartBatch) -> None:
         """These are there. A part that is known stays as it is."""
         parts, lengths = batch.parts, batch.lengths
-        new = [place for place, part in enumerate(parts) if part not in self._codes]
+        new = [place for place, part in enumerate(parts) if part not in self._addresses]
         if not new:
             return
         columns = tuple(batch.columns)
@@ -59,16 +58,17 @@ class PartIndex:
         places = self._tables[number].add(lengths if len(new) == len(parts) else lengths[new])
         for place, where in zip(new, places, strict=True):
             part = parts[place]
-            self._codes[part] = number << _SPAN | where
+            self._addresses[part] = join(number, where)
             self._rows.setdefault(part[:2], []).append(part)
 
     def drop(self, parts: Iterable[PartId]) -> None:
         """Forget parts; those that are not there are passed over."""
         for part in parts:
-            code = self._codes.pop(part, None)
-            if code is None:
+            address = self._addresses.pop(part, None)
+            if address is None:
                 continue
-            self._tables[code >> _SPAN].free.append(code & (1 << _SPAN) - 1)
+            number, place = split(address)
+            self._tables[number].free.append(place)
             of_row = self._rows[part[:2]]
             of_row.remove(part)
             if not of_row:
@@ -91,11 +91,11 @@ class PartIndex:
             wanted = part_ids(rows, tags[:, together[0]])
             part[:, together] = np.arange(len(parts), len(parts) + len(rows))[:, None]
             parts += wanted
-            codes = self._codes_of(wanted)
-            for number in np.unique(codes >> _SPAN).tolist():
+            numbers, lines = split(self._addresses_of(wanted))
+            for number in np.unique(numbers).tolist():
                 table = self._tables[number]
-                among = np.flatnonzero(codes >> _SPAN == number)
-                all_lengths = table.lengths[codes[among] & (1 << _SPAN) - 1]
+                among = np.flatnonzero(numbers == number)
+                all_lengths = table.lengths[lines[among]]
                 all_sizes = codec.cell_sizes(table.columns, all_lengths)
                 places = [table.place(columns[column], wanted[among[0]]) for column in together]
                 where = (among[:, None], np.array(together))
@@ -104,9 +104,9 @@ class PartIndex:
                 offsets[where] = (np.cumsum(all_sizes, axis=1) - all_sizes)[:, places]
         return Located(parts, part, offsets, lengths, sizes)
 
-    def _codes_of(self, parts: Sequence[PartId]) -> IntArray:
+    def _addresses_of(self, parts: Sequence[PartId]) -> IntArray:
         try:
-            return np.fromiter(map(self._codes.__getitem__, parts), np.int64, len(parts))
+            return np.fromiter(map(self._addresses.__getitem__, parts), np.int64, len(parts))
         except KeyError as error:
             raise stale(error.args[0]) from None
 
