@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.config.columns import ColumnKind
 from tailrace.errors import ColumnError
-from tailrace.transfer.queue.cells import PartCodec, to_bytes, write, write_rows
+from tailrace.transfer.queue.cells import PartCodec, to_bytes, write_rows
 from tailrace.types import Value
 
 KINDS = {kind.name.lower(): kind for kind in ColumnKind} | {"more_floats": ColumnKind.FLOATS}
@@ -37,9 +37,13 @@ LENGTHS = st.dictionaries(st.sampled_from([*KINDS, "unknown"]), st.integers(0, 1
 
 
 def written(cells: dict[str, Value]) -> memoryview:
-    part = CODEC.measure(cells)
-    memory = memoryview(bytearray(b"\xff" * part.nbytes))
-    write(part, memory)
+    return written_together([cells])
+
+
+def written_together(rows: list[dict[str, Value]]) -> memoryview:
+    parts = CODEC.measure_rows(rows)
+    memory = memoryview(bytearray(b"\xff" * sum(alike.nbytes for alike in parts)))
+    write_rows(parts, memory)
     return memory
 
 
@@ -61,9 +65,7 @@ def test_cells_come_back_as_they_were(cells: dict[str, Value]) -> None:
 
 @given(st.lists(CELLS, max_size=4))
 def test_rows_written_together_are_the_rows_written_one_by_one(rows: list[dict[str, Value]]) -> None:
-    parts = CODEC.measure_rows(rows)
-    memory = memoryview(bytearray(b"\xff" * sum(alike.nbytes for alike in parts)))
-    write_rows(parts, memory)
+    memory = written_together(rows)
     assert memory == b"".join(to_bytes(CODEC.measure(cells)) for cells in rows) == b"".join(map(written, rows))
 
 
@@ -76,17 +78,6 @@ def test_rows_measured_together_are_the_rows_measured_one_by_one(rows: list[dict
     ]
     assert together == [(part.lengths, part.nbytes) for part in map(CODEC.measure, rows)]
     assert [list(lengths) for lengths, _ in together] == [list(cells) for cells in rows]
-
-
-@given(st.lists(CELLS, max_size=4), st.sets(st.sampled_from(sorted(KINDS))))
-def test_rows_read_together_are_the_rows_read_one_by_one(rows: list[dict[str, Value]], columns: set[str]) -> None:
-    rows = [cells for cells in rows if columns <= cells.keys()]
-    parts = list(map(CODEC.measure, rows))
-    memory = memoryview(b"".join(map(to_bytes, parts)))
-    together = CODEC.read_rows(memory, [part.lengths for part in parts], columns)
-    for got, part in zip(together, parts, strict=True):
-        alone = CODEC.read(memoryview(to_bytes(part)), part.lengths, columns)
-        assert repr(got) == repr(alone)
 
 
 @given(CELLS)
@@ -158,9 +149,9 @@ def test_measuring_copies_no_array() -> None:
 
 
 def test_memory_of_another_size_is_not_written() -> None:
-    part = CODEC.measure({"int": 1})
+    parts = CODEC.measure_rows([{"int": 1}])
     with pytest.raises(AssertionError, match="the parts need 8 bytes, the memory has 16"):
-        write(part, memoryview(bytearray(16)))
+        write_rows(parts, memoryview(bytearray(16)))
 
 
 @pytest.mark.parametrize(
@@ -169,7 +160,7 @@ def test_memory_of_another_size_is_not_written() -> None:
         ({"ints": -1}, "column 'ints': got a cell of length -1, expected 0 or more"),
         ({"int": 0}, "column 'int': got a cell of length 0, expected 1"),
         ({"float": 2}, "column 'float': got a cell of length 2, expected 1"),
-        ({"ints": 3}, "the lengths of 1 parts need 24 bytes, the memory has 16"),
+        ({"ints": 3}, "the lengths of a part need 24 bytes, the memory has 16"),
         ({"text": 2**62}, "need 4611686018427387904 bytes"),
         ({"int": 1}, "need 8 bytes, the memory has 16"),
         ({"unknown": 1}, r"unknown column 'unknown'; known: \['float', "),

@@ -1,6 +1,6 @@
 """How the cells of a row lie in memory: one encoding for the queue's processes, shared memory and snapshots.
 
-    cells ──measure──▶ Part: lengths, bytes ──write──▶ memory ──read, with the lengths──▶ cells
+    cells ──measure──▶ Part: lengths, bytes ──to_bytes──▶ memory ──read, with the lengths──▶ cells
     rows ──measure_rows──▶ Parts, of rows in the same columns ──write_rows──▶ memory
 
 A part is what one write brought for one row: its cells one after the other, in the order of their columns. Each cell
@@ -47,7 +47,7 @@ class Part(msgspec.Struct, frozen=True, eq=False):
     lengths: dict[str, int]
     """By column, in the order of the cells: elements of arrays, bytes of TEXT and JSON, 1 for numbers."""
     nbytes: int
-    """Bytes of memory that `write` fills, padding included."""
+    """Bytes of memory, padding included."""
     chunks: tuple[Chunk, ...]
 
 
@@ -196,28 +196,11 @@ class PartCodec:
         Raises:
             ColumnError: the part lacks a column, the lengths do not fit the memory, or a cell's bytes are corrupt.
         """
-        return self.read_rows(memory, [lengths], columns)[0]
-
-    def read_rows(
-        self, memory: memoryview, lengths: Sequence[Mapping[str, int]], columns: Iterable[str]
-    ) -> list[dict[str, Value]]:
-        """`read` each of the parts that lie one after the other in `memory`.
-
-        Raises:
-            ColumnError: as for `read`.
-        """
-        layouts = [self.layout(part) for part in lengths]
-        needed = sum(layout.nbytes for layout in layouts)
-        if needed != len(memory):
-            raise ColumnError(f"the lengths of {len(lengths)} parts need {needed} bytes, the memory has {len(memory)}")
-        memory, columns = memory.toreadonly(), tuple(columns)
-        rows = []
-        start = 0
-        for part, layout in zip(lengths, layouts, strict=True):
-            place = memory[start : start + layout.nbytes]
-            rows.append({column: self._cell(place, part, layout, column) for column in columns})
-            start += layout.nbytes
-        return rows
+        layout = self.layout(lengths)
+        if layout.nbytes != len(memory):
+            raise ColumnError(f"the lengths of a part need {layout.nbytes} bytes, the memory has {len(memory)}")
+        memory = memory.toreadonly()
+        return {column: self._cell(memory, lengths, layout, column) for column in columns}
 
     def read_column(
         self, column: str, memories: Sequence[memoryview], places: IntArray, lengths: IntArray
@@ -274,21 +257,13 @@ class PartCodec:
         raise ColumnError(f"unknown column {column!r}; known: {sorted(self._formats)}")
 
 
-def write(part: Part, memory: memoryview) -> None:
-    """Write `part` to `memory`: `part.nbytes` writable bytes."""
-    _write([part.chunks], part.nbytes, memory)
-
-
 def write_rows(parts: Sequence[Parts], memory: memoryview) -> None:
     """Write `parts` one after the other to `memory`: exactly as many writable bytes as they need."""
-    _write(chain.from_iterable(alike.chunks for alike in parts), sum(alike.nbytes for alike in parts), memory)
-
-
-def _write(rows: Iterable[Sequence[Chunk]], needed: int, memory: memoryview) -> None:
+    needed = sum(alike.nbytes for alike in parts)
     assert needed == len(memory), f"the parts need {needed} bytes, the memory has {len(memory)}"
     arrays = {dtype.itemsize: np.frombuffer(memory, dtype) for dtype in (_INT64, _FLOAT32)}
     end = 0
-    for chunks in rows:
+    for chunks in chain.from_iterable(alike.chunks for alike in parts):
         for chunk in chunks:
             start = end
             if isinstance(chunk, bytes):
@@ -304,7 +279,7 @@ def _write(rows: Iterable[Sequence[Chunk]], needed: int, memory: memoryview) -> 
 
 
 def to_bytes(part: Part) -> bytes:
-    """What `write` writes, as an object of its own."""
+    """The memory of a part."""
     pieces: list[bytes | memoryview] = []
     for chunk in part.chunks:
         piece = memoryview(chunk) if isinstance(chunk, bytes) else np.ascontiguousarray(chunk).data
