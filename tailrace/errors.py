@@ -36,10 +36,13 @@ Below it, the words that messages share.
 import difflib
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import ParamSpec, Self
 
 import msgspec
+
+_Args = ParamSpec("_Args")
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises of bytes that are not what they should be: texts that are none and values too deep among them."""
@@ -191,6 +194,15 @@ class TrainingError(TailraceError, RuntimeError):
 
 class NonFiniteError(TrainingError):
     """Losses or gradients stayed non-finite for too many steps in a row."""
+
+
+@contextmanager
+def on_failure(undo: Callable[_Args, object], *args: _Args.args, **kwargs: _Args.kwargs) -> Iterator[None]:
+    """Call `undo` with these arguments where the block does not come to its end, whatever keeps it from that."""
+    with ExitStack() as failed:
+        failed.callback(undo, *args, **kwargs)
+        yield
+        failed.pop_all()
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,8 +1,8 @@
-"""The words that messages share."""
+"""The words that messages share, and what follows a failure."""
 
 import pytest
 
-from tailrace.errors import did_you_mean, nearest, one_line, printable
+from tailrace.errors import did_you_mean, nearest, on_failure, one_line, printable
 
 
 def test_an_error_of_several_lines_becomes_one() -> None:
@@ -40,3 +40,12 @@ def test_what_would_steer_a_terminal_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
     assert printable(shown) == shown
     assert one_line(ValueError(text)).isprintable()
+
+
+def test_what_is_to_be_undone_is_undone_when_the_block_fails_and_else_not() -> None:
+    undone: list[str] = []
+    with on_failure(undone.append, "done"):
+        pass
+    with pytest.raises(KeyboardInterrupt), on_failure(undone.append, "failed"):
+        raise KeyboardInterrupt
+    assert undone == ["failed"]

@@ -18,13 +18,13 @@ could not fetch are given back after a pause, and are wanted again.
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError
+from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError, on_failure
 from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.messages import Claimed, Failure, Message, unpack
@@ -305,14 +305,12 @@ class _Worker(asyncio.Protocol):
         return self._task
 
     async def _reply(self, ask: Ask) -> None:
-        with ExitStack() as unanswered:
-            unanswered.callback(self._transport.close)  # so that the worker does not wait for ever
+        with on_failure(self._transport.close):  # so that the worker does not wait for ever
             try:
                 answer: Answer = await self._claimant.answer(self, ask)
             except TailraceError as error:
                 answer = Failure.of(error)
             self._send(answer)
-            unanswered.pop_all()
 
     def _send(self, answer: Answer) -> None:
         self._transport.write(msgspec.json.encode(answer) + b"\n")

@@ -8,12 +8,11 @@ calls of the interface start engines and give them weights: `tailrace.Trainer.in
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 
 import msgspec
 import numpy as np
 
-from tailrace.errors import GroupExists, PeerLost, QueueError
+from tailrace.errors import GroupExists, PeerLost, QueueError, on_failure
 from tailrace.transfer.queue.adapters.tensors import (
     Column,
     Layout,
@@ -128,11 +127,8 @@ class Experience:
         kinds = self._queue.columns
         check_layouts(layouts or {}, self._queue.reads(task), kinds, task=task)
         claim = self._queue.claim(task, limit=count, rank=rank, timeout=timeout)
-        with ExitStack() as failed:
-            failed.callback(self._queue.nack, claim)
-            batch = make_batch(claim, kinds, layouts or {})
-            failed.pop_all()
-        return batch
+        with on_failure(self._queue.nack, claim):
+            return make_batch(claim, kinds, layouts or {})
 
     def put_experience_data(self, batch: TensorBatch, outputs: Mapping[str, Column]) -> None:
         """Write what the batch's task makes of its rows, in their order, and mark them consumed, in one step.

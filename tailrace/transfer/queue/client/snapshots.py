@@ -5,12 +5,11 @@ restore   bytes ─▶ [Restore] ─▶ [Write some rows to every unit] ─▶ �
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import zip_longest
 
 import numpy as np
 
-from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError
+from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError, on_failure
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import Parts
 from tailrace.transfer.queue.client.batch import Batch
@@ -52,13 +51,11 @@ def _snapshot(session: Session) -> Operation[bytes]:
     exported = yield from ask(Call(session.controller, Export()), Exported)
     release = Call(session.controller, Release(exported.hold))
     parts: dict[RowId, bytes] = {}
-    with ExitStack() as unread:
-        unread.callback(session.later.append, release)
+    with on_failure(session.later.append, release):
         for piece in _pieces(session, exported.state.rows):
             wanted = _wanted(session, piece)
             for found in (yield from read(session, wanted)) if wanted.columns else ():
                 parts |= _joined(session, [piece[place] for place in found.index.tolist()], wanted.columns, found)
-        unread.pop_all()
     yield Step([release], [release])  # now: until then no row that leaves is dropped; where it is lost, so is the hold
     for row in exported.state.rows:
         parts.setdefault(row.id, b"")  # one without cells
