@@ -86,7 +86,8 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "client": {"address", "base", "cells", "holding", "messages", "rows", "snapshot", "storage"},
         "controller": {"base", "cells", "messages", "policies", "rows", "storage"},
         "unit": {"base", "cells", "messages", "storage"},
-        "processes": {"address", "base", "client", "controller", "rows", "storage", "table_factory", "unit"},
+        "processes": {"address", "base", "client", "controller", "messages", "rows", "storage", "table_factory"}
+        | {"unit"},
         "adapters": {"address", "base", "client", "messages", "rows"},
     },
 }

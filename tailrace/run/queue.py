@@ -14,10 +14,10 @@ from tailrace.config.transfer import LocalQueueConfig, QueueConfig, RemoteQueueC
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
-from tailrace.transfer.queue.client.look import greet, look
+from tailrace.transfer.queue.client.look import look, read_table
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.local.queue import LocalQueue
-from tailrace.transfer.queue.messages import Welcome
+from tailrace.transfer.queue.messages import Table
 from tailrace.transfer.queue.processes.preflight import check_service
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tailrace.transfer.queue.rows.table import check_table
@@ -61,14 +61,14 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
         return
     address = QueueAddress.read(config.path)
     try:
-        welcome = greet(address, name="run", limit_s=_GREETING_LIMIT_S)
+        served = read_table(address, name="run", limit_s=_GREETING_LIMIT_S)
         stats = look(address, name="run", limit_s=_GREETING_LIMIT_S)
     except PeerLost:
         raise UserError(
             f"the queue of {config.connection} has not answered within {_GREETING_LIMIT_S:g} s: "
             f"is `tailrace queue serve` running?"
         ) from None
-    _check_table(config.connection, welcome, table)
+    _check_table(config.connection, served, table)
     if stats.used or stats.closed:
         raise ConfigError(
             f"the queue of {config.connection} {'was closed' if stats.closed else 'has held rows'}, and a queue is for "
@@ -152,8 +152,8 @@ def explained(error: QueueError, connection: str, run: Path, checkpoint: Path | 
     return None
 
 
-def _check_table(connection: str, welcome: Welcome, table: TableConfig) -> None:
-    served = {task.name: task for task in welcome.tasks}
+def _check_table(connection: str, queue: Table, table: TableConfig) -> None:
+    served = {task.name: task for task in queue.tasks}
     needed = {task.spec.name: task.spec for task in make_tasks(table)}
     if served != needed:
         name = next(name for name in (*needed, *served) if served.get(name) != needed.get(name))
@@ -162,10 +162,10 @@ def _check_table(connection: str, welcome: Welcome, table: TableConfig) -> None:
             f"{_described(served.get(name))}, the run's {_described(needed.get(name))}; "
             f"serve this run's recipe with `tailrace queue serve`"
         )
-    if differing := sorted(name for name, kind in table.columns.items() if welcome.columns.get(name) != kind):
+    if differing := sorted(name for name, kind in table.columns.items() if queue.columns.get(name) != kind):
         raise ConfigError(
             f"the queue of {connection} has another table than this run: its column {differing[0]!r} holds "
-            f"{welcome.columns.get(differing[0], 'nothing')}, the run's {table.columns[differing[0]]}; "
+            f"{queue.columns.get(differing[0], 'nothing')}, the run's {table.columns[differing[0]]}; "
             f"serve this run's recipe with `tailrace queue serve`"
         )
 

@@ -1,14 +1,12 @@
-"""What controller, units and clients say to each other: msgpack arrays that begin with their name.
+"""What controller, units and clients of a queue say to each other, beside the messages of the wire itself.
 
-    anyone ──Hello──▶ Challenge ──Prove──▶ Welcome     at every server first; nothing else is heard before
-    client ──▶ controller   Look, Admit, Withdraw, Claim, Ack, Nack, Renew, Advance, Lost, Stats, Close, Dismiss
-                            Export, Release, Restore; Cancel takes back a request of its own
+    client ──▶ controller   ReadTable, Admit, Withdraw, Claim, Ack, Nack, Renew, Advance, Lost, Stats, Close, Dismiss
+                            Export, Release, Restore
     client ──▶ unit         Reserve, Write, Read, Done
     unit ──▶ controller     Join, Written
     controller ──▶ unit     Settle, Inventory
 
 A set of rows travels as packed int64, little-endian, row by row: `rows [n, 2]` is the slot and generation of n rows.
-A request that `mutates` is carried out once however often it is sent: a repetition gets the first answer again.
 """
 
 from collections.abc import Iterable
@@ -19,37 +17,22 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from tailrace import errors
 from tailrace.config.columns import ColumnKind
-from tailrace.errors import TailraceError, WireError
+from tailrace.errors import WireError
 from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.rows.state import ControlState
+from tailrace.transfer.wire.messages import Accepted, Count, Failure, Message, Name, Seconds
+from tailrace.transfer.wire.protocol import Protocol
 from tailrace.types import IntArray, TaskSpec
 
-PROTOCOL = 5
-"""Raised with every change of a message; only equal ones talk to each other."""
-NONCE_BYTES = DIGEST_BYTES = 32
 NO_VERSION = -1
 """Stands for the weight version of a row without `weight_versions`."""
 NO_UNIT = -1
 """Fills up a row of unit numbers."""
 
-Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, Meta(ge=0, le=1e9)]
-Nonce = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
-Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
-Name = Annotated[str, Meta(min_length=1, max_length=200)]
-
 _PACKED = np.dtype("<i8")
 ROW_ID_BYTES = 2 * _PACKED.itemsize
 """Of each row's id, packed."""
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Base of all."""
-
-    mutates: ClassVar[bool] = False
-    """Whether the server keeps the answer for a repetition, and a sender that gives up sends Cancel."""
 
 
 class Run(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -96,119 +79,27 @@ class Unit(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     """Of the files of its shared memory; empty where it has none."""
 
 
-# To every server
+# To the controller
 
 
-class Tell(Message, frozen=True):
-    """What a server that is no queue's is asked, in words of its own: see `transfer.weights.messages`."""
-
-    body: bytes
+class ReadTable(Message, frozen=True):
+    """Ask what the queue is made of."""
 
 
-class Told(Message, frozen=True):
-    """Answer to Tell."""
+class Table(Message, frozen=True):
+    """Answer to ReadTable."""
 
-    body: bytes
-
-
-class Hello(Message, frozen=True):
-    """The first word of a connection."""
-
-    client: Name
-    """Unique, also among processes that have ended: what was asked under it counts once."""
-    host: Name
-    protocol: int
-    nonce: Nonce
-    """For the server to prove with that it knows the token."""
-
-
-class Challenge(Message, frozen=True):
-    """Answer to Hello."""
-
-    nonce: Nonce
-    """For the client."""
-    proof: Digest
-    """See `handshake.proof_of_server`."""
-
-
-class Prove(Message, frozen=True):
-    """Second word of a connection."""
-
-    proof: Digest
-    """See `handshake.proof_of_client`."""
-
-
-class Look(Message, frozen=True):
-    """Ask for a Welcome again: units may have joined."""
-
-
-class Welcome(Message, frozen=True):
-    """Answer to Prove and Look."""
-
-    epoch: int
-    """Of the server: another one says that it was started anew."""
-    units: list[Unit] = []
-    columns: dict[str, ColumnKind] = {}
-    tasks: list[TaskSpec] = []
+    units: list[Unit]
+    columns: dict[str, ColumnKind]
+    tasks: list[TaskSpec]
     recovering: bool = False
     """Of a controller that was started anew: `units` are those that have come back, and others may."""
-
-
-class Beat(Message, frozen=True):
-    """A sign of life, and how soon the next one will come."""
-
-    limit_s: Seconds
-    """After so long without any word the client counts as dead. One that never says this is not watched."""
-    client: Name | None = None
-    """Whose sign of life it is; the sender's by default."""
 
 
 class Dismiss(Message, frozen=True):
     """Clients of this name have ended: what they held goes back now. Sent by who saw them end."""
 
     name: Name
-
-
-class Cancel(Message, frozen=True):
-    """The sender does not wait for one of its requests any more: forget it, or undo what it has brought about."""
-
-    number: Count
-
-
-class Accepted(Message, frozen=True):
-    """Answer to all that need no other."""
-
-
-class Waiting(Message, frozen=True):
-    """Answer to a repetition: the request has come, and its answer will."""
-
-
-class Stranger(Message, frozen=True):
-    """Answer to all on a connection that has not said Hello: say it, then ask again."""
-
-
-class Failure(Message, frozen=True):
-    """The answer is an error."""
-
-    kind: str
-    """The name of a class in tailrace.errors."""
-    text: str
-
-    @classmethod
-    def of(cls, error: TailraceError) -> "Failure":
-        """The failure that says `error`; a class of elsewhere goes by its nearest base in tailrace.errors."""
-        known = (base.__name__ for base in type(error).__mro__ if getattr(errors, base.__name__, None) is base)
-        return cls(next(known), str(error))
-
-    def error(self) -> TailraceError:
-        """What to raise for it."""
-        kind = getattr(errors, self.kind, None)
-        if isinstance(kind, type) and issubclass(kind, TailraceError):
-            return kind(self.text)
-        return WireError(f"an error of unknown kind {self.kind!r:.80}: {self.text}")
-
-
-# To the controller
 
 
 class Admit(Message, frozen=True):
@@ -500,13 +391,7 @@ class Parts(Message, frozen=True):
 
 
 Request = (
-    Hello
-    | Tell
-    | Prove
-    | Look
-    | Beat
-    | Dismiss
-    | Cancel
+    ReadTable
     | Admit
     | Withdraw
     | Claim
@@ -517,6 +402,7 @@ Request = (
     | Lost
     | Stats
     | Close
+    | Dismiss
     | Export
     | Release
     | Restore
@@ -530,13 +416,9 @@ Request = (
     | Inventory
 )
 Answer = (
-    Challenge
-    | Told
-    | Welcome
-    | Accepted
-    | Waiting
-    | Stranger
+    Accepted
     | Failure
+    | Table
     | Admitted
     | Withdrawn
     | Claimed
@@ -548,6 +430,16 @@ Answer = (
     | Cells
     | Parts
 )
+
+QUEUE = Protocol(
+    Request,
+    Answer,
+    servers="the queue's processes",
+    state_hint="`tailrace queue top` shows it",
+    address_hint="read the address of the one that is meant from its connection file: QueueAddress.read(path)",
+)
+CONTROLLER, STORAGE_UNIT = "the controller of the queue", "the storage unit of the queue"
+"""What the queue's servers are called in error texts."""
 
 
 def pack(numbers: IntArray | Iterable[RowId]) -> bytes:

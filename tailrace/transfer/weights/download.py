@@ -245,7 +245,7 @@ class Download:
         self._same_host = plan.host == self._owner.host
         try:
             self._endpoint = way_to(plan.endpoints, plan.host)
-            self._link = self._owner.server.link(self._endpoint)
+            self._link = self._owner.server.link(self._endpoint, peer="the process that gives the weights")
         except (WeightsError, WireError):
             self._owner.ended(self, End.PARENT_LOST)
         else:

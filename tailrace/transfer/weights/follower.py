@@ -17,7 +17,6 @@ from pathlib import Path
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, TailraceError, WeightsError
 from tailrace.events import Event, EventLog
-from tailrace.transfer.queue.messages import Request, Tell, Welcome
 from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.weights.address import WeightsAddress, way_to
 from tailrace.transfer.weights.bell import Bell
@@ -43,14 +42,13 @@ from tailrace.transfer.weights.messages import (
     Standing,
     TakeTurn,
     ask,
-    decode_question,
 )
 from tailrace.transfer.weights.segments import Attachments, Pool
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.versions import Holding, Manifest
 from tailrace.transfer.wire.connection import Connection, Patience
-from tailrace.transfer.wire.frames import Reply as WireReply
-from tailrace.transfer.wire.server import Handler, Incoming, Server, Service
+from tailrace.transfer.wire.messages import Message
+from tailrace.transfer.wire.server import Handler, Server, Service
 
 
 class Follower(Service, Owner):
@@ -108,13 +106,9 @@ class Follower(Service, Owner):
     # For the server
 
     @property
-    def handlers(self) -> Mapping[type[Request], Handler]:
+    def handlers(self) -> Mapping[type[Message], Handler]:
         """See `Service.handlers`."""
-        return {Tell: self._answer}
-
-    def welcome(self) -> Welcome:
-        """See `Service.welcome`."""
-        return Welcome(epoch=0)
+        return dict.fromkeys((Describe, Progress, Fetch), self._shelf.answer)
 
     @property
     def next_deadline(self) -> float | None:
@@ -132,18 +126,11 @@ class Follower(Service, Owner):
         """See `Service.gone`."""
         self._shelf.leave(client)
 
-    def _answer(self, incoming: Incoming) -> WireReply | None:
-        match decode_question(incoming.message):
-            case Describe() | Progress() | Fetch() as wanted:
-                return self._shelf.answer(incoming, wanted)
-            case other:
-                raise WeightsError(f"{type(other).__name__} is for the sender, not for a receiver")
-
     # With the sender
 
     def start(self) -> None:
         """Connect to the sender."""
-        self._link = self.server.link(self._endpoint)
+        self._link = self.server.link(self._endpoint, peer="the sender of the weights")
         self._follow(0)
         for turn in self._wishes:
             self._ask_for(turn)

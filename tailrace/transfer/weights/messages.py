@@ -1,4 +1,4 @@
-"""What sender, receivers and relays say to each other, inside `Tell` and `Told` of the queue's wire.
+"""What sender, receivers and relays say to each other, beside the messages of the wire itself.
 
     receiver ──▶ sender    Follow, Report, Complain, Leave, TakeTurn, EndTurn
     receiver ──▶ parent    Describe, Progress, Fetch         the parent is the sender, or a receiver that relays
@@ -7,19 +7,18 @@ All of them may come twice: they ask, or they say how things are. Sums are xxh3 
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from tailrace.errors import QueueClosed, TailraceError, WireError, one_line
-from tailrace.transfer.queue.messages import Count, Name, Tell, Told
-from tailrace.transfer.wire.calls import Call, Outcome, expect
+from tailrace.errors import QueueClosed, TailraceError
+from tailrace.transfer.wire.calls import Call, Outcome
 from tailrace.transfer.wire.connection import Connection
-from tailrace.transfer.wire.frames import MAX_FRAME_BYTES
+from tailrace.transfer.wire.frames import MAX_FRAME_BYTES, Reply
+from tailrace.transfer.wire.messages import Accepted, Count, Message, Name
+from tailrace.transfer.wire.protocol import Protocol
 from tailrace.types import WeightVersion
-
-T = TypeVar("T")
 
 SUM_BYTES = 8
 Sum = Annotated[bytes, Meta(min_length=SUM_BYTES, max_length=SUM_BYTES)]
@@ -30,10 +29,6 @@ NOTHING = 0
 NO_VERSION = -1
 FOREVER_S = 1e9
 """What a question may wait for its answer: the peer gives signs of life meanwhile."""
-
-
-class Word(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """Base of all."""
 
 
 class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -48,7 +43,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Bytes of weights that have come over the network."""
 
 
-class Follow(Word, frozen=True):
+class Follow(Message, frozen=True):
     """Ask for the plan, once it is another than that of `epoch`."""
 
     epoch: Count
@@ -64,38 +59,34 @@ class Follow(Word, frozen=True):
     standing: Standing
 
 
-class Report(Word, frozen=True):
+class Report(Message, frozen=True):
     """Tell how far the sender of this is."""
 
     standing: Standing
 
 
-class Complain(Word, frozen=True):
+class Complain(Message, frozen=True):
     """A parent does not answer, or this receiver has a version that it cannot give."""
 
     parent: Annotated[str, Meta(max_length=200)]
     """Its name; empty for the receiver's own."""
 
 
-class Leave(Word, frozen=True):
+class Leave(Message, frozen=True):
     """The receiver is closed."""
 
 
-class TakeTurn(Word, frozen=True):
+class TakeTurn(Message, frozen=True):
     """Ask for the turn to install a version, once all that asked before have had theirs."""
 
     turn: Name
     """Of this wish alone."""
 
 
-class EndTurn(Word, frozen=True):
+class EndTurn(Message, frozen=True):
     """Give a turn back, or do not want it any more."""
 
     turn: Name
-
-
-class Noted(Word, frozen=True):
-    """Answer to Report, Complain, Leave, TakeTurn and EndTurn."""
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -132,7 +123,7 @@ class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     """Of all chunks, packed."""
 
 
-class Plan(Word, frozen=True):
+class Plan(Message, frozen=True):
     """Answer to Follow."""
 
     epoch: Count
@@ -150,17 +141,17 @@ class Plan(Word, frozen=True):
     """What is being broadcast now, for those with a membership."""
 
 
-class Closed(Word, frozen=True):
+class Closed(Message, frozen=True):
     """Answer to Follow: the sender was closed."""
 
 
-class Describe(Word, frozen=True):
+class Describe(Message, frozen=True):
     """Ask for a manifest, and where its chunks lie."""
 
     serial: Count
 
 
-class Described(Word, frozen=True):
+class Described(Message, frozen=True):
     """Answer to Describe."""
 
     manifest: bytes
@@ -168,7 +159,7 @@ class Described(Word, frozen=True):
     """The path of the shared memory with the chunks."""
 
 
-class Progress(Word, frozen=True):
+class Progress(Message, frozen=True):
     """Ask for the sums of the chunks from `have` on, once the first `want` are there."""
 
     serial: Count
@@ -176,85 +167,65 @@ class Progress(Word, frozen=True):
     want: Count
 
 
-class Ready(Word, frozen=True):
+class Ready(Message, frozen=True):
     """Answer to Progress."""
 
     sums: bytes
     """Packed."""
 
 
-class Fetch(Word, frozen=True):
+class Fetch(Message, frozen=True):
     """Ask for a chunk, once it is there."""
 
     serial: Count
     chunk: Count
 
 
-class Chunk(Word, frozen=True):
+class Chunk(Message, frozen=True):
     """Answer to Fetch; the bytes come along as a frame."""
 
     sum: Sum
 
 
-class Gone(Word, frozen=True):
+class Gone(Message, frozen=True):
     """Answer to Describe, Progress and Fetch: this version cannot be had here (any more)."""
 
 
 Question = Follow | Report | Complain | Leave | TakeTurn | EndTurn | Describe | Progress | Fetch
-Reply = Noted | Plan | Closed | Described | Ready | Chunk | Gone
+Answer = Accepted | Plan | Closed | Described | Ready | Chunk | Gone
 
-_ENCODER = msgspec.msgpack.Encoder()
-_QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+WEIGHTS = Protocol(
+    Question,
+    Answer,
+    servers="the processes that have the weights",
+    state_hint="",
+    address_hint="read the address of the one that is meant: WeightSender.address",
+)
 
-Heard: TypeAlias = tuple[Reply, memoryview | None] | TailraceError
-"""A reply and the frame that came along, or what took its place."""
-
-
-def encode_reply(reply: Reply) -> Told:
-    """A reply as it travels."""
-    return Told(_ENCODER.encode(reply))
-
-
-def decode_question(tell: Tell) -> Question:
-    """What is asked.
-
-    Raises:
-        WireError: no known question, or its fields are not as they must be.
-    """
-    return _decode(_QUESTIONS, tell.body, "a question about weights")
+Heard: TypeAlias = tuple[Message, memoryview | None] | TailraceError
+"""An answer and the frame that came along, or what took its place."""
 
 
 def ask(link: Connection, endpoint: str, question: Question, then: Callable[[Heard], None], *, wait: bool) -> None:
     """Ask a peer; `then` gets what it says. `wait`: the answer may take as long as it likes, with signs of life."""
 
     def heard(outcome: Outcome) -> None:
-        if isinstance(outcome, QueueClosed):
-            return  # the link was closed here, by who asked
-        try:
-            told = expect(outcome, Told)
-            reply = _decode(_REPLIES, told.body, "a reply about weights")
-        except TailraceError as error:
-            then(error)
-        else:
-            frames = () if isinstance(outcome, TailraceError) else outcome.frames
-            then((reply, memoryview(frames[0]) if frames else None))
+        match outcome:
+            case QueueClosed():
+                pass  # the link was closed here, by who asked
+            case TailraceError() as error:
+                then(error)
+            case Reply(answer, frames):
+                then((answer, memoryview(frames[0]) if frames else None))
 
-    link.start(Call(endpoint, Tell(_ENCODER.encode(question)), wait_s=FOREVER_S if wait else 0.0), heard)
+    link.start(Call(endpoint, question, wait_s=FOREVER_S if wait else 0.0), heard)
 
 
 def error_in(heard: Heard) -> TailraceError | None:
-    """What took the place of a reply, if anything did."""
+    """What took the place of an answer, if anything did."""
     return heard if isinstance(heard, TailraceError) else None
 
 
 def known(version: int) -> WeightVersion | None:
     """A version that was told; None for NO_VERSION."""
     return None if version == NO_VERSION else version
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: bytes, what: str) -> T:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise WireError(f"{len(data)} bytes are not {what}: {one_line(error)}") from None

@@ -24,7 +24,7 @@ from tailrace.events import EventLog
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening, way_to
 from tailrace.transfer.weights.follower import Follower
 from tailrace.transfer.weights.media.factory import check_medium
-from tailrace.transfer.weights.messages import known
+from tailrace.transfer.weights.messages import WEIGHTS, known
 from tailrace.transfer.weights.segments import SHARED, Pool
 from tailrace.transfer.weights.thread import ServerThread, again
 from tailrace.transfer.wire.connection import Patience
@@ -95,7 +95,13 @@ class WeightReceiver:
             endpoints = stack.enter_context(listening(listen))
             patience = Patience(limit_s=limit_s, retry_s=limit_s / 4, max_retry_s=limit_s / 2)
             server = Server(
-                name, address.token, endpoints=endpoints, silence_s=limit_s, signs_of_life=True, patience=patience
+                name,
+                address.token,
+                WEIGHTS,
+                endpoints=endpoints,
+                silence_s=limit_s,
+                signs_of_life=True,
+                patience=patience,
             )
             self._follower = Follower(
                 server,

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
-from tailrace.transfer.queue.messages import Request, Tell, Welcome
 from tailrace.transfer.weights.address import WeightsAddress, host_of, is_far_reaching
 from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.broadcast.broadcaster import Broadcaster
@@ -25,21 +24,19 @@ from tailrace.transfer.weights.messages import (
     Fetch,
     Follow,
     Leave,
-    Noted,
     Offer,
     Plan,
     Progress,
     Report,
     Standing,
     TakeTurn,
-    decode_question,
-    encode_reply,
 )
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.weights.versions import Holding, sum_of
-from tailrace.transfer.wire.frames import Reply as WireReply
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 
 _FAN_OUT = 2
@@ -95,7 +92,7 @@ class Roster(Service):
         self.members: dict[str, Member] = {}
         """By the names that the wire gives them, in the order in which they came."""
         self.broadcaster = Broadcaster(server, host=host_of(address), limit_s=limit_s, changed=self._regrouped)
-        self._turns = TurnLine(lambda ticket: server.reply(ticket, encode_reply(Noted())))
+        self._turns = TurnLine(lambda ticket: server.reply(ticket, Accepted()))
         self._root = Site(name=ROOT, host=address.host, datacentre=datacentre)
         self._epoch = 1
         self._offers: list[Offer] = []
@@ -104,13 +101,19 @@ class Roster(Service):
     # For the server
 
     @property
-    def handlers(self) -> Mapping[type[Request], Handler]:
+    def handlers(self) -> Mapping[type[Message], Handler]:
         """See `Service.handlers`."""
-        return {Tell: self._answer}
-
-    def welcome(self) -> Welcome:
-        """See `Service.welcome`."""
-        return Welcome(epoch=0)
+        return {
+            Describe: self.shelf.answer,
+            Progress: self.shelf.answer,
+            Fetch: self.shelf.answer,
+            Follow: self._follow,
+            Report: self._report,
+            Complain: self._complain,
+            Leave: self._leave,
+            TakeTurn: self._take_turn,
+            EndTurn: self._end_turn,
+        }
 
     @property
     def next_deadline(self) -> float | None:
@@ -128,28 +131,28 @@ class Roster(Service):
             self._plan()
             self.bell.ring()
 
-    def _answer(self, incoming: Incoming) -> WireReply | None:
-        client = incoming.ticket.client
-        match decode_question(incoming.message):
-            case Describe() | Progress() | Fetch() as wanted:
-                return self.shelf.answer(incoming, wanted)
-            case Follow() as follow:
-                self._follow(incoming.ticket, follow)
-                return None
-            case Report(standing):
-                self._hear(client, standing)
-            case Complain(parent):
-                self._distrust(client, parent or client)
-            case Leave():
-                self.gone(client)
-            case TakeTurn(turn):
-                self._turns.ask(turn, incoming.ticket)
-                return None
-            case EndTurn(turn):
-                self._turns.end(turn)
-        return WireReply(encode_reply(Noted()))
+    def _report(self, incoming: Incoming) -> Reply:
+        self._hear(incoming.ticket.client, incoming.message.standing)
+        return Reply(Accepted())
 
-    def _follow(self, ticket: Ticket, follow: Follow) -> None:
+    def _complain(self, incoming: Incoming) -> Reply:
+        client = incoming.ticket.client
+        self._distrust(client, incoming.message.parent or client)
+        return Reply(Accepted())
+
+    def _leave(self, incoming: Incoming) -> Reply:
+        self.gone(incoming.ticket.client)
+        return Reply(Accepted())
+
+    def _take_turn(self, incoming: Incoming) -> None:
+        self._turns.ask(incoming.message.turn, incoming.ticket)
+
+    def _end_turn(self, incoming: Incoming) -> Reply:
+        self._turns.end(incoming.message.turn)
+        return Reply(Accepted())
+
+    def _follow(self, incoming: Incoming) -> None:
+        ticket, follow = incoming.ticket, incoming.message
         member = self.members.get(ticket.client)
         if member is None:
             relays = any(map(is_far_reaching, follow.endpoints)) or follow.host == self.address.host
@@ -248,7 +251,7 @@ class Roster(Service):
         self.broadcaster.close()
         for member in self.members.values():
             if member.ticket is not None:
-                self.server.reply(member.ticket, encode_reply(Closed()))
+                self.server.reply(member.ticket, Closed())
         self.server.stop()
 
     # Plans
@@ -290,4 +293,4 @@ class Roster(Service):
             member.told = self._offers[-1].serial
         member.epoch = self._epoch
         ticket, member.ticket = member.ticket, None
-        self.server.reply(ticket, encode_reply(plan))
+        self.server.reply(ticket, plan)

@@ -23,7 +23,7 @@ import torch
 from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import Event, EventLog
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
-from tailrace.transfer.weights.messages import NO_VERSION, known
+from tailrace.transfer.weights.messages import NO_VERSION, WEIGHTS, known
 from tailrace.transfer.weights.roster import Roster
 from tailrace.transfer.weights.segments import SHARED, Pool
 from tailrace.transfer.weights.thread import ServerThread
@@ -126,7 +126,7 @@ class WeightSender:
             self._pool = Pool(directory)
             stack.callback(self._pool.close)
             endpoints = stack.enter_context(listening(listen))
-            self._server = Server("sender", token, endpoints=endpoints, silence_s=limit_s, signs_of_life=True)
+            self._server = Server("sender", token, WEIGHTS, endpoints=endpoints, silence_s=limit_s, signs_of_life=True)
             self._open = stack.pop_all()
         self.address = WeightsAddress(endpoints=self._server.endpoints, host=host_id(), token=token)
         """For receivers; it holds the token."""

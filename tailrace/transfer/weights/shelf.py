@@ -10,7 +10,6 @@ import math
 from collections.abc import Iterable
 
 from tailrace.errors import WireError
-from tailrace.transfer.queue.messages import Failure
 from tailrace.transfer.weights.messages import (
     Chunk,
     Describe,
@@ -19,12 +18,11 @@ from tailrace.transfer.weights.messages import (
     Gone,
     Progress,
     Ready,
-    Reply,
-    encode_reply,
 )
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.versions import Holding
-from tailrace.transfer.wire.frames import Reply as WireReply
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Failure
 from tailrace.transfer.wire.server import Incoming, Server, Ticket
 
 Wanted = Describe | Progress | Fetch
@@ -69,12 +67,13 @@ class Shelf:
         """Memory that is given from."""
         return [holding.segment for holding in self._holdings.values()]
 
-    def answer(self, incoming: Incoming, wanted: Wanted) -> WireReply | None:
-        """The answer now, or None: it comes when there is one.
+    def answer(self, incoming: Incoming) -> Reply | None:
+        """The answer to a `Wanted` now, or None: it comes when there is one.
 
         Raises:
             WireError: there is no such chunk in the version.
         """
+        wanted: Wanted = incoming.message
         reply = self._reply(wanted)
         if reply is None:
             self._wait(incoming.ticket, wanted)
@@ -89,7 +88,7 @@ class Shelf:
             try:
                 reply = self._reply(wanted)
             except WireError as error:
-                reply = WireReply(Failure.of(error))
+                reply = Reply(Failure.of(error))
             if reply is not None:
                 self._server.reply(ticket, *self._forget(ticket, reply))
 
@@ -98,7 +97,7 @@ class Shelf:
         for ticket in [ticket for ticket in self._waiting if ticket.client == client]:
             del self._waiting[ticket]
 
-    def _forget(self, ticket: Ticket, reply: WireReply) -> WireReply:
+    def _forget(self, ticket: Ticket, reply: Reply) -> Reply:
         serial = self._waiting.pop(ticket).serial
         holding = self._holdings.get(serial)
         if holding is not None:  # whoever adds chunks is not to call again for what was answered
@@ -112,27 +111,27 @@ class Shelf:
         if holding is not None:
             holding.wake_at = min(holding.wake_at, _chunks_for(wanted))
 
-    def _reply(self, wanted: Wanted) -> WireReply | None:
+    def _reply(self, wanted: Wanted) -> Reply | None:
         holding = self._holdings.get(wanted.serial)
         if holding is None:
-            return None if wanted.serial > self._newest else _told(Gone())
+            return None if wanted.serial > self._newest else Reply(Gone())
         match wanted:
             case Describe():
-                return _told(Described(holding.encoded, str(holding.segment.path)))
+                return Reply(Described(holding.encoded, str(holding.segment.path)))
             case Progress(_, have, want):
                 _check(have < want <= holding.manifest.chunks, wanted, holding)
-                return _told(Ready(holding.sums(have))) if holding.ready >= want else None
+                return Reply(Ready(holding.sums(have))) if holding.ready >= want else None
             case Fetch(_, chunk):
                 _check(chunk < holding.manifest.chunks, wanted, holding)
                 return self._chunk(holding, chunk)
 
-    def _chunk(self, holding: Holding, chunk: int) -> WireReply | None:
+    def _chunk(self, holding: Holding, chunk: int) -> Reply | None:
         value = holding.sum(chunk)
         if value is None:
             return None
         data = holding.memory[holding.manifest.span(chunk)]
         self.bytes_sent += len(data)
-        return WireReply(encode_reply(Chunk(value)), [data])
+        return Reply(Chunk(value), [data])
 
 
 def _chunks_for(wanted: Wanted) -> float:
@@ -144,10 +143,6 @@ def _chunks_for(wanted: Wanted) -> float:
             return chunk + 1
         case Describe():
             return math.inf
-
-
-def _told(reply: Reply) -> WireReply:
-    return WireReply(encode_reply(reply))
 
 
 def _check(right: bool, wanted: Wanted, holding: Holding) -> None:

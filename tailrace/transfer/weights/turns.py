@@ -1,6 +1,6 @@
 """Turns to install a version, so that all engines but one generate (AsyncFlow, figure 8 d).
 
-    receiver ──TakeTurn──▶ line ──first──▶ Noted       has it until EndTurn, or until it is gone; then the next has it
+    receiver ──TakeTurn──▶ line ──first──▶ Accepted    has it until EndTurn, or until it is gone; then the next has it
 
 Who waits on whom: a receiver on those that asked before it, as long as they give signs of life. A name stands for one
 wish, whatever connection it comes by, so a receiver that connects again keeps its place.

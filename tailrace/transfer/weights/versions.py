@@ -16,10 +16,10 @@ import xxhash
 from msgspec import Meta
 
 from tailrace.errors import WeightsError, one_line
-from tailrace.transfer.queue.messages import Count
 from tailrace.transfer.weights.messages import SUM_BYTES
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.wire.frames import MAX_FRAME_BYTES
+from tailrace.transfer.wire.messages import Count
 
 ALIGNMENT = 64
 """Bytes; tensors begin, and chunks end, at multiples of it."""

@@ -1,8 +1,9 @@
-"""Requests and answers between processes, over ZeroMQ.
+"""Requests and answers between processes, over ZeroMQ; which ones, a `Protocol` says.
 
 server       a loop that answers                   connection   a client's side: retries and limits
 aio          operations in an event loop           sync         operations that block
 handshake    both sides know the token             answers      a request that is repeated counts once
 frames       a message as bytes                    sockets      endpoints and listeners
-porter       lets connections in                   doubts       whether a silent server is still there
+porter       lets connections in                   messages     those of the wire itself
+protocol     those of a kind of server             peers        what a client knows about servers
 """

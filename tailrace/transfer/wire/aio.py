@@ -15,8 +15,9 @@ import zmq
 from tailrace.errors import QueueClosed, TailraceError
 from tailrace.transfer.wire.calls import Beside, Call, Operation, Outcome, Step, nothing, too_late
 from tailrace.transfer.wire.connection import Connection, Patience, Then
-from tailrace.transfer.wire.doubts import Doubts
 from tailrace.transfer.wire.handshake import Identity, check_token
+from tailrace.transfer.wire.peers import Peers
+from tailrace.transfer.wire.protocol import Protocol
 from tailrace.transfer.wire.sockets import readable
 
 T = TypeVar("T")
@@ -78,15 +79,21 @@ class _Wire:
 
 
 class AsyncClient:
-    """Carries out operations beside each other: `async with AsyncClient("rollout", token) as client: ...`.
+    """Carries out operations beside each other: `async with AsyncClient("rollout", token, protocol) as client: ...`.
 
     For one event loop. An operation that is cancelled takes back what it was waiting for.
     """
 
     def __init__(
-        self, name: str, token: bytes, *, controller: str | None = None, patience: Patience | None = None
+        self,
+        name: str,
+        token: bytes,
+        protocol: Protocol,
+        *,
+        peers: Peers | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """`name`: for people. `controller`: the endpoint of the one to ask about other servers that are silent.
+        """`name`: for people. `peers`: what is known about the servers.
 
         Raises:
             WireError: the token is too short.
@@ -94,10 +101,11 @@ class AsyncClient:
         check_token(token)
         self._name = name
         self._token = token
+        self._protocol = protocol
+        self._peers = peers or Peers()
         self._patience = patience or Patience()
         self._context: zmq.Context[Any] = zmq.Context()
         self._wires: dict[str, _Wire] = {}
-        self._doubts = Doubts(controller)
         self._steps: dict[int, Step] = {}
         """Under way, by id."""
 
@@ -128,7 +136,7 @@ class AsyncClient:
             result: T = stop.value
             return result
         except TimeoutError:
-            raise too_late(within_s) from None
+            raise too_late(within_s, self._protocol) from None
         finally:
             operation.close()
             self.tell(beside())
@@ -185,17 +193,20 @@ class AsyncClient:
         if self._context.closed:
             raise QueueClosed("this client was closed")
         if endpoint not in self._wires:
-            connection = Connection(self._context, endpoint, Identity(self._name, self._token), self._patience)
+            identity = Identity(self._name, self._token)
+            peer = self._peers.name(endpoint)
+            connection = Connection(self._context, endpoint, identity, self._protocol, self._patience, peer=peer)
             self._wires[endpoint] = _Wire(connection, self._patience.tick_s, self._look_after)
         return self._wires[endpoint]
 
     def _look_after(self) -> None:
         """Give up servers that are gone, and ask about those that may be."""
-        connections = {endpoint: wire.connection for endpoint, wire in self._wires.items()}
-        for endpoint in self._doubts.gone(connections):
+        silent = {endpoint for endpoint, wire in self._wires.items() if wire.connection.in_doubt}
+        gone = self._peers.gone(silent)
+        for endpoint in gone:
             self._wires.pop(endpoint).lose()
-        if (question := self._doubts.question(connections)) is not None:
-            self._wire(question.to).start(question, self._doubts.take)
+        if (question := self._peers.question(silent - gone)) is not None:
+            self._wire(question.to).start(question, self._peers.take)
 
 
 def _settle(future: asyncio.Future[Outcome], outcome: Outcome) -> None:

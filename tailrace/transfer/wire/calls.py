@@ -2,28 +2,22 @@
 
     operation ──Step: calls──▶ SyncClient.run, AsyncClient.run: retries, limits ──a reply or error for each──▶ operation
 
-An error comes as a value, beside the replies of the same step: who asks two units wants to know what became of each.
-
-Who waits on whom: an operation on a controller that was started anew, for as long as a unit that it does not know may
-still come back to it; the controller ends that by its own limit.
+An error comes as a value, beside the replies of the same step: who asks two servers wants to know what became of each.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from tailrace.errors import PeerLost, TailraceError, WireError
-from tailrace.transfer.queue.messages import Answer, Look, Request, Unit, Welcome
 from tailrace.transfer.wire.frames import Buffer, Reply
-from tailrace.transfer.wire.sockets import reachable
+from tailrace.transfer.wire.messages import Message
+from tailrace.transfer.wire.protocol import Protocol
 
 T = TypeVar("T")
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=Message)
 
 Outcome: TypeAlias = Reply | TailraceError
-
-_RECOVERING_S = 0.2
-"""Between questions to a controller that does not know all units again yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +26,7 @@ class Call:
 
     to: str
     """Its endpoint."""
-    message: Request
+    message: Message
     frames: Sequence[Buffer] = ()
     """Not changed before the reply is there."""
     wait_s: float = 0.0
@@ -69,63 +63,6 @@ def nothing() -> Sequence[Call]:
     return ()
 
 
-class Directory:
-    """Where the servers of a queue are."""
-
-    def __init__(self, controller: str, *, dropped: Callable[[Unit], None] = lambda unit: None) -> None:
-        """`controller`: its endpoint. `dropped`: a unit was forgotten, or is none (of this kind) any more."""
-        self.controller = controller
-        self._dropped = dropped
-        self._units: dict[int, Unit] = {}
-
-    def look(self, *, otherwise: Sequence[Call] = ()) -> Operation[Welcome]:
-        """Ask the controller for units, columns and tasks."""
-        welcome = yield from ask(Call(self.controller, Look()), Welcome, otherwise=otherwise)
-        listed = {unit.number: unit for unit in welcome.units}
-        for number, unit in list(self._units.items()):
-            if unit != listed.get(number) and not (welcome.recovering and number not in listed):
-                self.forget(number)
-        self._units |= listed
-        return welcome
-
-    def units(
-        self, numbers: Iterable[int], *, otherwise: Sequence[Call] = ()
-    ) -> Operation[dict[int, Unit | TailraceError]]:
-        """Units by their numbers, or why one cannot be asked. The controller is asked where one is not known."""
-        numbers = list(numbers)
-        wanted = set(numbers)
-        if not wanted <= self._units.keys():
-            welcome = yield from self.look(otherwise=otherwise)
-            while welcome.recovering and not wanted <= self._units.keys():
-                yield Step([], otherwise, pause_s=_RECOVERING_S)
-                welcome = yield from self.look(otherwise=otherwise)
-        return {number: self._find(number) for number in numbers}
-
-    @property
-    def known(self) -> Collection[Unit]:
-        """The units that it knows now."""
-        return self._units.values()
-
-    def forget(self, number: int) -> None:
-        """A unit did not answer: ask the controller next time, it may be elsewhere by now."""
-        unit = self._units.pop(number, None)
-        if unit is not None:
-            self._dropped(unit)
-
-    def _find(self, number: int) -> Unit | TailraceError:
-        unit = self._units.get(number)
-        if unit is None:
-            return PeerLost(f"unit {number} is gone; the units of the queue are {sorted(self._units)}")
-        if not reachable(unit.endpoints, unit.host):
-            return WireError(f"unit {number} listens at {unit.endpoints} alone, which cannot be reached from this host")
-        return unit
-
-
-def endpoint(unit: Unit) -> str:
-    """Where to reach a unit that a directory has found."""
-    return reachable(unit.endpoints, unit.host)[0]
-
-
 def ask(call: Call, kind: type[A], *, otherwise: Sequence[Call] = ()) -> Operation[A]:
     """The answer to one call.
 
@@ -149,9 +86,9 @@ def expect(outcome: Outcome, kind: type[A]) -> A:
     return outcome.answer
 
 
-def too_late(within_s: float | None) -> PeerLost:
+def too_late(within_s: float | None, protocol: Protocol) -> PeerLost:
     """What to raise for an operation that was given up after so many seconds."""
     return PeerLost(
-        f"the queue's processes have not done it within {within_s:g} s; are they still serving, on machines that are "
-        f"not overloaded? `tailrace queue top` shows it"
+        f"{protocol.servers} have not done it within {within_s:g} s; are they still serving, on machines that are "
+        f"not overloaded? {protocol.state_hint}".rstrip()
     )

@@ -20,40 +20,25 @@ import msgspec
 import zmq
 
 from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
-from tailrace.transfer.queue.messages import (
+from tailrace.transfer.wire.calls import Call, Outcome, expect
+from tailrace.transfer.wire.frames import Reply, check_frames, decode_header, encode, encode_request
+from tailrace.transfer.wire.handshake import Identity
+from tailrace.transfer.wire.messages import (
+    Accepted,
     Cancel,
     Challenge,
-    Done,
     Failure,
     Hello,
-    Inventory,
-    Read,
-    Request,
-    Reserve,
-    Settle,
+    Message,
     Stranger,
-    Tell,
     Waiting,
-    Welcome,
-    Write,
 )
-from tailrace.transfer.wire.calls import Call, Outcome, expect
-from tailrace.transfer.wire.frames import (
-    Reply,
-    check_frames,
-    decode_answer,
-    decode_header,
-    encode,
-    encode_request,
-)
-from tailrace.transfer.wire.handshake import Identity
+from tailrace.transfer.wire.protocol import Protocol
 from tailrace.transfer.wire.sockets import dealer, readable, receive, send
 
 Then: TypeAlias = Callable[[Outcome], None]
 """Gets the reply, or the error that took its place. Raises nothing."""
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_TO_UNITS = (Reserve, Write, Read, Done, Settle, Inventory)
-"""Requests that only storage units get."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +51,7 @@ class Patience:
     """Seconds before a request is sent again, twice as many each time after that. Few get lost: with a connection."""
     max_retry_s: float = 20.0
     doubt_s: float = 1.0
-    """Seconds without a sign of life after which a client asks whether the server is still there, see `Doubts`."""
+    """Seconds without a sign of life after which a client asks whether the server is still there, see `Peers`."""
 
     @classmethod
     def within(cls, limit_s: float) -> "Patience":
@@ -101,10 +86,13 @@ class Connection:
         context: "zmq.Context[Any]",
         endpoint: str,
         identity: Identity,
+        protocol: Protocol,
         patience: Patience,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        peer: str,
     ) -> None:
-        """Connects in the background.
+        """Connects in the background. `peer`: what the server is called in error texts, "the controller".
 
         Raises:
             WireError: that is no endpoint.
@@ -113,12 +101,14 @@ class Connection:
         self._events = self.socket.get_monitor_socket(_REFUSED | zmq.EVENT_DISCONNECTED)
         self._is_connected = True
         self._endpoint = endpoint
+        self._peer = f"{peer} at {endpoint}"
         self._identity = identity
+        self._protocol = protocol
         self._patience = patience
         self._clock = clock
         self._requests: dict[int, _Request] = {}
         """By number: those without an answer."""
-        self._open: dict[int, Request | None] = {}
+        self._open: dict[int, Message | None] = {}
         """By number, ascending: those without an answer, or held: the server keeps their answers.
 
         None stands for one that is being undone.
@@ -228,7 +218,7 @@ class Connection:
         self._open.clear()
         self._hang_up(0)
         for request in ended:
-            request.then(PeerLost(f"{self._server(request)} is lost: its process is gone"))
+            request.then(PeerLost(f"{self._peer} is lost: its process is gone"))
 
     def _hang_up(self, linger: int | None) -> None:
         if not self.socket.closed:
@@ -269,7 +259,7 @@ class Connection:
             return  # a second answer, or one that came too late
         self._heard = self._clock()
         try:
-            answer = decode_answer(header)
+            answer = self._protocol.decode_answer(header)
         except WireError as error:
             self._end(header.number, error)
             return
@@ -305,20 +295,12 @@ class Connection:
     def _give_up(self, number: int, now: float) -> None:
         request = self._requests[number]
         waited = now - request.started
-        hint = "" if isinstance(request.call.message, Tell) else " `tailrace queue top` shows it"
         error = PeerLost(
-            f"{self._server(request)} did not answer within {waited:.1f} s; is it still serving, on a machine that is "
-            f"not overloaded?{hint}"
+            f"{self._peer} did not answer within {waited:.1f} s; is it still serving, on a machine that is "
+            f"not overloaded? {self._protocol.state_hint}".rstrip()
         )
         self.cancel(number)
         request.then(error)
-
-    def _server(self, request: _Request) -> str:
-        """Whom it went to, for people."""
-        if isinstance(request.call.message, Tell):
-            return f"the process at {self._endpoint}, which has the weights,"
-        role = "storage unit" if isinstance(request.call.message, _TO_UNITS) else "controller"
-        return f"the {role} of the queue at {self._endpoint}"
 
     def _look_whether_cut_off(self, now: float) -> None:
         """What was under way when the connection was lost is sent again at once.
@@ -337,8 +319,7 @@ class Connection:
             self._refuse(
                 WireError(
                     f"at {self._endpoint} the server does not know the token that this client has, or is of another "
-                    f"version of Tailrace: another one is there now; read the address of the one that is meant, a "
-                    f"queue's from its connection file: QueueAddress.read(path)"
+                    f"version of Tailrace: another one is there now; {self._protocol.address_hint}"
                 )
             )
 
@@ -361,15 +342,15 @@ class Connection:
 
     def _on_challenge(self, hello: Hello, result: Outcome) -> None:
         try:
-            prove = self._identity.prove(hello, expect(result, Challenge))
+            prove = self._identity.prove(hello, expect(result, Challenge), hint=self._protocol.address_hint)
         except TailraceError as error:
             self._refuse(error)
         else:
-            self._ask_to_enter(prove, self._on_welcome)
+            self._ask_to_enter(prove, self._on_entered)
 
-    def _on_welcome(self, result: Outcome) -> None:
+    def _on_entered(self, result: Outcome) -> None:
         try:
-            expect(result, Welcome)
+            expect(result, Accepted)
         except TailraceError as error:
             self._refuse(error)
         else:

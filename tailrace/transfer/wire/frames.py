@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Meta
 
 from tailrace.errors import WireError, one_line
-from tailrace.transfer.queue.messages import Answer, Request
+from tailrace.transfer.wire.messages import Message
 
 T = TypeVar("T")
 
@@ -43,13 +43,13 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 class _Outgoing(msgspec.Struct, array_like=True):
     number: int
     oldest: int
-    message: Request | Answer | msgspec.Raw
+    message: Message | msgspec.Raw
 
 
 class Reply(NamedTuple):
     """An answer and the frames that came, or go, along."""
 
-    answer: Answer
+    answer: Message
     frames: Sequence[Buffer] = ()
 
 
@@ -57,11 +57,9 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=operator.index)  # of integers that 
 _UNFIT = (TypeError, ValueError, OverflowError, RecursionError)
 """What encoding raises for a value that has no form in msgpack: a foreign type, a number too big, bad Unicode."""
 _HEADERS = msgspec.msgpack.Decoder(Header)
-_REQUESTS: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def encode_request(message: Request) -> msgspec.Raw:
+def encode_request(message: Message) -> msgspec.Raw:
     """A request as it travels, for `encode`.
 
     Raises:
@@ -73,7 +71,7 @@ def encode_request(message: Request) -> msgspec.Raw:
         raise WireError(f"{type(message).__name__} cannot be sent: {_unfit(message)}{one_line(error)}") from None
 
 
-def _unfit(message: Request) -> str:
+def _unfit(message: Message) -> str:
     """The first field that cannot be encoded, to begin a message with."""
     for name in message.__struct_fields__:
         value = getattr(message, name)
@@ -84,9 +82,7 @@ def _unfit(message: Request) -> str:
     return ""
 
 
-def encode(
-    number: int, oldest: int, message: Request | Answer | msgspec.Raw, frames: Sequence[Buffer] = ()
-) -> list[Buffer]:
+def encode(number: int, oldest: int, message: Message | msgspec.Raw, frames: Sequence[Buffer] = ()) -> list[Buffer]:
     """The frames of a message."""
     return _in_pieces([_ENCODER.encode(_Outgoing(number, oldest, message)), *frames])
 
@@ -141,28 +137,15 @@ def decode_header(frame: Buffer) -> Header:
     Raises:
         WireError: these bytes are none.
     """
-    return _decode(_HEADERS, frame, "the header of a message")
+    return decode(_HEADERS, frame, "the header of a message")
 
 
-def decode_request(header: Header) -> Request:
-    """What is asked.
-
-    Raises:
-        WireError: no known request, or its fields are not as they must be.
-    """
-    return _decode(_REQUESTS, header.message, "a request")
-
-
-def decode_answer(header: Header) -> Answer:
-    """What is answered.
+def decode(decoder: "msgspec.msgpack.Decoder[T]", data: Buffer | msgspec.Raw, what: str) -> T:
+    """The bytes as what the decoder is for, which is called `what` in errors.
 
     Raises:
-        WireError: no known answer, or its fields are not as they must be.
+        WireError: these bytes are none.
     """
-    return _decode(_ANSWERS, header.message, "an answer")
-
-
-def _decode(decoder: "msgspec.msgpack.Decoder[T]", data: Buffer | msgspec.Raw, what: str) -> T:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

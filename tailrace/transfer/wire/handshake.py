@@ -1,6 +1,6 @@
-"""Who may speak: both ends of a connection prove that they know the queue's token, and neither says it.
+"""Who may speak: both ends of a connection prove that they know the token, and neither says it.
 
-    client ──Hello(name, nonce)──▶ server ──Challenge(nonce, proof)──▶ client ──Prove(proof)──▶ server ──Welcome──▶
+    client ──Hello(name, nonce)──▶ server ──Challenge(nonce, proof)──▶ client ──Prove(proof)──▶ server ──Accepted──▶
 
 Before that, ZeroMQ has let the connection in by its password (`porter`). A proof is an HMAC-SHA-256 under the token
 over a word for the side, both nonces and the client's name. It holds for one connection: ZeroMQ gives every new one a
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tailrace.errors import WireError
-from tailrace.transfer.queue.messages import NONCE_BYTES, PROTOCOL, Challenge, Hello, Prove
+from tailrace.transfer.wire.messages import NONCE_BYTES, PROTOCOL, Challenge, Hello, Prove
 from tailrace.transfer.wire.porter import Password
 from tailrace.transfer.wire.sockets import host_id
 
@@ -46,16 +46,15 @@ class Identity:
         """The first message of a connection."""
         return Hello(self.unique, host_id(), PROTOCOL, secrets.token_bytes(NONCE_BYTES))
 
-    def prove(self, hello: Hello, challenge: Challenge) -> Prove:
-        """The answer to a challenge.
+    def prove(self, hello: Hello, challenge: Challenge, *, hint: str) -> Prove:
+        """The answer to a challenge. `hint`: ends the error text, see `Protocol.address_hint`.
 
         Raises:
             WireError: the server does not know the token.
         """
         if not hmac.compare_digest(challenge.proof, proof_of_server(self.token, hello, challenge.nonce)):
             raise WireError(
-                "the server does not know the token that this client has: another one is there now; read the address "
-                "of the one that is meant, a queue's from its connection file: QueueAddress.read(path)"
+                f"the server does not know the token that this client has: another one is there now; {hint}"
             )
         return Prove(proof_of_client(self.token, hello, challenge.nonce))
 

@@ -1,4 +1,4 @@
-"""The loop of a controller or a unit: one thread, one ROUTER socket, and links to other servers.
+"""The loop of a server: one thread, one ROUTER socket, and links to other servers.
 
     connection ──message──▶ door ──stranger──▶ "say Hello first"
                              └──client──▶ answered before? the same answer again
@@ -24,20 +24,6 @@ from typing import Any, NamedTuple
 import zmq
 
 from tailrace.errors import TailraceError, WireError, one_line
-from tailrace.transfer.queue.messages import (
-    Accepted,
-    Answer,
-    Beat,
-    Cancel,
-    Failure,
-    Hello,
-    Look,
-    Prove,
-    Request,
-    Stranger,
-    Waiting,
-    Welcome,
-)
 from tailrace.transfer.wire.answers import Answers
 from tailrace.transfer.wire.clock import LONGEST_STEP_S, RunningClock
 from tailrace.transfer.wire.connection import Connection, Patience
@@ -47,10 +33,21 @@ from tailrace.transfer.wire.frames import (
     Reply,
     check_frames,
     decode_header,
-    decode_request,
     encode,
 )
 from tailrace.transfer.wire.handshake import Door, Identity, name_of
+from tailrace.transfer.wire.messages import (
+    Accepted,
+    Beat,
+    Cancel,
+    Failure,
+    Hello,
+    Message,
+    Prove,
+    Stranger,
+    Waiting,
+)
+from tailrace.transfer.wire.protocol import Protocol
 from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS, Listener, send
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -90,15 +87,11 @@ class Service(ABC):
 
     @property
     @abstractmethod
-    def handlers(self) -> Mapping[type[Request], Handler]:
-        """By the type of the request; read once. Hello, Prove, Look and Beat are the server's.
+    def handlers(self) -> Mapping[type[Message], Handler]:
+        """By the type of the request; read once. Hello and Prove are the server's; Beat is accepted by default.
 
         That of Cancel undoes what `Server.answered` says was done for the request, or forgets its ticket.
         """
-
-    @abstractmethod
-    def welcome(self) -> Welcome:
-        """For who comes in."""
 
     @property
     @abstractmethod
@@ -115,12 +108,13 @@ class Service(ABC):
 
 
 class Server:
-    """Serves a service until it is stopped: `Server(token, ...)`, then `run(service)`."""
+    """Serves a service until it is stopped: `Server(name, token, protocol)`, then `run(service)`."""
 
     def __init__(
         self,
         name: str,
         token: bytes,
+        protocol: Protocol,
         *,
         endpoints: Sequence[str] = DEFAULT_ENDPOINTS,
         silence_s: float = 3600.0,
@@ -138,6 +132,7 @@ class Server:
         """
         self.name = name
         self._token = token
+        self._protocol = protocol
         self._door = Door(token, silence_s=silence_s)
         self._signs_of_life = signs_of_life
         self._patience = patience or Patience()
@@ -176,13 +171,16 @@ class Server:
         """Seconds, by the clock of deadlines."""
         return self._clock()
 
-    def link(self, endpoint: str) -> Connection:
-        """A connection to another server, as a client of it, that this server's loop drives.
+    def link(self, endpoint: str, *, peer: str) -> Connection:
+        """A connection to another server of the protocol, as a client of it, that this server's loop drives.
+
+        `peer`: see `Connection`.
 
         Raises:
             WireError: that is no endpoint.
         """
-        link = Connection(self._context, endpoint, Identity(self.name, self._token), self._patience, self._clock)
+        identity = Identity(self.name, self._token)
+        link = Connection(self._context, endpoint, identity, self._protocol, self._patience, self._clock, peer=peer)
         self._links[link.socket] = link
         self._poller.register(link.socket, zmq.POLLIN)
         return link
@@ -196,7 +194,6 @@ class Server:
     def run(self, service: Service) -> None:
         """Serve until `stop`, then close everything. Requests that wait stay without an answer."""
         handlers = dict(service.handlers)
-        handlers.setdefault(Look, lambda _: Reply(service.welcome()))
         handlers.setdefault(Beat, lambda _: Reply(Accepted()))
         try:
             while not self._stopped:
@@ -220,7 +217,7 @@ class Server:
         with suppress(OSError):  # it has ended, or there are so many calls that it wakes up anyway
             self._waker.send(b"!")
 
-    def reply(self, ticket: Ticket, answer: Answer, frames: Sequence[Buffer] = ()) -> None:
+    def reply(self, ticket: Ticket, answer: Message, frames: Sequence[Buffer] = ()) -> None:
         """Answer a request whose handler returned None. One that was cancelled is left without.
 
         Raises:
@@ -247,29 +244,29 @@ class Server:
         """The clients whose connections were made under this name."""
         return [client for client in self._clients if name_of(client) == name]
 
-    def answered(self, ticket: Ticket) -> Answer | None:
+    def answered(self, ticket: Ticket) -> Message | None:
         """What a request that mutates was answered; None while it waits, or once its client has the answer."""
         answers = self._clients.get(ticket.client)
         kept = None if answers is None else answers.kept(ticket.number)
         return None if kept is None else kept.answer
 
-    def recall(self, ticket: Ticket, answer: Answer) -> None:
+    def recall(self, ticket: Ticket, answer: Message) -> None:
         """What a request was answered by a server before this one; before `run`."""
         if ticket.client not in self._clients:
             self._clients[ticket.client] = Answers()
             self._door.expect(ticket.client, self.now)
         self._clients[ticket.client].recall(ticket.number, Reply(answer))
 
-    def kept(self) -> Iterator[tuple[Ticket, Answer]]:
+    def kept(self) -> Iterator[tuple[Ticket, Message]]:
         """Requests whose answers may be asked for again, with these."""
         for client, answers in self._clients.items():
             for number, reply in answers.all_kept():
                 yield Ticket(client, number), reply.answer
 
-    def _turn(self, service: Service, handlers: Mapping[type[Request], Handler]) -> None:
+    def _turn(self, service: Service, handlers: Mapping[type[Message], Handler]) -> None:
         for ready, _ in self._poller.poll(self._wait_ms(service)):
             if ready is self._socket:
-                self._receive(service, handlers)
+                self._receive(handlers)
             elif ready in self._links:
                 self._links[ready].receive()
             elif ready == self._wake.fileno():
@@ -299,7 +296,7 @@ class Server:
         # rounded up: a poll that ends just before its deadline would be made again and again
         return max(0, math.ceil(min([_MAX_WAIT_S, *waits]) * 1000))
 
-    def _receive(self, service: Service, handlers: Mapping[type[Request], Handler]) -> None:
+    def _receive(self, handlers: Mapping[type[Message], Handler]) -> None:
         for _ in range(_AT_ONCE):
             message = self._listener.receive()
             if message is None:
@@ -311,20 +308,20 @@ class Server:
                 continue
             client = self._door.client(route, self._clock())
             if client is None:
-                self._answer_stranger(route, descriptor, header, service)
+                self._answer_stranger(route, descriptor, header)
             else:
                 self._answer_client(route, client, header, frames, handlers)
 
-    def _answer_stranger(self, route: bytes, descriptor: int, header: Header, service: Service) -> None:
-        answer: Answer = Stranger()
+    def _answer_stranger(self, route: bytes, descriptor: int, header: Header) -> None:
+        answer: Message = Stranger()
         try:
-            match decode_request(header):
+            match self._protocol.decode_request(header):
                 case Hello() as hello:
                     answer = self._door.challenge(route, hello)
                 case Prove() as prove if client := self._door.enter(route, prove, self._clock()):
                     self._clients.setdefault(client, Answers())
                     self._listener.know(descriptor)
-                    answer = service.welcome()
+                    answer = Accepted()
         except TailraceError as error:
             answer = Failure.of(error)
         send(self._socket, [route, *encode(header.number, 0, answer)])
@@ -335,7 +332,7 @@ class Server:
         client: str,
         header: Header,
         frames: Sequence[memoryview],
-        handlers: Mapping[type[Request], Handler],
+        handlers: Mapping[type[Message], Handler],
     ) -> None:
         answers = self._clients[client]
         answers.forget(header.oldest)
@@ -351,11 +348,11 @@ class Server:
             self._handle(Ticket(client, header.number), header, frames, handlers)
 
     def _handle(
-        self, ticket: Ticket, header: Header, frames: Sequence[memoryview], handlers: Mapping[type[Request], Handler]
+        self, ticket: Ticket, header: Header, frames: Sequence[memoryview], handlers: Mapping[type[Message], Handler]
     ) -> None:
         answers = self._clients[ticket.client]
         try:
-            message = decode_request(header)
+            message = self._protocol.decode_request(header)
         except WireError as error:
             self.reply(ticket, Failure.of(error))
             return

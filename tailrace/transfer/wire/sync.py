@@ -13,22 +13,29 @@ import zmq
 from tailrace.errors import QueueClosed, TailraceError
 from tailrace.transfer.wire.calls import Beside, Call, Operation, Outcome, Step, nothing, too_late
 from tailrace.transfer.wire.connection import Connection, Patience
-from tailrace.transfer.wire.doubts import Doubts
 from tailrace.transfer.wire.handshake import Identity, check_token
+from tailrace.transfer.wire.peers import Peers
+from tailrace.transfer.wire.protocol import Protocol
 
 T = TypeVar("T")
 
 
 class SyncClient:
-    """Carries out operations one after the other: `with SyncClient("trainer", token) as client: client.run(...)`.
+    """Carries out operations one after the other: `with SyncClient("trainer", token, protocol) as client: ...`.
 
     For one thread. Between calls it is silent, so whoever holds a lease renews it.
     """
 
     def __init__(
-        self, name: str, token: bytes, *, controller: str | None = None, patience: Patience | None = None
+        self,
+        name: str,
+        token: bytes,
+        protocol: Protocol,
+        *,
+        peers: Peers | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """`name`: for people. `controller`: the endpoint of the one to ask about other servers that are silent.
+        """`name`: for people. `peers`: what is known about the servers.
 
         Raises:
             WireError: the token is too short.
@@ -36,13 +43,14 @@ class SyncClient:
         check_token(token)
         self._name = name
         self._token = token
+        self._protocol = protocol
+        self._peers = peers or Peers()
         self._patience = patience or Patience()
         self._tick_ms = math.ceil(self._patience.tick_s * 1000)
         self._context: zmq.Context[Any] = zmq.Context()
         self._poller = zmq.Poller()
         self._connections: dict[str, Connection] = {}
         self._by_socket: dict[Any, Connection] = {}
-        self._doubts = Doubts(controller)
 
     def __enter__(self) -> Self:
         """Nothing to do: it connects where a call goes."""
@@ -71,7 +79,7 @@ class SyncClient:
             result: T = stop.value
             return result
         except TimeoutError:
-            raise too_late(within_s) from None
+            raise too_late(within_s, self._protocol) from None
         finally:
             operation.close()
             self.tell(beside())
@@ -123,10 +131,12 @@ class SyncClient:
             self._by_socket[socket].receive()
         for connection in self._connections.values():
             connection.tick()
-        for endpoint in self._doubts.gone(self._connections):
+        silent = {endpoint for endpoint, connection in self._connections.items() if connection.in_doubt}
+        gone = self._peers.gone(silent)
+        for endpoint in gone:
             self._lose(endpoint)
-        if (question := self._doubts.question(self._connections)) is not None:
-            self._connection(question.to).start(question, self._doubts.take)
+        if (question := self._peers.question(silent - gone)) is not None:
+            self._connection(question.to).start(question, self._peers.take)
 
     def _lose(self, endpoint: str) -> None:
         connection = self._connections.pop(endpoint)
@@ -138,7 +148,9 @@ class SyncClient:
         if self._context.closed:
             raise QueueClosed("this client was closed")
         if endpoint not in self._connections:
-            connection = Connection(self._context, endpoint, Identity(self._name, self._token), self._patience)
+            identity = Identity(self._name, self._token)
+            peer = self._peers.name(endpoint)
+            connection = Connection(self._context, endpoint, identity, self._protocol, self._patience, peer=peer)
             self._connections[endpoint] = connection
             self._by_socket[connection.socket] = connection
             self._poller.register(connection.socket, zmq.POLLIN)

@@ -17,7 +17,8 @@ from tailrace.transfer.queue.adapters.claimant import Answer, Arrived, Claimant,
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.messages import Claimed, Failure, unpack
+from tailrace.transfer.queue.messages import Claimed, unpack
+from tailrace.transfer.wire.messages import Failure
 from tests.transfer.processes.served import LIMIT_S, Served, serving
 from tests.transfer.tables import tokens
 

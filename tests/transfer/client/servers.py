@@ -10,6 +10,7 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.service import Controller
+from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import Storage
@@ -81,7 +82,7 @@ def serving(
 ) -> Iterator[Served]:
     """The queue of `table` by default; ready when it is entered. `clock`: of the controller; `listen` makes servers."""
     with ExitStack() as stack:
-        server = listen("controller", TOKEN, endpoints=endpoints, clock=clock)
+        server = listen("controller", TOKEN, QUEUE, endpoints=endpoints, clock=clock)
         settings = ServiceQueueConfig.model_validate({"units": units, **config})
         journal = Journal(directory / "journal")
         stack.enter_context(_running(server, Controller(server, tasks or table(), settings, journal=journal)))
@@ -91,7 +92,7 @@ def serving(
             for number in range(units):
                 storage = make(directory)
                 stack.callback(storage.close)
-                unit = listen(f"unit-{number}", TOKEN, endpoints=endpoints)
+                unit = listen(f"unit-{number}", TOKEN, QUEUE, endpoints=endpoints)
                 where = server.endpoints[0]
                 service = StorageUnit(
                     unit, storage, name=f"unit-{number}", controller=where, max_bytes=MAX_BYTES, join_every_s=0.05

@@ -8,7 +8,7 @@ import pytest
 from tailrace.errors import PeerLost, WireError
 from tailrace.transfer.queue.client.memory import Memory
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.messages import Cells, Done, Reserved, Unit, Welcome
+from tailrace.transfer.queue.messages import Cells, Done, Reserved, Table, Unit
 from tailrace.transfer.queue.storage.arena import ArenaStorage, Place
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.sockets import host_id
@@ -126,7 +126,7 @@ def test_the_memory_of_a_unit_that_is_gone_is_unmapped(arena: ArenaStorage) -> N
 
 
 def look(session: Session, *units: Unit) -> None:
-    Play(session.directory.look()).answer(Welcome(1, list(units)))
+    Play(session.directory.read_table()).answer(Table(list(units), {}, []))
 
 
 def test_a_segment_that_is_none_and_a_place_outside_of_it_are_refused(arena: ArenaStorage) -> None:

@@ -15,18 +15,17 @@ from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.memory import frame_memory
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import (
-    Accepted,
     Ack,
     Admit,
     Admitted,
     Cells,
     Claim,
     Claimed,
-    Look,
     Nack,
     Read,
+    ReadTable,
+    Table,
     Unit,
-    Welcome,
     Withdraw,
     Withdrawn,
     Write,
@@ -34,13 +33,14 @@ from tailrace.transfer.queue.messages import (
 )
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.frames import Buffer
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.types import Value
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT, group, tokens
 from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import ints, packed
 
 UNITS = [Unit(number, [f"tcp://unit:{number}"], "elsewhere", "") for number in range(3)]
-WELCOME = Welcome(1, UNITS, dict(COLUMNS), [ROLLOUT, REWARD, ACTOR])
+WELCOME = Table(UNITS, dict(COLUMNS), [ROLLOUT, REWARD, ACTOR])
 UNIT = [unit.endpoints[0] for unit in UNITS]
 ROWS = [RowId(4, 1), RowId(5, 0)]
 
@@ -62,7 +62,7 @@ def session(clock: Clock) -> Session:
     """One that knows the table."""
     made = Session("controller", shared_memory=False, clock=clock)
     play = Play(made.prepare())
-    assert play.asked() == [("controller", Look)]
+    assert play.asked() == [("controller", ReadTable)]
     play.answer(WELCOME)
     return made
 
@@ -105,7 +105,7 @@ def test_rows_that_only_one_of_their_units_has_are_withdrawn_too_unless_they_are
     assert play.asked() == [("controller", Withdraw)], "the controller might wait for the other one for ever"
     play.answer(Withdrawn(False))
     assert play.result == ROWS
-    assert Play(session.directory.units([0])).asked() == [("controller", Look)], "it may be elsewhere by now"
+    assert Play(session.directory.units([0])).asked() == [("controller", ReadTable)], "it may be elsewhere by now"
 
 
 @pytest.mark.parametrize("error", [PeerLost("silent"), StaleRowError("too late"), StorageFull("full")])
@@ -239,7 +239,7 @@ def test_the_table_is_learned_before_anything_is_leased() -> None:
     play = Play(
         operations.claim(Session("controller", shared_memory=False), "rollout", limit=4, rank=None, timeout=5.0)
     )
-    assert play.asked() == [("controller", Look)]
+    assert play.asked() == [("controller", ReadTable)]
     play.answer(WELCOME)
     assert play.asked() == [("controller", Claim)]
 

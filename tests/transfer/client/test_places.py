@@ -12,21 +12,21 @@ from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import (
-    Accepted,
     Admit,
     Admitted,
     Done,
-    Look,
+    ReadTable,
     Reserve,
     Reserved,
+    Table,
     Unit,
-    Welcome,
     Withdraw,
     Withdrawn,
     Write,
 )
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.client.test_operations import Clock
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
@@ -50,7 +50,7 @@ class Desk:
             Unit(number, [ENDPOINTS[number]], host_id(), str(arena.directory))
             for number, arena in enumerate(self.arenas)
         ]
-        Play(self.session.prepare()).answer(Welcome(1, known, dict(COLUMNS), [ROLLOUT, REWARD, ACTOR]))
+        Play(self.session.prepare()).answer(Table(known, dict(COLUMNS), [ROLLOUT, REWARD, ACTOR]))
 
     def put(self) -> Play:
         return Play(operations.put(self.session, ROWS, timeout=5.0))
@@ -177,7 +177,7 @@ def test_a_unit_that_is_lost_is_looked_for_anew(desk: Desk) -> None:
     play = desk.put()
     play.answer(PeerLost("silent"))
     play.answer(admitted(0))
-    assert play.asked() == [("controller", Look)]
+    assert play.asked() == [("controller", ReadTable)]
 
 
 def test_rows_that_could_not_be_written_where_their_cells_lie_are_admitted_anew(desk: Desk) -> None:

@@ -8,7 +8,6 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client import snapshots
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import (
-    Accepted,
     Admitted,
     Cells,
     Export,
@@ -16,8 +15,8 @@ from tailrace.transfer.queue.messages import (
     Read,
     Release,
     Restore,
+    Table,
     Unit,
-    Welcome,
     Withdraw,
     Withdrawn,
     Write,
@@ -26,6 +25,7 @@ from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.rows.state import ControlState, RowRecord
 from tailrace.transfer.queue.snapshot import encode_snapshot
 from tailrace.transfer.wire.calls import Call
+from tailrace.transfer.wire.messages import Accepted
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
 from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import ints, packed
@@ -59,7 +59,7 @@ RELEASE = Call("controller", Release(5))
 @pytest.fixture
 def session() -> Session:
     made = Session("controller", shared_memory=False)
-    Play(made.prepare()).answer(Welcome(1, UNITS, dict(COLUMNS), TASKS))
+    Play(made.prepare()).answer(Table(UNITS, dict(COLUMNS), TASKS))
     return made
 
 

@@ -13,14 +13,12 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Journal
 from tailrace.transfer.queue.controller.service import Controller
 from tailrace.transfer.queue.messages import (
-    Accepted,
-    Answer,
-    Failure,
     Inventory,
     Join,
     Parts,
-    Request,
+    ReadTable,
     Settle,
+    Table,
     Write,
     pack,
     row_ids,
@@ -30,6 +28,7 @@ from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.frames import Buffer, Reply
+from tailrace.transfer.wire.messages import Accepted, Failure, Message
 from tailrace.transfer.wire.server import Incoming, Ticket
 from tailrace.transfer.wire.sockets import host_id
 
@@ -78,7 +77,7 @@ class FakeUnit:
     def join(self) -> Join:
         return Join(self.name, str(self.incarnation), self.lasting, [self.endpoint], host_id(), "", self.max_bytes)
 
-    def hear(self, message: Request) -> Answer | None:
+    def hear(self, message: Message) -> Message | None:
         match message:
             case Inventory() if not self.mute:
                 return Parts(_packed(self.parts))
@@ -111,28 +110,28 @@ class FakeServer:
 
     def __init__(self, units: Sequence[FakeUnit], now: float) -> None:
         self.now = now
-        self.answers: dict[Ticket, Answer] = {}
+        self.answers: dict[Ticket, Message] = {}
         self._units = {unit.endpoint: unit for unit in units}
 
-    def link(self, endpoint: str) -> FakeLink:
+    def link(self, endpoint: str, *, peer: str) -> FakeLink:
         return FakeLink(self._units[endpoint])
 
     def unlink(self, link: FakeLink) -> None:
         """Nothing to close."""
 
-    def reply(self, ticket: Ticket, answer: Answer) -> None:
+    def reply(self, ticket: Ticket, answer: Message) -> None:
         self.answers[ticket] = answer
 
-    def answered(self, ticket: Ticket) -> Answer | None:
+    def answered(self, ticket: Ticket) -> Message | None:
         return self.answers.get(ticket)
 
     def clients_named(self, name: str) -> list[str]:
         return [name]
 
-    def recall(self, ticket: Ticket, answer: Answer) -> None:
+    def recall(self, ticket: Ticket, answer: Message) -> None:
         self.answers[ticket] = answer
 
-    def kept(self) -> Iterator[tuple[Ticket, Answer]]:
+    def kept(self) -> Iterator[tuple[Ticket, Message]]:
         return iter(self.answers.items())
 
 
@@ -183,7 +182,7 @@ class Site:
     def join(self, unit: FakeUnit) -> None:
         unit.number = self.ask(unit.join()).unit
 
-    def send(self, message: Request, client: str = "client") -> Ticket:
+    def send(self, message: Message, client: str = "client") -> Ticket:
         """Ask something that may have to wait."""
         self._numbers += 1
         ticket = Ticket(client, self._numbers)
@@ -206,11 +205,15 @@ class Site:
             raise answer.error()
         return answer
 
-    def ask(self, message: Request, client: str = "client") -> Any:
+    def ask(self, message: Message, client: str = "client") -> Any:
         """Ask; what has to wait gives up at once."""
         ticket = self.send(message, client)
         self.tick()
         return self.answer(ticket)
+
+    def table(self) -> Table:
+        table: Table = self.ask(ReadTable())
+        return table
 
     def tick(self, seconds: float = 0.0) -> None:
         """Let time pass."""

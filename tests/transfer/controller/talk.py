@@ -5,21 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.transfer.queue.base import NewRow, QueueStats, RowId
-from tailrace.transfer.queue.messages import (
-    Accepted,
-    Ack,
-    Admit,
-    Admitted,
-    Claim,
-    Claimed,
-    Stats,
-    Written,
-    pack,
-    row_ids,
-    unpack,
-)
+from tailrace.transfer.queue.messages import Ack, Admit, Admitted, Claim, Claimed, Stats, Written, pack, row_ids, unpack
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.messages import Accepted
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.test_controller_machine import admit, ints, one_run
 from tests.transfer.tables import table

@@ -22,8 +22,6 @@ from tailrace.transfer.queue.messages import (
     Ack,
     Admitted,
     Advance,
-    Beat,
-    Cancel,
     Claim,
     Claimed,
     Close,
@@ -41,6 +39,7 @@ from tailrace.transfer.queue.messages import (
 )
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.messages import Beat, Cancel
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.talk import LIMIT_S, ack, alive, claim, replaced, site, small, stats, store, work, write
 from tests.transfer.controller.test_controller_machine import admit, ints, one_run
@@ -195,16 +194,6 @@ def test_a_client_that_promised_signs_of_life_loses_its_leases_when_it_gives_non
         queue.ask(Renew(lease), "silent")
     queue.ask(Renew(kept), "other")
     assert claim(queue, "rollout")[1] == rows
-
-
-def test_a_sign_of_life_may_be_given_for_another_client(tmp_path: Path) -> None:
-    queue = site(tmp_path, lease_s=1000.0)
-    store(queue, group(1, 1))
-    claim(queue, "rollout", client="worker")
-    for _ in range(8):
-        queue.ask(Beat(5.0, "worker"), "its thread")
-        alive(queue, 1, *queue.units)
-    assert stats(queue).tasks["rollout"].leased == 1
 
 
 def test_rows_for_later_weights_wait_for_them_and_nobody_waits_behind_them(tmp_path: Path) -> None:

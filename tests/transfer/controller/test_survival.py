@@ -13,7 +13,6 @@ from tailrace.transfer.queue.messages import (
     NO_UNIT,
     Admitted,
     Advance,
-    Beat,
     Claim,
     Claimed,
     Dismiss,
@@ -33,6 +32,7 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.messages import Beat
 from tests.transfer.controller.fakes import Site
 from tests.transfer.controller.talk import (
     LIMIT_S,
@@ -143,13 +143,13 @@ def test_a_controller_that_is_started_anew_waits_for_its_units_up_to_their_limit
     queue.start()
     waiting = queue.send(Claim("rollout", None, None, 100.0))
     assert queue.answer(waiting) is None, "the second unit may come back"
-    assert queue.controller.welcome().recovering
+    assert queue.table().recovering
     alive(queue, LIMIT_S, first)
     claimed: Claimed = queue.answer(waiting)
     assert len(unpack(claimed.rows, 4)) == 2
     assert stats(queue).lost_groups == 1
     assert second.parts
-    assert not queue.controller.welcome().recovering
+    assert not queue.table().recovering
 
 
 def test_a_unit_that_joins_and_never_says_what_it_has_stops_nobody_for_long(tmp_path: Path) -> None:
@@ -177,9 +177,9 @@ def test_clients_are_told_of_a_unit_from_its_join_to_its_death(tmp_path: Path) -
     [unit] = queue.units
     unit.mute = True
     queue.start()
-    assert [listed.number for listed in queue.controller.welcome().units] == [unit.number], "it answers, not ready yet"
+    assert [listed.number for listed in queue.table().units] == [unit.number], "it answers, not ready yet"
     queue.tick(LIMIT_S)
-    assert queue.controller.welcome().units == []
+    assert queue.table().units == []
 
 
 def test_a_controller_started_anew_learns_from_units_what_was_written_meanwhile(tmp_path: Path) -> None:

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from tailrace.errors import PeerLost
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.client.look import greet, look
+from tailrace.transfer.queue.client.directory import endpoint
+from tailrace.transfer.queue.client.look import look, read_table
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.controller.journal import Acked, Base, Change, Journal, Leased, Reserved
-from tailrace.transfer.queue.messages import Inventory, Parts, row_ids, unpack
+from tailrace.transfer.queue.messages import QUEUE, Inventory, Parts, row_ids, unpack
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
-from tailrace.transfer.wire.calls import Call, Operation, ask, endpoint
+from tailrace.transfer.wire.calls import Call, Operation, ask
 from tailrace.transfer.wire.sync import SyncClient
 from tests.helpers.waiting import until
 from tests.transfer.faults.auditor import Auditor, Feeder
@@ -117,8 +118,8 @@ class Chaos:
     def _inventories(self) -> list[bytes]:
         """What is stored by each unit."""
         address = self._processes.address
-        units = greet(address, name="test", limit_s=TIMEOUT_S).units
-        with SyncClient("test", address.token) as client:
+        units = read_table(address, name="test", limit_s=TIMEOUT_S).units
+        with SyncClient("test", address.token, QUEUE) as client:
             return [client.run(_inventory(endpoint(unit))).parts for unit in units]
 
 

@@ -24,7 +24,7 @@ from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.client.look import greet, look
+from tailrace.transfer.queue.client.look import look, read_table
 from tailrace.transfer.queue.processes import supervisor as module
 from tailrace.transfer.queue.processes.child import Child
 from tailrace.transfer.queue.processes.serve import UnitSettings
@@ -81,12 +81,12 @@ def test_all_units_have_joined_when_the_block_begins_and_all_processes_are_gone_
 
 def test_the_queue_serves_its_table(tmp_path: Path) -> None:
     with queue(tmp_path) as processes:
-        welcome = greet(processes.address, name="test", limit_s=LIMIT_S)
-        assert [(task.name, task.reads, task.writes) for task in welcome.tasks] == [
+        table = read_table(processes.address, name="test", limit_s=LIMIT_S)
+        assert [(task.name, task.reads, task.writes) for task in table.tasks] == [
             ("rollout", ("prompt_ids",), ("response_ids",)),
             ("sink", ("response_ids",), ()),
         ]
-        assert welcome.columns == TABLE.columns
+        assert table.columns == TABLE.columns
 
 
 async def test_it_can_be_entered_in_an_event_loop(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_one_that_stands_still_is_killed_and_started_again(
 
 def test_a_killed_unit_comes_back_under_its_name(tmp_path: Path) -> None:
     def endpoints() -> list[list[str]]:
-        return [unit.endpoints for unit in greet(processes.address, name="test", limit_s=LIMIT_S).units]
+        return [unit.endpoints for unit in read_table(processes.address, name="test", limit_s=LIMIT_S).units]
 
     with queue(tmp_path) as processes:
         before = endpoints()

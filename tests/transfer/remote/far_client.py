@@ -7,6 +7,7 @@ import sys
 
 from tailrace.transfer.queue.client import operations
 from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.client.servers import LIMIT_S, TOKEN
@@ -18,7 +19,7 @@ LONG = 16_000
 def main() -> None:
     endpoint, groups = sys.argv[1], int(sys.argv[2])
     session = Session(endpoint, shared_memory=False)
-    with SyncClient("far", TOKEN, patience=Patience(retry_s=0.5)) as client:
+    with SyncClient("far", TOKEN, QUEUE, patience=Patience(retry_s=0.5)) as client:
         for number in range(groups):
             client.run(operations.put(session, group(number, prompt=LONG), timeout=LIMIT_S))
             claim = client.run(operations.claim(session, "only", limit=1, rank=None, timeout=LIMIT_S))

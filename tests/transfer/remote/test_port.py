@@ -25,6 +25,7 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.rows.state import ControlState, LostGroup, RowRecord
+from tailrace.transfer.wire import messages as w
 from tailrace.transfer.wire.frames import PIECE_BYTES, encode
 from tailrace.transfer.wire.porter import Password
 from tests.transfer.client.servers import LIMIT_S, TOKEN, Served, arena, serving
@@ -55,11 +56,10 @@ STATE = ControlState(
     expired=[0, 0, 0],
 )
 REQUESTS: list[Any] = [
-    m.Hello("somebody", "somewhere", m.PROTOCOL, bytes(32)),
-    m.Prove(bytes(32)),
-    m.Tell(b"something"),
-    m.Beat(1.0, None),
-    m.Cancel(3),
+    w.Hello("somebody", "somewhere", w.PROTOCOL, bytes(32)),
+    w.Prove(bytes(32)),
+    w.Beat(1.0),
+    w.Cancel(3),
     m.Admit(m.pack(np.array([[10**6, 2, 1], [10**6, 2, 2]])), m.pack(np.array([-1, -1])), [RUN], 0, 0.0),
     m.Withdraw(NO_ROWS, m.pack(np.array([1, 2]))),
     m.Claim("actor", 1, None, 0.0),
@@ -79,11 +79,12 @@ REQUESTS: list[Any] = [
     m.Read(NO_ROWS, ["prompt_ids"], m.pack(np.array([0, 0])), True),
     m.Done([10**6], [10**6]),
     m.Settle(m.pack(np.array([[10**6, 0, 1]])), NO_ROWS),
-    m.Look(),
+    m.ReadTable(),
     m.Stats(),
     m.Export(),
     m.Inventory(),
 ]
+NO_CHANGE = w.Cancel(0)
 INT64 = 2**63
 STRANGE: list[Any] = [
     *(None, True, -1, 0, 1, INT64 - 1, INT64, 2 * INT64 - 1, -INT64, 1.5, float("nan"), float("inf"), -1e300),
@@ -237,13 +238,13 @@ def test_numbers_in_msgpack_claim_no_memory(endpoint: str, known: bool) -> None:
     assert rss() - before < 2**28
 
 
-def still_answers(peer: Peer, number: int) -> list[m.Answer]:
-    """The answers before that to a last question."""
-    peer.send(*encode(number, 0, m.Look()))  # type: ignore[arg-type]
+def still_answers(peer: Peer, number: int, question: w.Message = NO_CHANGE) -> list[w.Message]:
+    """The answers before that to a last question, which is accepted and changes nothing."""
+    peer.send(*encode(number, 0, question))  # type: ignore[arg-type]
     answers = []
     while (answer := peer.answer())[0] != number:
         answers.append(answer[1])
-    assert isinstance(answer[1], m.Welcome | m.Stranger)
+    assert isinstance(answer[1], w.Accepted | w.Stranger)
     return answers
 
 
@@ -258,16 +259,16 @@ def test_garbage_of_strangers_is_met_with_silence(endpoint: str) -> None:
 def test_strangers_are_asked_for_hello_and_those_without_the_token_are_refused(endpoint: str) -> None:
     with closing(Peer(endpoint)) as peer:
         for number, message in enumerate(REQUESTS[1:], start=1):
-            assert peer.ask(number, message) == m.Stranger()
+            assert peer.ask(number, message) == w.Stranger()
         challenge = peer.ask(100, REQUESTS[0])
-        assert isinstance(challenge, m.Challenge)
+        assert isinstance(challenge, w.Challenge)
         wrong = replace(peer.identity, token=b"another token of some length")
         with pytest.raises(WireError, match="does not know the token"):
-            wrong.prove(REQUESTS[0], challenge)
-        failure = peer.ask(101, m.Prove(bytes(32)))
-        assert isinstance(failure, m.Failure)
+            wrong.prove(REQUESTS[0], challenge, hint="")
+        failure = peer.ask(101, w.Prove(bytes(32)))
+        assert isinstance(failure, w.Failure)
         assert "does not know the token" in failure.text
-        assert peer.ask(102, m.Stats()) == m.Stranger()
+        assert peer.ask(102, m.Stats()) == w.Stranger()
 
 
 def places(value: Any) -> Iterator[tuple[Any, ...]]:
@@ -316,8 +317,8 @@ def test_every_field_of_every_message_of_a_client_that_is_broken(endpoint: str, 
             peer.send(msgspec.msgpack.encode([10 + count, 10 + count, broken]), *frames)
         answers = still_answers(peer, 10 + count + 1)
         assert waits or len(answers) == count
-        assert any(isinstance(answer, m.Failure) for answer in answers)
-        peer.send(*encode(10 + count + 2, 0, m.Beat(0.0)))  # type: ignore[arg-type]
+        assert any(isinstance(answer, w.Failure) for answer in answers)
+        peer.send(*encode(10 + count + 2, 0, w.Beat(0.0)))  # type: ignore[arg-type]
         still_answers(peer, 10 + count + 3)  # by now it counts as dead, and what it claimed went back
 
 
@@ -332,7 +333,7 @@ def test_one_row_is_not_asked_for_a_thousand_times(served: Served) -> None:
             peer.enter()
             read = m.Read(m.pack([row.id] * count), ["prompt_ids"], m.pack(np.zeros(count, np.int64)), False)
             failure = peer.ask(9, read)
-        assert isinstance(failure, m.Failure)
+        assert isinstance(failure, w.Failure)
         assert "name cells once" in failure.text
         queue.ack(claim, outputs(claim, response_ids=tokens(1)))
         for task, cells in (("reward", {"reward": 0.5}), ("actor", {})):
@@ -344,7 +345,7 @@ def test_a_put_of_no_rows_is_refused(served: Served) -> None:
     with closing(Peer(served.address.endpoints[-1])) as peer:
         peer.enter()
         failure = peer.ask(9, m.Admit(b"", b"", [], 0, 0.0))
-    assert failure == m.Failure("QueueError", "got a put of no rows, expected one or more")
+    assert failure == w.Failure("QueueError", "got a put of no rows, expected one or more")
 
 
 def test_states_that_contradict_themselves_are_not_taken_over(tmp_path: Path) -> None:
@@ -357,7 +358,7 @@ def test_states_that_contradict_themselves_are_not_taken_over(tmp_path: Path) ->
             number += 2
             peer.send(msgspec.msgpack.encode([number, number, broken]))
             answer = peer.answer()[1]
-            assert isinstance(answer, m.Failure | m.Admitted)
+            assert isinstance(answer, w.Failure | m.Admitted)
             admitted += isinstance(answer, m.Admitted)
             if isinstance(answer, m.Admitted):
                 assert peer.ask(number + 1, m.Withdraw(answer.rows, b"")) == m.Withdrawn(True)
@@ -372,5 +373,5 @@ def test_outputs_of_a_task_that_has_not_consumed_the_row_contradict_the_state(tm
     with serving(tmp_path) as served, closing(Peer(served.address.endpoints[-1])) as peer:
         peer.enter()
         failure = peer.ask(9, m.Restore(strange))
-    assert isinstance(failure, m.Failure)
+    assert isinstance(failure, w.Failure)
     assert "contradicts itself" in failure.text

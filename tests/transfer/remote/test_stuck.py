@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tailrace.errors import QueueTimeout, StaleRowError
-from tailrace.transfer.queue.messages import NO_VERSION, Accepted, Admit, Admitted, Join, Joined, Run, Write, pack
+from tailrace.transfer.queue.messages import NO_VERSION, QUEUE, Admit, Admitted, Join, Joined, Run, Write, pack
 from tailrace.transfer.wire.calls import Call, ask
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.client.servers import LIMIT_S, TOKEN, serving
 from tests.transfer.remote.clock import Clock
@@ -46,7 +47,7 @@ def test_the_room_of_a_producer_that_never_writes_comes_back(tmp_path: Path) -> 
     run = Run(2, ["prompt_ids"], pack(np.array([[1], [1]])))
     with (
         serving(tmp_path, clock=clock, lease_s=LEASE_S, unit_limit_s=1e6, max_rows=3) as served,
-        SyncClient("stuck", TOKEN) as stuck,
+        SyncClient("stuck", TOKEN, QUEUE) as stuck,
         sync(served.address) as queue,
     ):
         admit = Admit(numbers, pack(np.array([NO_VERSION, NO_VERSION])), [run], 0, 0.0)
@@ -69,7 +70,7 @@ def test_a_unit_that_cannot_be_reached_stalls_nobody(tmp_path: Path) -> None:
     join = Join("far", "1", False, ["tcp://127.0.0.1:9"], "", "", 2**20)
     with (
         serving(tmp_path, unit_limit_s=1e6) as served,
-        SyncClient("far", TOKEN) as far,
+        SyncClient("far", TOKEN, QUEUE) as far,
         sync(served.address) as queue,
     ):
         far.run(ask(Call(served.address.endpoint, join), Joined))

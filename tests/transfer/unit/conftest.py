@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.queue.storage.arena import ArenaStorage, ArenaView
 from tailrace.transfer.queue.storage.base import Storage
 from tailrace.transfer.queue.storage.memory import MemoryStorage
@@ -42,8 +43,8 @@ class Running:
 @contextmanager
 def running(storage: Storage, clock: Callable[[], float] = time.monotonic) -> Iterator[Running]:
     """A unit that has joined a controller of its own; it closes the storage."""
-    controller, recorder = Server("controller", TOKEN), Recorder()
-    unit = Server("unit", TOKEN, silence_s=SILENCE_S, clock=clock)
+    controller, recorder = Server("controller", TOKEN, QUEUE), Recorder()
+    unit = Server("unit", TOKEN, QUEUE, silence_s=SILENCE_S, clock=clock)
     service = StorageUnit(unit, storage, name="unit", controller=controller.endpoints[0], max_bytes=MAX_BYTES)
     with serving(controller, recorder), serving(unit, service):
         recorder.wait_for(lambda: bool(recorder.joins))

@@ -11,14 +11,12 @@ from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec, write_rows
 from tailrace.transfer.queue.messages import (
-    Accepted,
+    QUEUE,
     Cells,
     Join,
     Joined,
     Read,
-    Request,
     Run,
-    Welcome,
     Write,
     Written,
     pack,
@@ -28,6 +26,7 @@ from tailrace.transfer.queue.messages import (
 from tailrace.transfer.wire.calls import Call, Operation, Step
 from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.frames import Buffer, Reply
+from tailrace.transfer.wire.messages import Accepted, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Service
 from tailrace.transfer.wire.sync import SyncClient
 from tailrace.types import Value
@@ -60,11 +59,8 @@ class Recorder(Service):
         self._changed = threading.Condition()
 
     @property
-    def handlers(self) -> Mapping[type[Request], Handler]:
+    def handlers(self) -> Mapping[type[Message], Handler]:
         return {Join: self._join, Written: self._written}
-
-    def welcome(self) -> Welcome:
-        return Welcome(1)
 
     @property
     def next_deadline(self) -> float | None:
@@ -101,7 +97,7 @@ class Client:
     """Of one unit. It is a new one to the unit each time."""
 
     def __init__(self, endpoint: str) -> None:
-        self._client = SyncClient("client", TOKEN, patience=Patience(limit_s=LIMIT_S))
+        self._client = SyncClient("client", TOKEN, QUEUE, patience=Patience(limit_s=LIMIT_S))
         self._endpoint = endpoint
 
     def __enter__(self) -> "Client":
@@ -113,7 +109,7 @@ class Client:
     def close(self) -> None:
         self._client.close()
 
-    def call(self, message: Request, frames: Sequence[Buffer] = ()) -> Reply:
+    def call(self, message: Message, frames: Sequence[Buffer] = ()) -> Reply:
         def operation() -> Operation[Reply]:
             [outcome] = yield Step([Call(self._endpoint, message, frames)])
             if isinstance(outcome, TailraceError):
@@ -122,7 +118,7 @@ class Client:
 
         return self._client.run(operation())
 
-    def ask(self, message: Request, frames: Sequence[Buffer] = ()) -> Any:
+    def ask(self, message: Message, frames: Sequence[Buffer] = ()) -> Any:
         return self.call(message, frames).answer
 
     def write(self, rows: Rows, tag: int = 0) -> None:

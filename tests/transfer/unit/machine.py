@@ -17,7 +17,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tailrace.errors import ColumnError, StaleRowError, StorageFull
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.messages import (
-    Accepted,
     Cells,
     Done,
     Inventory,
@@ -31,6 +30,7 @@ from tailrace.transfer.queue.messages import (
 )
 from tailrace.transfer.queue.storage.arena import ArenaStorage, Place
 from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.types import Value
 from tests.transfer.storage.views import view_of
 from tests.transfer.unit.conftest import Running

@@ -8,22 +8,12 @@ import pytest
 
 from tailrace.errors import QueueError, StaleRowError, StorageFull
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.messages import (
-    Accepted,
-    Beat,
-    Cancel,
-    Cells,
-    Done,
-    Reserve,
-    Reserved,
-    Settle,
-    Write,
-    pack,
-)
+from tailrace.transfer.queue.messages import QUEUE, Cells, Done, Reserve, Reserved, Settle, Write, pack
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.queue.unit.client_holds import ClientHolds
 from tailrace.transfer.queue.unit.service import StorageUnit
+from tailrace.transfer.wire.messages import Accepted, Beat, Cancel
 from tailrace.transfer.wire.server import Server
 from tailrace.types import Value
 from tests.helpers.waiting import until
@@ -173,7 +163,7 @@ def test_what_a_client_holds_goes_back_when_it_is_dead_and_not_when_it_only_is_s
 
 
 def test_memory_that_nobody_uses_for_a_minute_goes_back(tmp_path: Path, storage: ArenaStorage) -> None:
-    server = Server("unit", TOKEN, clock=lambda: 0.0)
+    server = Server("unit", TOKEN, QUEUE, clock=lambda: 0.0)
     unit = StorageUnit(server, storage, name="unit", controller=f"ipc://{tmp_path}/none", max_bytes=1000)
     storage.drop([PART])
     kept = []

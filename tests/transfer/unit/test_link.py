@@ -9,11 +9,12 @@ import pytest
 
 from tailrace.errors import QueueError, StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.messages import Accepted, Beat, Cancel, Join, Run, Write, pack
+from tailrace.transfer.queue.messages import QUEUE, Join, Run, Write, pack
 from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.queue.storage.memory import MemoryStorage
 from tailrace.transfer.queue.unit.service import StorageUnit
 from tailrace.transfer.wire.frames import encode
+from tailrace.transfer.wire.messages import Accepted, Beat, Cancel
 from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.unit.conftest import Running
@@ -38,8 +39,11 @@ def make_unit(server: Server, controller: str) -> StorageUnit:
 
 
 def test_a_unit_offers_itself_again_and_again(endpoint: str) -> None:
-    unit, recorder = Server("unit", TOKEN), Recorder()
-    with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder), serving(unit, make_unit(unit, endpoint)):
+    unit, recorder = Server("unit", TOKEN, QUEUE), Recorder()
+    with (
+        serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), recorder),
+        serving(unit, make_unit(unit, endpoint)),
+    ):
         recorder.wait_for(lambda: len(recorder.joins) >= 3)
     first, *others = recorder.joins
     assert first == Join(
@@ -61,15 +65,15 @@ def test_an_arena_names_its_directory(arena: Running) -> None:
 
 def test_a_unit_started_anew_is_another_incarnation(endpoint: str) -> None:
     recorder = Recorder()
-    with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder):
+    with serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), recorder):
         for lives in (1, 2):
-            unit = Server("unit", TOKEN)
+            unit = Server("unit", TOKEN, QUEUE)
             with serving(unit, make_unit(unit, endpoint)):
                 recorder.wait_for(lambda lives=lives: len({join.incarnation for join in recorder.joins}) == lives)  # type: ignore[misc]
 
 
 def test_requests_that_need_the_columns_wait_for_them(endpoint: str) -> None:
-    unit, recorder = Server("unit", TOKEN), Recorder()
+    unit, recorder = Server("unit", TOKEN, QUEUE), Recorder()
     read: list[object] = []
 
     def write_and_read() -> None:
@@ -80,7 +84,7 @@ def test_requests_that_need_the_columns_wait_for_them(endpoint: str) -> None:
     with serving(unit, make_unit(unit, endpoint)):
         thread = threading.Thread(target=write_and_read)
         thread.start()
-        with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder):
+        with serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), recorder):
             thread.join(LIMIT_S)
             recorder.wait_for(lambda: recorder.written == [(UNIT, [A])])
     assert read == [{"number": 1}]
@@ -88,7 +92,7 @@ def test_requests_that_need_the_columns_wait_for_them(endpoint: str) -> None:
 
 @pytest.mark.parametrize("forget", ["cancel", "gone"])
 def test_a_write_that_waits_for_the_columns_ends_with_its_sender(endpoint: str, forget: str) -> None:
-    unit, recorder = Server("unit", TOKEN), Recorder()
+    unit, recorder = Server("unit", TOKEN, QUEUE), Recorder()
     service = make_unit(unit, endpoint)
     write = Write(0, pack([A]), [Run(1, ["number"], packed([[1]]))], None)
     with serving(unit, service), closing(Peer(unit.endpoints[0])) as peer:
@@ -99,7 +103,7 @@ def test_a_write_that_waits_for_the_columns_ends_with_its_sender(endpoint: str, 
         else:
             assert peer.ask(4, Beat(30.0)) == Accepted()
             service.gone(peer.identity.unique)
-        with serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder):
+        with serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), recorder):
             recorder.wait_for(lambda: len(recorder.joins) >= 2)
             with Client(unit.endpoints[0]) as client, pytest.raises(StaleRowError):
                 client.read([A], ["number"])
@@ -107,23 +111,23 @@ def test_a_write_that_waits_for_the_columns_ends_with_its_sender(endpoint: str, 
 
 
 def test_a_write_is_answered_when_a_controller_knows_of_it_be_it_one_that_was_started_anew(endpoint: str) -> None:
-    unit, old, new = Server("unit", TOKEN), Recorder(), Recorder(unit=UNIT + 1)
+    unit, old, new = Server("unit", TOKEN, QUEUE), Recorder(), Recorder(unit=UNIT + 1)
     with serving(unit, make_unit(unit, endpoint)), Client(unit.endpoints[0]) as client:
-        with serving(Server("controller", TOKEN, endpoints=[endpoint]), old):
+        with serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), old):
             client.write({A: {"number": 1}})
             assert old.written == [(UNIT, [A])]
         thread = threading.Thread(target=client.write, args=({B: {"number": 1}},))
         thread.start()
-        with serving(Server("controller", TOKEN, endpoints=[endpoint]), new):
+        with serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), new):
             thread.join(LIMIT_S)
             assert [rows for _, rows in new.written] == [[B]]
 
 
 def test_a_write_that_the_controller_does_not_want_any_more_is_refused(endpoint: str) -> None:
-    unit, recorder = Server("unit", TOKEN), Recorder()
+    unit, recorder = Server("unit", TOKEN, QUEUE), Recorder()
     recorder.failures = [StaleRowError("too late")]
     with (
-        serving(Server("controller", TOKEN, endpoints=[endpoint]), recorder),
+        serving(Server("controller", TOKEN, QUEUE, endpoints=[endpoint]), recorder),
         serving(unit, make_unit(unit, endpoint)),
         Client(unit.endpoints[0]) as client,
     ):
@@ -136,14 +140,17 @@ def test_a_write_that_the_controller_does_not_want_any_more_is_refused(endpoint:
 @pytest.mark.parametrize(
     ("controller", "message"),
     [
-        (lambda: (Server("controller", TOKEN), Recorder(refusal=QueueError("two units are named 'a'"))), "two units"),
-        (lambda: (Server("controller", b"another token, as long"), Recorder()), "token"),
+        (
+            lambda: (Server("controller", TOKEN, QUEUE), Recorder(refusal=QueueError("two units are named 'a'"))),
+            "two units",
+        ),
+        (lambda: (Server("controller", b"another token, as long", QUEUE), Recorder()), "token"),
     ],
 )
 def test_a_unit_that_the_controller_refuses_ends_with_its_error(
     controller: Callable[[], tuple[Server, Recorder]], message: str
 ) -> None:
     server, recorder = controller()
-    unit = Server("unit", TOKEN)
+    unit = Server("unit", TOKEN, QUEUE)
     with serving(server, recorder), pytest.raises((QueueError, WireError), match=message):
         unit.run(make_unit(unit, server.endpoints[0]))

@@ -7,21 +7,10 @@ import pytest
 
 from tailrace.errors import ColumnError, QueueError, StaleRowError, StorageFull, WireError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.messages import (
-    Accepted,
-    Admit,
-    Inventory,
-    Parts,
-    Read,
-    Reserve,
-    Run,
-    Settle,
-    Write,
-    pack,
-    unpack,
-)
+from tailrace.transfer.queue.messages import Admit, Inventory, Parts, Read, Reserve, Run, Settle, Write, pack, unpack
 from tailrace.transfer.queue.storage.base import PartId, Storage
 from tailrace.transfer.queue.unit import service
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.types import Value
 from tests.transfer.unit.conftest import MAX_BYTES, Running, running
 from tests.transfer.unit.controller import UNIT, Client, read

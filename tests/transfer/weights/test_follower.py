@@ -8,6 +8,7 @@ import torch
 
 from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.follower import Follower
+from tailrace.transfer.weights.messages import WEIGHTS
 from tailrace.transfer.weights.segments import Attachments, Pool, Segment
 from tailrace.transfer.weights.versions import Holding, Manifest, encode_manifest, plan_payload
 from tailrace.transfer.wire.connection import Patience
@@ -25,7 +26,7 @@ class Receiver:
 
     def __init__(self, directory: Path) -> None:
         self.theirs = Pool(directory)
-        self.server = Server("receiver", TOKEN, endpoints=["ipc://*"])
+        self.server = Server("receiver", TOKEN, WEIGHTS, endpoints=["ipc://*"])
         self.pool = Pool(directory)
         self.attachments = Attachments()
         self.follower = Follower(

@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from tailrace.transfer.queue import messages as m
+from tailrace.transfer.queue.messages import Stats
 from tailrace.transfer.weights import messages as w
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
+from tailrace.transfer.wire.messages import Beat, Failure, Stranger
 from tests.transfer.remote.test_port import endless, greeting, mutations, port, rss, still_answers
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
 from tests.transfer.wire.test_server import Peer
@@ -54,7 +55,7 @@ def endpoint(request: pytest.FixtureRequest, pair: tuple[WeightSender, WeightRec
 
 
 def known(endpoint: str, token: bytes) -> Peer:
-    peer = Peer(endpoint, token)
+    peer = Peer(endpoint, token, w.WEIGHTS)
     peer.enter()
     return peer
 
@@ -68,7 +69,7 @@ def test_bytes_that_are_no_messages_are_dropped(endpoint: str, pair: tuple[Weigh
     with closing(Peer(endpoint, token)) as peer:
         for _ in range(200):
             peer.send(*(source.randbytes(source.randrange(80)) for _ in range(source.randrange(1, 5))))
-        assert not still_answers(peer, 10_000)
+        assert not still_answers(peer, 10_000, Beat(1.0))
 
 
 def test_what_strangers_send_takes_no_memory(endpoint: str) -> None:
@@ -81,7 +82,7 @@ def test_what_strangers_send_takes_no_memory(endpoint: str) -> None:
 def test_who_has_not_proved_anything_gets_nothing(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
     with closing(Peer(endpoint, pair[0].address.token)) as peer:
         for number, question in enumerate(QUESTIONS, start=1):
-            assert peer.ask(number, m.Tell(msgspec.msgpack.encode(question))) == m.Stranger()
+            assert peer.ask(number, question) == Stranger()
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: type(question).__name__)
@@ -92,13 +93,12 @@ def test_every_field_of_every_question_that_is_broken(
     with closing(known(endpoint, pair[0].address.token)) as peer:
         count = 0
         for count, broken in enumerate(mutations(question), start=1):
-            body = msgspec.msgpack.encode(broken)
-            peer.send(msgspec.msgpack.encode([10 + count, 10 + count, ["Tell", body]]))
-        answers = still_answers(peer, 10 + count + 1)
-        assert sum(isinstance(answer, m.Failure) for answer in answers) > count / 3
+            peer.send(msgspec.msgpack.encode([10 + count, 10 + count, broken]))
+        answers = still_answers(peer, 10 + count + 1, Beat(1.0))
+        assert sum(isinstance(answer, Failure) for answer in answers) > count / 3
         if not isinstance(question, w.Leave):
-            peer.send(msgspec.msgpack.encode([10 + count + 2, 0, ["Tell", msgspec.msgpack.encode(w.Leave())]]))
-        still_answers(peer, 10 + count + 3)
+            peer.send(msgspec.msgpack.encode([10 + count + 2, 0, w.Leave()]))
+        still_answers(peer, 10 + count + 3, Beat(1.0))
     assert rss() - before < 2**28
 
 
@@ -106,30 +106,31 @@ def test_garbage_in_place_of_a_question_is_an_error(endpoint: str, pair: tuple[W
     source = random.Random(2)
     with closing(known(endpoint, pair[0].address.token)) as peer:
         for number in range(10, 200):
-            answer = peer.ask(number, m.Tell(source.randbytes(source.randrange(60))))
-            assert isinstance(answer, m.Failure)
-            assert "not a question about weights" in answer.text
+            body = msgspec.Raw(msgspec.msgpack.encode(["Fetch", source.randbytes(source.randrange(60))]))
+            answer = peer.ask(number, body)
+            assert isinstance(answer, Failure)
+            assert "not a request" in answer.text
 
 
 def test_questions_for_the_sender_are_refused_by_a_relay(pair: tuple[WeightSender, WeightReceiver]) -> None:
     with closing(known(pair[1]._server.endpoints[0], pair[0].address.token)) as peer:
         for number, question in enumerate(TO_SENDER, start=10):
-            answer = peer.ask(number, m.Tell(msgspec.msgpack.encode(question)))
-            assert isinstance(answer, m.Failure)
-            assert "is for the sender" in answer.text
+            answer = peer.ask(number, question)
+            assert isinstance(answer, Failure)
+            assert "is not for this server, which is 'good'" in answer.text
 
 
 def test_questions_of_the_queue_are_refused(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
     with closing(known(endpoint, pair[0].address.token)) as peer:
-        answer = peer.ask(10, m.Stats())
-        assert isinstance(answer, m.Failure)
-        assert "not for this server" in answer.text
+        answer = peer.ask(10, Stats())
+        assert isinstance(answer, Failure)
+        assert "not a request" in answer.text
 
 
 def test_chunks_that_a_version_has_not_are_refused(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
     serial = pair[0]._serial
     with closing(known(endpoint, pair[0].address.token)) as peer:
         for number, question in enumerate([w.Fetch(serial, 10**6), w.Progress(serial, 3, 3)], start=10):
-            answer = peer.ask(number, m.Tell(msgspec.msgpack.encode(question)))
-            assert isinstance(answer, m.Failure)
+            answer = peer.ask(number, question)
+            assert isinstance(answer, Failure)
             assert "asks for chunks" in answer.text

@@ -10,11 +10,11 @@ import pytest
 
 from tailrace.errors import WeightsError
 from tailrace.transfer.weights.download import Download
-from tailrace.transfer.weights.messages import Gone, encode_reply
+from tailrace.transfer.weights.messages import Gone
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.shelf import Wanted
-from tailrace.transfer.wire.frames import Reply as WireReply
+from tailrace.transfer.wire.frames import Reply
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
 ANYWHERE = ("tcp://0.0.0.0:*",)
@@ -286,7 +286,7 @@ async def test_a_relay_that_does_not_give_a_version_yet_is_not_accused(
     def refuse_once(wanted: Wanted) -> Any:
         if not gone:
             gone.append(wanted)
-            return WireReply(encode_reply(Gone()))
+            return Reply(Gone())
         return answer(wanted)
 
     monkeypatch.setattr(shelf, "_reply", refuse_once)

@@ -7,11 +7,11 @@ from typing import cast
 import pytest
 import torch
 
-from tailrace.transfer.queue.messages import Answer, Tell
 from tailrace.transfer.weights.messages import Fetch, Progress
 from tailrace.transfer.weights.segments import Pool
 from tailrace.transfer.weights.shelf import Shelf, Wanted
 from tailrace.transfer.weights.versions import Holding, encode_manifest, plan_payload
+from tailrace.transfer.wire.messages import Message
 from tailrace.transfer.wire.server import Incoming, Server, Ticket
 
 CHUNKS = 8
@@ -23,7 +23,7 @@ class Replies:
     def __init__(self) -> None:
         self.to: list[Ticket] = []
 
-    def reply(self, ticket: Ticket, answer: Answer, frames: Sequence[memoryview] = ()) -> None:
+    def reply(self, ticket: Ticket, answer: Message, frames: Sequence[memoryview] = ()) -> None:
         self.to.append(ticket)
 
 
@@ -41,7 +41,7 @@ def test_a_holding_wakes_the_shelf_for_the_first_that_waits_and_for_nobody_who_w
     shelf.put(holding)
 
     def ask(client: str, wanted: Wanted) -> bool:
-        return shelf.answer(Incoming(Ticket(client, 1), Tell(b""), ()), wanted) is not None
+        return shelf.answer(Incoming(Ticket(client, 1), wanted, ())) is not None
 
     assert holding.wake_at == math.inf
     assert not ask("half", Progress(1, 0, 4))

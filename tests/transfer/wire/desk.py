@@ -13,31 +13,27 @@ from contextlib import contextmanager
 from tailrace.errors import LeaseError, QueueTimeout
 from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.messages import (
-    Accepted,
+    QUEUE,
     Ack,
     Admit,
     Admitted,
-    Cancel,
     Cells,
     Claim,
     Claimed,
     Counted,
-    Failure,
     Nack,
     Read,
     Renew,
-    Request,
     Stats,
-    Unit,
-    Welcome,
     Write,
     pack,
     row_ids,
     unpack,
 )
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted, Cancel, Failure, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket, stopped_by_signals
-from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS, host_id
+from tailrace.transfer.wire.sockets import DEFAULT_ENDPOINTS
 from tests.transfer.wire.rows import cells_of, packed
 
 TOKEN = b"a token that nobody guesses"
@@ -59,7 +55,7 @@ class Desk(Service):
         self.forgotten: list[str] = []
 
     @property
-    def handlers(self) -> Mapping[type[Request], Handler]:
+    def handlers(self) -> Mapping[type[Message], Handler]:
         return {
             Admit: self._admit,
             Claim: self._claim,
@@ -71,9 +67,6 @@ class Desk(Service):
             Write: self._write,
             Read: self._read,
         }
-
-    def welcome(self) -> Welcome:
-        return Welcome(1, [Unit(UNIT, self._server.endpoints, host_id(), "")])
 
     @property
     def next_deadline(self) -> float | None:
@@ -176,7 +169,7 @@ def serving(server: Server, service: Service | None = None) -> Iterator[Server]:
 
 def main() -> None:
     token, *endpoints = sys.argv[1:]
-    server = Server("desk", token.encode(), endpoints=endpoints or DEFAULT_ENDPOINTS)
+    server = Server("desk", token.encode(), QUEUE, endpoints=endpoints or DEFAULT_ENDPOINTS)
     with stopped_by_signals(server):
         print(*server.endpoints, flush=True)
         server.run(Desk(server))

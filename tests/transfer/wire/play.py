@@ -3,9 +3,9 @@
 from typing import Any
 
 from tailrace.errors import TailraceError
-from tailrace.transfer.queue.messages import Answer
 from tailrace.transfer.wire.calls import Operation, Outcome, Step
 from tailrace.transfer.wire.frames import Buffer, Reply
+from tailrace.transfer.wire.messages import Message
 
 
 class Play:
@@ -22,7 +22,7 @@ class Play:
         """Who is asked what."""
         return [(call.to, type(call.message)) for call in self.step.calls]
 
-    def answer(self, *answers: Answer | TailraceError, frames: tuple[Buffer, ...] = ()) -> None:
+    def answer(self, *answers: Message | TailraceError, frames: tuple[Buffer, ...] = ()) -> None:
         """To each call, all come with `frames`."""
         assert len(answers) == len(self.step.calls)
         self._go([answer if isinstance(answer, TailraceError) else Reply(answer, frames) for answer in answers])

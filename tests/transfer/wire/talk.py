@@ -5,7 +5,6 @@ import numpy as np
 from tailrace.transfer.queue.base import QueueStats, RowId
 from tailrace.transfer.queue.messages import (
     NO_VERSION,
-    Accepted,
     Ack,
     Admit,
     Admitted,
@@ -24,6 +23,7 @@ from tailrace.transfer.queue.messages import (
     unpack,
 )
 from tailrace.transfer.wire.calls import Call, Operation, Step, ask, expect
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.types import IntArray
 from tests.transfer.wire.desk import LIMIT_S
 from tests.transfer.wire.rows import packed

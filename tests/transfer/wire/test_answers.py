@@ -3,9 +3,10 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.transfer.queue.messages import Accepted, Joined
+from tailrace.transfer.queue.messages import Joined
 from tailrace.transfer.wire.answers import Answers
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted
 
 
 def test_a_repetition_gets_the_first_answer_until_the_client_says_that_it_has_it() -> None:

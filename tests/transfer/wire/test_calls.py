@@ -1,30 +1,14 @@
-"""Where servers are, and what an outcome must be; the answers are made here."""
+"""What an outcome must be, and which endpoints are tried."""
 
 from pathlib import Path
 
 import pytest
 
-from tailrace.errors import LeaseError, PeerLost, TailraceError, WireError
-from tailrace.transfer.queue.messages import Accepted, Admitted, Look, Unit, Welcome
-from tailrace.transfer.wire.calls import Directory, endpoint, expect
+from tailrace.errors import LeaseError, WireError
+from tailrace.transfer.wire.calls import expect
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted, Waiting
 from tailrace.transfer.wire.sockets import host_id, reachable
-from tests.transfer.wire.play import Play
-
-HERE, THERE = Unit(0, ["tcp://a:1", "ipc:///a"], host_id(), ""), Unit(3, ["ipc:///b", "tcp://b:1"], "elsewhere", "")
-
-
-def found(*numbers: int, units: list[Unit]) -> dict[int, Unit | TailraceError]:
-    play = Play(Directory("controller").units(numbers))
-    assert play.asked() == [("controller", Look)]
-    play.answer(Welcome(1, units))
-    result: dict[int, Unit | TailraceError] = play.result
-    return result
-
-
-def test_units_of_this_host_and_elsewhere_are_found() -> None:
-    assert found(0, 3, units=[HERE, THERE]) == {0: HERE, 3: THERE}
-    assert endpoint(THERE) == "tcp://b:1"
 
 
 def test_ipc_is_taken_where_its_path_is_seen_and_tcp_where_only_the_host_is_shared(tmp_path: Path) -> None:
@@ -35,58 +19,9 @@ def test_ipc_is_taken_where_its_path_is_seen_and_tcp_where_only_the_host_is_shar
     assert reachable(["tcp://a:1", ipc], "elsewhere") == ["tcp://a:1"]
 
 
-def test_a_unit_that_listens_for_its_own_host_alone_is_reached_from_no_other() -> None:
-    error = found(1, units=[Unit(1, ["ipc:///c"], "elsewhere", "")])[1]
-    assert isinstance(error, WireError)
-    assert "cannot be reached from this host" in str(error)
-
-
-def test_the_controller_is_asked_once_for_units_and_again_for_one_that_was_lost() -> None:
-    directory = Directory("controller")
-    play = Play(directory.units([0]))
-    play.answer(Welcome(1, [HERE, THERE]))
-    play = Play(directory.units([0, 3]))
-    assert play.result == {0: HERE, 3: THERE}
-    directory.forget(3)
-    play = Play(directory.units([0, 3]))
-    assert play.asked() == [("controller", Look)]
-    play.answer(Welcome(1, [HERE]))
-    assert play.result[0] == HERE
-    assert isinstance(play.result[3], PeerLost)
-    assert "unit 3 is gone; the units of the queue are [0]" in str(play.result[3])
-
-
-def test_a_controller_that_recovers_is_asked_again_about_a_unit_that_it_does_not_name() -> None:
-    directory = Directory("controller")
-    Play(directory.units([3])).answer(Welcome(1, [THERE]))
-    play = Play(directory.units([0, 3]))
-    play.answer(Welcome(2, [], recovering=True))
-    assert (play.asked(), play.step.pause_s > 0) == ([], True)
-    play.answer()
-    assert play.asked() == [("controller", Look)]
-    play.answer(Welcome(2, [HERE], recovering=True))
-    assert play.result == {0: HERE, 3: THERE}, "one that was known is not forgotten before it is known to be lost"
-    play = Play(directory.units([7]))
-    play.answer(Welcome(2, [HERE]))
-    assert isinstance(play.result[7], PeerLost)
-
-
-def test_a_unit_that_is_forgotten_or_listed_no_more_is_dropped() -> None:
-    dropped: list[Unit] = []
-    directory = Directory("controller", dropped=dropped.append)
-    Play(directory.look()).answer(Welcome(1, [HERE, THERE]))
-    directory.forget(3)
-    directory.forget(3)
-    assert dropped == [THERE]
-    Play(directory.look()).answer(Welcome(1, [], recovering=True))
-    assert dropped == [THERE]
-    Play(directory.look()).answer(Welcome(1, [THERE]))
-    assert dropped == [THERE, HERE]
-
-
 def test_an_outcome_is_the_answer_that_was_expected_or_an_error() -> None:
     assert expect(Reply(Accepted()), Accepted) == Accepted()
     with pytest.raises(LeaseError):
         expect(LeaseError("gone"), Accepted)
-    with pytest.raises(WireError, match="got the answer Admitted, expected Accepted"):
-        expect(Reply(Admitted(b"", [])), Accepted)
+    with pytest.raises(WireError, match="got the answer Waiting, expected Accepted"):
+        expect(Reply(Waiting()), Accepted)

@@ -16,11 +16,13 @@ import pytest
 
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, QueueTimeout, WireError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.messages import Accepted, Beat, Claim, Claimed, Nack, Request
+from tailrace.transfer.queue.messages import QUEUE, Claim, Claimed, Nack
+from tailrace.transfer.wire import protocol as wire
 from tailrace.transfer.wire.aio import AsyncClient
 from tailrace.transfer.wire.calls import Beside, Call, Operation, Outcome, Step, ask, nothing
 from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted, Beat, Message
 from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sync import SyncClient
 from tests.transfer.wire import talk
@@ -42,12 +44,12 @@ class Client(Protocol):
 class Awaited:
     """An `AsyncClient` that is waited for."""
 
-    def __init__(self, name: str, token: bytes, *, patience: Patience) -> None:
+    def __init__(self, name: str, token: bytes, protocol: wire.Protocol, *, patience: Patience) -> None:
         self._runner = asyncio.Runner()
-        self._client = self._runner.run(self._make(name, token, patience))
+        self._client = self._runner.run(self._make(name, token, protocol, patience))
 
-    async def _make(self, name: str, token: bytes, patience: Patience) -> AsyncClient:
-        return AsyncClient(name, token, patience=patience)
+    async def _make(self, name: str, token: bytes, protocol: wire.Protocol, patience: Patience) -> AsyncClient:
+        return AsyncClient(name, token, protocol, patience=patience)
 
     def run(self, operation: Operation[T], *, within_s: float | None = None, beside: Beside = nothing) -> T:
         return self._runner.run(self._client.run(operation, within_s=within_s, beside=beside))
@@ -94,14 +96,14 @@ def desk() -> Iterator[Process]:
 
 @contextmanager
 def using(face: Face, patience: Patience = PATIENT) -> Iterator[Client]:
-    client = face("tester", TOKEN, patience=patience)
+    client = face("tester", TOKEN, QUEUE, patience=patience)
     try:
         yield client
     finally:
         client.close()
 
 
-def says(to: str, message: Request) -> Operation[None]:
+def says(to: str, message: Message) -> Operation[None]:
     yield from ask(Call(to, message), Accepted)
 
 
@@ -162,7 +164,7 @@ def test_what_is_done_meanwhile_is_done_when_the_calls_are_on_their_way(desk: Pr
         want = Call(here, Claim("actor", None, None, LIMIT_S), wait_s=LIMIT_S)
         return (yield Step([want], meanwhile=lambda: beside.run(talk.put(here, ints([1])))))
 
-    with SyncClient("beside", TOKEN) as beside, using(face) as client:
+    with SyncClient("beside", TOKEN, QUEUE) as beside, using(face) as client:
         client.run(says(here, Beat(1.0)))  # connected: what is started is sent at once
         [claimed] = client.run(waiting(beside))
         assert isinstance(claimed, Reply)
@@ -210,7 +212,7 @@ def test_what_is_due_is_told_before_each_step_and_at_the_end(desk: Process, face
 
 
 async def close_while_waiting(to: str) -> None:
-    async with AsyncClient("closing", TOKEN) as client:
+    async with AsyncClient("closing", TOKEN, QUEUE) as client:
         await client.run(talk.put(to, ints([1])))
         lease, _ = await client.run(talk.claim(to))
 
@@ -260,7 +262,7 @@ def test_a_server_that_stands_still_is_lost_and_heard_again_when_it_goes_on(face
             to = process.endpoints[0]
             patient.run(says(to, Beat(1.0)))
             process.send(signal.SIGSTOP)
-            with pytest.raises(PeerLost, match=r"the controller of the queue at ipc:.* did not answer within"):
+            with pytest.raises(PeerLost, match=r"the server at ipc:.* did not answer within"):
                 hasty.run(says(to, Beat(1.0)))
             process.send(signal.SIGCONT)
             patient.run(says(to, Beat(1.0)))
@@ -286,7 +288,7 @@ def test_a_dead_server_is_lost_and_the_next_at_its_place_is_greeted_anew(tmp_pat
 
 
 def test_a_wrong_token_is_an_error(desk: Process, face: Face) -> None:
-    client = face("thief", b"another token of some length", patience=PATIENT)
+    client = face("thief", b"another token of some length", QUEUE, patience=PATIENT)
     try:
         with pytest.raises(WireError, match="does not know the token"):
             client.run(says(desk.endpoints[0], Beat(1.0)))
@@ -295,7 +297,7 @@ def test_a_wrong_token_is_an_error(desk: Process, face: Face) -> None:
 
 
 def test_a_closed_client_does_nothing_more(desk: Process) -> None:
-    client = SyncClient("tester", TOKEN)
+    client = SyncClient("tester", TOKEN, QUEUE)
     client.close()
     client.close()
     with pytest.raises(QueueClosed, match="this client was closed"):
@@ -303,7 +305,7 @@ def test_a_closed_client_does_nothing_more(desk: Process) -> None:
 
 
 async def test_a_closed_async_client_does_nothing_more(desk: Process) -> None:
-    client = AsyncClient("tester", TOKEN)
+    client = AsyncClient("tester", TOKEN, QUEUE)
     client.close()
     client.close()
     with pytest.raises(QueueClosed, match="this client was closed"):
@@ -318,7 +320,7 @@ async def waiting(client: AsyncClient, to: str, count: int) -> None:
 
 async def test_a_cancelled_claim_got_nothing(desk: Process) -> None:
     to = desk.endpoints[0]
-    async with asyncio.timeout(LIMIT_S), AsyncClient("tester", TOKEN) as client:
+    async with asyncio.timeout(LIMIT_S), AsyncClient("tester", TOKEN, QUEUE) as client:
         doomed = asyncio.create_task(client.run(talk.claim(to)))
         await waiting(client, to, 1)
         doomed.cancel()
@@ -331,10 +333,10 @@ async def test_a_cancelled_claim_got_nothing(desk: Process) -> None:
 
 
 async def test_a_claim_cancelled_at_any_moment_loses_no_row() -> None:
-    server = Server("desk", TOKEN)
+    server = Server("desk", TOKEN, QUEUE)
     to = server.endpoints[0]
     with serving(server):
-        async with asyncio.timeout(LIMIT_S), AsyncClient("tester", TOKEN) as client:
+        async with asyncio.timeout(LIMIT_S), AsyncClient("tester", TOKEN, QUEUE) as client:
             await client.run(talk.put(to, ints([5])))
             for turns in range(40):
                 doomed = asyncio.create_task(client.run(talk.claim(to)))
@@ -350,7 +352,7 @@ async def test_a_claim_cancelled_at_any_moment_loses_no_row() -> None:
 
 async def test_many_operations_run_at_once_on_one_connection(desk: Process) -> None:
     to = desk.endpoints[0]
-    async with asyncio.timeout(LIMIT_S), AsyncClient("tester", TOKEN) as client:
+    async with asyncio.timeout(LIMIT_S), AsyncClient("tester", TOKEN, QUEUE) as client:
         claims = [asyncio.create_task(client.run(talk.claim(to))) for _ in range(50)]
         await waiting(client, to, 50)
         await client.run(talk.put(to, *[ints([number]) for number in range(50)]))
@@ -362,8 +364,8 @@ async def test_many_operations_run_at_once_on_one_connection(desk: Process) -> N
 
 async def test_closing_the_client_ends_what_waits(desk: Process) -> None:
     to = desk.endpoints[0]
-    async with asyncio.timeout(LIMIT_S), AsyncClient("other", TOKEN) as other:
-        client = AsyncClient("tester", TOKEN)
+    async with asyncio.timeout(LIMIT_S), AsyncClient("other", TOKEN, QUEUE) as other:
+        client = AsyncClient("tester", TOKEN, QUEUE)
         doomed = asyncio.create_task(client.run(talk.claim(to)))
         await waiting(other, to, 1)
         client.close()

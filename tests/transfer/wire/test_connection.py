@@ -8,27 +8,12 @@ import pytest
 import zmq
 
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError, WireError
-from tailrace.transfer.queue.messages import (
-    Accepted,
-    Answer,
-    Beat,
-    Cancel,
-    Claim,
-    Failure,
-    Hello,
-    Joined,
-    Prove,
-    Read,
-    Renew,
-    Request,
-    Stranger,
-    Waiting,
-    Welcome,
-)
+from tailrace.transfer.queue.messages import QUEUE, Claim, Joined, Renew
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.connection import Connection, Patience
-from tailrace.transfer.wire.frames import Header, Reply, decode_header, decode_request, encode
+from tailrace.transfer.wire.frames import Header, Reply, decode_header, encode
 from tailrace.transfer.wire.handshake import Door, Identity
+from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Failure, Hello, Message, Prove, Stranger, Waiting
 from tailrace.transfer.wire.porter import ends_of, hang_up
 from tailrace.transfer.wire.sockets import Listener, receive, send
 from tests.transfer.wire.desk import LIMIT_S, TOKEN
@@ -51,12 +36,18 @@ class Stage:
         self.now = 0.0
         self.endpoint = endpoint
         self.connection = Connection(
-            self.context, endpoint, Identity("tester", TOKEN), PATIENCE, clock=lambda: self.now
+            self.context,
+            endpoint,
+            Identity("tester", TOKEN),
+            QUEUE,
+            PATIENCE,
+            clock=lambda: self.now,
+            peer="the desk",
         )
         self.results: dict[int, Reply | TailraceError] = {}
         self.route = b""
 
-    def start(self, message: Request, wait_s: float = 0.0, *, held: bool = False) -> int:
+    def start(self, message: Message, wait_s: float = 0.0, *, held: bool = False) -> int:
         number: int
         number = self.connection.start(
             Call(self.endpoint, message, wait_s=wait_s),
@@ -73,9 +64,9 @@ class Stage:
         [self.route, head], _ = message
         return decode_header(head)
 
-    def asked(self) -> tuple[int, Request]:
+    def asked(self) -> tuple[int, Message]:
         header = self.arrived()
-        return header.number, decode_request(header)
+        return header.number, QUEUE.decode_request(header)
 
     def nothing_comes(self) -> bool:
         """Whether nothing was sent: what is sent after it is the next to come."""
@@ -84,7 +75,7 @@ class Stage:
         self.say(marker, Accepted())
         return alone
 
-    def say(self, number: int, answer: Answer) -> None:
+    def say(self, number: int, answer: Message) -> None:
         self.say_bytes(encode(number, 0, answer)[0])
 
     def say_bytes(self, head: Any) -> None:
@@ -99,7 +90,7 @@ class Stage:
         number, prove = self.asked()
         assert isinstance(prove, Prove)
         assert self.door.enter(self.route, prove, self.now) is not None
-        self.say(number, Welcome(1))
+        self.say(number, Accepted())
 
     def pass_time(self, until: float) -> None:
         while self.now < until:
@@ -164,7 +155,7 @@ def test_a_request_without_an_answer_is_sent_again_more_and_more_seldom_until_it
     assert known.now == 30.0
     error = known.results[number]
     assert isinstance(error, PeerLost)
-    assert str(error).startswith(f"the controller of the queue at {known.endpoint} did not answer within 30.0 s; ")
+    assert str(error).startswith(f"the desk at {known.endpoint} did not answer within 30.0 s; ")
 
 
 def test_a_server_that_is_not_there_is_lost_after_the_limit(stage: Stage) -> None:
@@ -208,7 +199,7 @@ def test_a_server_that_is_gone_is_lost_at_once(known: Stage) -> None:
     number = known.start(Renew(1), held=True)
     known.connection.lose()
     assert isinstance(known.results[number], PeerLost)
-    assert str(known.results[number]) == f"the controller of the queue at {known.endpoint} is lost: its process is gone"
+    assert str(known.results[number]) == f"the desk at {known.endpoint} is lost: its process is gone"
     assert known.connection.idle
     known.connection.cancel(number)
     known.connection.take(number)
@@ -255,13 +246,13 @@ def test_hello_is_said_again_when_it_gets_lost(stage: Stage) -> None:
     stage.pass_time(1.0)
     again = stage.arrived()
     assert again.number == lost
-    hello = decode_request(again)
+    hello = QUEUE.decode_request(again)
     assert isinstance(hello, Hello)
     stage.say(lost, stage.door.challenge(stage.route, hello))
     prove_number, prove = stage.asked()
     assert isinstance(prove, Prove)
     assert stage.door.enter(stage.route, prove, 0.0)
-    stage.say(prove_number, Welcome(1))
+    stage.say(prove_number, Accepted())
     assert stage.asked() == (number, Renew(1))
 
 
@@ -294,10 +285,12 @@ def test_who_hears_first_that_a_server_does_not_know_the_token_may_close_the_con
     assert isinstance(stage.results[second], QueueClosed)
 
 
-def test_a_storage_unit_that_does_not_answer_is_called_one(known: Stage) -> None:
-    number = known.start(Read(b"", [], b"", False))
+def test_a_server_that_does_not_answer_is_named_with_how_to_see_its_state(known: Stage) -> None:
+    number = known.start(Renew(1))
     known.pass_time(30.0)
-    assert str(known.results[number]).startswith(f"the storage unit of the queue at {known.endpoint} did not answer")
+    text = str(known.results[number])
+    assert text.startswith(f"the desk at {known.endpoint} did not answer within 30.")
+    assert text.endswith("on a machine that is not overloaded? `tailrace queue top` shows it")
 
 
 @pytest.mark.parametrize("greeted", [False, True])
@@ -347,7 +340,7 @@ def test_a_cancelled_request_that_changes_something_is_taken_back(known: Stage) 
     assert known.arrived().number == number
     known.connection.cancel(number)
     header = known.arrived()
-    assert decode_request(header) == Cancel(number)
+    assert QUEUE.decode_request(header) == Cancel(number)
     assert header.oldest == number, "its answer must still be known, to be undone"
     known.say(number, Accepted())
     known.connection.cancel(number)
@@ -364,7 +357,7 @@ def test_what_is_cancelled_while_the_connection_is_made_anew_is_taken_back_after
     known.connection.cancel(number)
     known.greet()
     header = known.arrived()
-    assert (decode_request(header), header.oldest) == (Cancel(number), number)
+    assert (QUEUE.decode_request(header), header.oldest) == (Cancel(number), number)
 
 
 def test_a_cancelling_that_is_lost_on_the_way_is_sent_again(known: Stage) -> None:
@@ -374,7 +367,7 @@ def test_a_cancelling_that_is_lost_on_the_way_is_sent_again(known: Stage) -> Non
     lost = known.arrived()
     known.pass_time(known.now + PATIENCE.retry_s)
     again = known.arrived()
-    assert (again.number, decode_request(again)) == (lost.number, Cancel(number))
+    assert (again.number, QUEUE.decode_request(again)) == (lost.number, Cancel(number))
 
 
 def test_what_was_under_way_when_the_connection_was_lost_is_sent_again_at_once(known: Stage) -> None:
@@ -405,6 +398,6 @@ def test_closing_ends_what_waits(known: Stage) -> None:
 @pytest.mark.parametrize("endpoint", ["nowhere", "tcp://", "http://a:1", "tcp://127.0.0.1:port", "ipc://" + "a" * 300])
 def test_what_is_no_endpoint_is_refused(stage: Stage, endpoint: str) -> None:
     with pytest.raises(WireError, match="expected ipc://PATH or tcp://HOST:PORT"):
-        Connection(stage.context, endpoint, Identity("tester", TOKEN), PATIENCE)
+        Connection(stage.context, endpoint, Identity("tester", TOKEN), QUEUE, PATIENCE, peer="nobody")
     with zmq.Context() as context, pytest.raises(WireError, match="cannot listen at"):
         Listener(context, [endpoint], TOKEN, unexpected)

@@ -15,32 +15,20 @@ from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, QueueError, TailraceError, WireError
 from tailrace.transfer.queue import messages
 from tailrace.transfer.queue.base import QueueStats, RowId, TaskStats
-from tailrace.transfer.queue.messages import (
-    Answer,
-    Beat,
-    Claim,
-    Failure,
-    Request,
-    Run,
-    Unit,
-    Welcome,
-    pack,
-    row_ids,
-    unpack,
-)
+from tailrace.transfer.queue.messages import QUEUE, Answer, Claim, Request, Run, Table, Unit, pack, row_ids, unpack
 from tailrace.transfer.queue.policies.base import CellFacts
 from tailrace.transfer.queue.rows.state import ControlState, LostGroup, RowRecord
 from tailrace.transfer.wire import frames as module
+from tailrace.transfer.wire import messages as wire
 from tailrace.transfer.wire.frames import (
     CUT,
     MAX_FRAME_BYTES,
     check_frames,
-    decode_answer,
     decode_header,
-    decode_request,
     encode,
     joined,
 )
+from tailrace.transfer.wire.messages import Beat, Failure, Message, WireAnswer, WireRequest
 from tailrace.types import TaskSpec
 from tests.transfer.wire.rows import ints, packed
 
@@ -68,14 +56,12 @@ STATE = ControlState(
     consumed=[1],
     expired=[0],
 )
-EXAMPLES: list[messages.Message] = [
-    messages.Hello("a-1", "host", 1, BYTES),
-    messages.Prove(BYTES),
-    messages.Tell(b"a question"),
-    messages.Told(b"a reply"),
-    messages.Look(),
+EXAMPLES: list[Message] = [
+    wire.Hello("a-1", "host", 1, BYTES),
+    wire.Prove(BYTES),
+    messages.ReadTable(),
     Beat(1.0),
-    messages.Cancel(3),
+    wire.Cancel(3),
     messages.Admit(packed([[1, 1, 7]]), packed([-1]), [RUN], 3, 5.0),
     Claim("actor", 4, None, 5.0),
     messages.Ack(9, ROWS, packed([3, 4]), [RUN], [2]),
@@ -99,16 +85,15 @@ EXAMPLES: list[messages.Message] = [
     messages.Export(),
     messages.Release(7),
     messages.Restore(STATE),
-    messages.Challenge(BYTES, BYTES),
-    Welcome(
-        3,
+    wire.Challenge(BYTES, BYTES),
+    Table(
         [Unit(0, ["ipc:///a"], "host", "")],
         {"prompt_ids": ColumnKind.INTS},
         [TaskSpec(name="actor", reads=("prompt_ids",), writes=())],
     ),
-    messages.Accepted(),
-    messages.Waiting(),
-    messages.Stranger(),
+    wire.Accepted(),
+    wire.Waiting(),
+    wire.Stranger(),
     Failure("LeaseError", "gone"),
     messages.Admitted(ROWS, [0, 1]),
     messages.Claimed(9, 60.0, packed([[1, 2, 3, 4]]), packed([[0, -1]]), 2, ["prompt_ids"], packed([[0]])),
@@ -124,22 +109,23 @@ EXAMPLES: list[messages.Message] = [
 
 
 def test_there_is_an_example_of_every_message() -> None:
-    assert {type(example) for example in EXAMPLES} == {*get_args(Request), *get_args(Answer)}
+    assert {type(example) for example in EXAMPLES} == {*get_args(Request | Answer | WireRequest | WireAnswer)}
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_arrives_as_it_was_sent(message: Request | Answer) -> None:
+def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
     [frame] = encode(7, 5, message)
     header = decode_header(frame)
-    decode = decode_request if isinstance(message, get_args(Request)) else decode_answer
+    is_request = isinstance(message, get_args(Request | WireRequest))
+    decode = QUEUE.decode_request if is_request else QUEUE.decode_answer
     assert (header.number, header.oldest, decode(header)) == (7, 5, message)
 
 
-def read(frame: bytes) -> list[Request | Answer]:
+def read(frame: bytes) -> list[Message]:
     """What a frame can be read as; WireError where its header cannot."""
     header = decode_header(frame)
-    found: list[Request | Answer] = []
-    for decode in (decode_request, decode_answer):
+    found: list[Message] = []
+    for decode in (QUEUE.decode_request, QUEUE.decode_answer):
         with suppress(WireError):
             found.append(decode(header))
     return found
@@ -155,7 +141,7 @@ def test_any_bytes_are_a_message_or_a_wire_error(frame: bytes) -> None:
 
 @given(st.sampled_from(EXAMPLES), st.data())
 @settings(max_examples=300)
-def test_a_damaged_message_is_a_message_or_a_wire_error(message: Request | Answer, data: st.DataObject) -> None:
+def test_a_damaged_message_is_a_message_or_a_wire_error(message: Message, data: st.DataObject) -> None:
     frame = bytearray(encode(7, 5, message)[0])
     for _ in range(data.draw(st.integers(1, 3))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
@@ -173,7 +159,7 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(message: Request | Answe
         b"\x93\x01\x00\x92\xa4Done\xdd\xff\xff\xff\xff\x01",
         b"\x93\x01\x00\x93\xa4Done\xdd\xff\xff\xff\xff",
         b"\x93\x01\x00\x92\xa5Prove\xc6\xff\xff\xff\xff",  # bytes
-        b"\x93\x01\x00\x93\xa7Welcome\x01\xdf\xff\xff\xff\xff",  # a map
+        b"\x93\x01\x00\x94\xa5Table\x90\xdf\xff\xff\xff\xff",  # a map
         b"\x93\x01\x00" + b"\x91" * 100_000,
         b"\x91" * 100_000,
     ],
@@ -191,13 +177,13 @@ def test_a_length_that_is_claimed_is_not_made_room_for(frame: bytes) -> None:
 @pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -1.0])
 def test_a_wait_without_an_end_is_refused(wait_s: float) -> None:
     with pytest.raises(WireError, match="not a request"):
-        decode_request(decode_header(encode(1, 1, Claim("actor", None, None, wait_s))[0]))
+        QUEUE.decode_request(decode_header(encode(1, 1, Claim("actor", None, None, wait_s))[0]))
 
 
 def test_fields_that_a_message_does_not_have_are_refused() -> None:
-    frame = msgspec.msgpack.encode((1, 1, ("Look", 3)))
+    frame = msgspec.msgpack.encode((1, 1, ("ReadTable", 3)))
     with pytest.raises(WireError, match="not a request"):
-        decode_request(decode_header(frame))
+        QUEUE.decode_request(decode_header(frame))
 
 
 def test_packed_numbers_come_back_and_others_are_refused() -> None:
@@ -237,7 +223,7 @@ def test_long_frames_are_cut_and_put_together_again(sizes: list[int], name: int)
         else:
             header, back = sent[0], [memoryview(frame) for frame in sent[1:]]
             assert len(sent) == 1 + len(sizes)
-    assert decode_request(decode_header(header)) == Claim("x" * name, None, None, 0.0)
+    assert QUEUE.decode_request(decode_header(header)) == Claim("x" * name, None, None, 0.0)
     assert list(map(bytes, back)) == frames
 
 

@@ -6,16 +6,17 @@ import msgspec
 import pytest
 
 from tailrace.errors import WireError
-from tailrace.transfer.queue.messages import PROTOCOL, Hello, Prove
 from tailrace.transfer.wire.handshake import Door, Identity, proof_of_server
+from tailrace.transfer.wire.messages import PROTOCOL, Hello, Prove
 from tests.transfer.wire.desk import TOKEN
 
 OTHER = b"another token of some length"
+HINT = "read the address from the connection file"
 
 
 def enter(door: Door, route: bytes, identity: Identity, now: float = 0.0) -> str | None:
     hello = identity.hello()
-    return door.enter(route, identity.prove(hello, door.challenge(route, hello)), now)
+    return door.enter(route, identity.prove(hello, door.challenge(route, hello), hint=HINT), now)
 
 
 def gone(connection: bytes) -> bool:
@@ -41,14 +42,14 @@ def test_a_client_that_does_not_know_the_token_stays_out() -> None:
     challenge = door.challenge(b"1", hello)
     forged = msgspec.structs.replace(challenge, proof=proof_of_server(OTHER, hello, challenge.nonce))
     with pytest.raises(WireError, match=r"'rollout-\w+' does not know the token"):
-        door.enter(b"1", wrong.prove(hello, forged), 0.0)
+        door.enter(b"1", wrong.prove(hello, forged, hint=HINT), 0.0)
     assert door.client(b"1", 0.0) is None
 
 
 def test_a_proof_opens_the_door_once_and_for_one_connection() -> None:
     door, identity = Door(TOKEN, silence_s=9), Identity("rollout", TOKEN)
     hello = identity.hello()
-    prove = identity.prove(hello, door.challenge(b"1", hello))
+    prove = identity.prove(hello, door.challenge(b"1", hello), hint=HINT)
     assert door.enter(b"1", prove, 0.0) == identity.unique
     assert door.enter(b"1", prove, 0.0) is None
     door.challenge(b"2", hello)
@@ -104,7 +105,7 @@ def test_a_silent_connection_that_stands_is_not_forgotten() -> None:
 def test_guests_that_prove_nothing_take_bounded_room() -> None:
     door, identity = Door(TOKEN, silence_s=9), Identity("rollout", TOKEN)
     hello = identity.hello()
-    first = identity.prove(hello, door.challenge(b"first", hello))
+    first = identity.prove(hello, door.challenge(b"first", hello), hint=HINT)
     for guest in range(1024):
         door.challenge(guest.to_bytes(2, "big"), identity.hello())
     assert door.enter(b"first", first, 0.0) is None
@@ -133,4 +134,4 @@ def test_a_hello_that_comes_twice_has_one_challenge() -> None:
     hello = identity.hello()
     challenge = door.challenge(b"connection", hello)
     assert door.challenge(b"connection", hello) == challenge
-    assert door.enter(b"connection", identity.prove(hello, challenge), 0.0) == identity.unique
+    assert door.enter(b"connection", identity.prove(hello, challenge, hint=HINT), 0.0) == identity.unique

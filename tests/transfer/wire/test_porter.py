@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tailrace.transfer.queue.messages import Accepted, Beat
+from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.wire import porter
+from tailrace.transfer.wire.messages import Accepted, Beat
 from tailrace.transfer.wire.porter import Password
 from tailrace.transfer.wire.server import Server
 from tests.helpers.waiting import until
@@ -25,7 +26,7 @@ STRANGERS = 32
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serving(Server("desk", TOKEN)) as running:
+    with serving(Server("desk", TOKEN, QUEUE)) as running:
         yield running
 
 
@@ -61,7 +62,7 @@ def test_strangers_that_leave_make_room_for_others(server: Server) -> None:
 
 def test_connections_end_before_descriptors_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256 + 12, 256 + 12))
-    with serving(Server("desk", TOKEN)) as few, ExitStack() as stack:
+    with serving(Server("desk", TOKEN, QUEUE)) as few, ExitStack() as stack:
         to = few.endpoints[1]
         known = [stack.enter_context(closing(Peer(to))) for _ in range(10)]
         for peer in known:
@@ -77,14 +78,14 @@ def test_connections_end_before_descriptors_do(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("limit", [240, 256])
 def test_few_descriptors_are_enough_for_a_client(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
-    with serving(Server("desk", TOKEN)) as few, closing(Peer(few.endpoints[1])) as peer:
+    with serving(Server("desk", TOKEN, QUEUE)) as few, closing(Peer(few.endpoints[1])) as peer:
         peer.enter()
 
 
 def test_a_connection_that_was_let_in_is_hung_up_on_unless_it_proves_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have said the password of another one again, and begin a message without an end."""
     monkeypatch.setattr(porter, "_HANDSHAKE_S", 0.2)
-    with serving(Server("desk", TOKEN)) as desk, closing(Peer(desk.endpoints[1])) as known:
+    with serving(Server("desk", TOKEN, QUEUE)) as desk, closing(Peer(desk.endpoints[1])) as known:
         known.enter()
         with (
             closing(Peer(desk.endpoints[1])) as silent,
@@ -130,7 +131,7 @@ def test_a_server_ends_with_its_porter_and_says_why(monkeypatch: pytest.MonkeyPa
         raise ValueError("too many frames")
 
     monkeypatch.setattr(porter.Porter, where, fail)
-    with serving(Server("desk", TOKEN)) as desk, closing(Peer(desk.endpoints[1])):
+    with serving(Server("desk", TOKEN, QUEUE)) as desk, closing(Peer(desk.endpoints[1])):
         until(lambda: desk.stopped_by != "")
         assert desk.stopped_by == "no connection can be let in any more: ValueError: too many frames"
 

@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
@@ -21,31 +22,24 @@ from hypothesis import strategies as st
 
 from tailrace.errors import PeerLost, WireError
 from tailrace.transfer.queue.messages import (
-    Accepted,
+    QUEUE,
     Admit,
     Admitted,
-    Answer,
-    Beat,
-    Cancel,
-    Challenge,
     Claim,
     Claimed,
     Counted,
-    Failure,
     Inventory,
     Nack,
     Renew,
-    Request,
     Stats,
-    Stranger,
-    Waiting,
-    Welcome,
 )
 from tailrace.transfer.wire import porter
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.connection import Patience
-from tailrace.transfer.wire.frames import Reply, decode_answer, decode_header, encode
+from tailrace.transfer.wire.frames import Reply, decode_header, encode
 from tailrace.transfer.wire.handshake import Identity
+from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Challenge, Failure, Message, Stranger, Waiting
+from tailrace.transfer.wire.protocol import Protocol
 from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sockets import dealer, receive, send
 from tailrace.transfer.wire.sync import SyncClient
@@ -57,23 +51,24 @@ from tests.transfer.wire.rows import packed
 class Peer:
     """A client whose every frame is chosen by the test."""
 
-    def __init__(self, endpoint: str, token: bytes = TOKEN) -> None:
+    def __init__(self, endpoint: str, token: bytes = TOKEN, protocol: Protocol = QUEUE) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
         self.endpoint = endpoint
+        self._protocol = protocol
         self.identity = Identity("peer", token)
         self.socket = dealer(self.context, endpoint, self.identity.password)
 
     def send(self, *frames: bytes) -> None:
         send(self.socket, frames)
 
-    def answer(self) -> tuple[int, Answer]:
+    def answer(self) -> tuple[int, Message]:
         assert self.socket.poll(LIMIT_S * 1000), "no answer"
         message = receive(self.socket, copied=1)
         assert message is not None
         header = decode_header(message[0][0])
-        return header.number, decode_answer(header)
+        return header.number, self._protocol.decode_answer(header)
 
-    def ask(self, number: int, message: Request, oldest: int = 0) -> Answer:
+    def ask(self, number: int, message: Message | msgspec.Raw, oldest: int = 0) -> Message:
         self.send(*encode(number, oldest, message))  # type: ignore[arg-type]
         answered, answer = self.answer()
         assert answered == number
@@ -83,7 +78,7 @@ class Peer:
         hello = self.identity.hello()
         challenge = self.ask(1, hello)
         assert isinstance(challenge, Challenge)
-        assert isinstance(self.ask(2, self.identity.prove(hello, challenge)), Welcome)
+        assert self.ask(2, self.identity.prove(hello, challenge, hint="")) == Accepted()
 
     def reconnect(self) -> None:
         """The same client on a new connection."""
@@ -98,7 +93,7 @@ class Peer:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    with serving(Server("desk", TOKEN)) as running:
+    with serving(Server("desk", TOKEN, QUEUE)) as running:
         yield running
 
 
@@ -127,14 +122,14 @@ def test_it_listens_in_a_private_directory_and_on_loopback(server: Server) -> No
 
 
 def test_who_has_not_said_hello_is_heard_for_nothing_else(stranger: Peer) -> None:
-    requests: list[Request] = [Beat(1.0), Stats(), admit(), Cancel(1)]
+    requests: list[Message] = [Beat(1.0), Stats(), admit(), Cancel(1)]
     for number, message in enumerate(requests, start=1):
         assert stranger.ask(number, message) == Stranger()
 
 
 def test_a_wrong_token_is_an_error_at_both_ends(server: Server) -> None:
     with (
-        SyncClient("thief", b"another token of some length") as client,
+        SyncClient("thief", b"another token of some length", QUEUE) as client,
         pytest.raises(WireError, match="the server does not know the token"),
     ):
         client.run(talk.stats(server.endpoints[0]))
@@ -144,7 +139,7 @@ def test_a_proof_that_is_wrong_is_refused_and_can_be_tried_again(stranger: Peer)
     hello = stranger.identity.hello()
     challenge = stranger.ask(1, hello)
     assert isinstance(challenge, Challenge)
-    prove = stranger.identity.prove(hello, challenge)
+    prove = stranger.identity.prove(hello, challenge, hint="")
     failure = stranger.ask(2, type(prove)(bytes(32)))
     assert isinstance(failure, Failure)
     assert "does not know the token" in failure.text
@@ -264,7 +259,7 @@ class Forgetting(Desk):
 
 def test_a_client_that_is_silent_on_a_connection_that_stands_is_not_forgotten() -> None:
     now = 0.0
-    server = Server("desk", TOKEN, silence_s=5.0, clock=lambda: now)
+    server = Server("desk", TOKEN, QUEUE, silence_s=5.0, clock=lambda: now)
     desk = Forgetting(server)
     to = server.endpoints[0]
     with serving(server, desk), closing(Peer(to)) as silent, closing(Peer(to)) as waking:
@@ -285,7 +280,7 @@ def test_a_client_that_is_silent_on_a_connection_that_stands_is_not_forgotten() 
 
 def test_a_client_that_promises_signs_of_life_is_forgotten_when_it_is_silent_and_comes_back_by_hello() -> None:
     now = 0.0
-    server = Server("desk", TOKEN, silence_s=5.0, signs_of_life=True, clock=lambda: now)
+    server = Server("desk", TOKEN, QUEUE, silence_s=5.0, signs_of_life=True, clock=lambda: now)
     desk = Forgetting(server)
     with serving(server, desk), closing(Peer(server.endpoints[0])) as peer:
         peer.enter()
@@ -301,13 +296,13 @@ def test_a_client_that_promises_signs_of_life_is_forgotten_when_it_is_silent_and
 
 
 def test_a_link_of_a_server_to_another_carries_requests_in_its_loop(server: Server) -> None:
-    linked = Server("unit", TOKEN)
+    linked = Server("unit", TOKEN, QUEUE)
     results: list[object] = []
 
     class Linking(Desk):
         def __init__(self) -> None:
             super().__init__(linked)
-            self.link = linked.link(server.endpoints[0])
+            self.link = linked.link(server.endpoints[0], peer="the desk")
             self.link.start(Call("", Stats()), self.on_stats)
 
         def on_stats(self, result: object) -> None:
@@ -322,9 +317,9 @@ def test_a_link_of_a_server_to_another_carries_requests_in_its_loop(server: Serv
 
 
 def test_a_link_to_a_server_that_is_not_there_ends_as_lost(tmp_path: Path) -> None:
-    linked = Server("unit", TOKEN, patience=Patience(limit_s=0.05, retry_s=0.02))
+    linked = Server("unit", TOKEN, QUEUE, patience=Patience(limit_s=0.05, retry_s=0.02))
     results: list[object] = []
-    link = linked.link(f"ipc://{tmp_path}/nobody")
+    link = linked.link(f"ipc://{tmp_path}/nobody", peer="nobody")
 
     def on_result(result: object) -> None:
         results.append(result)
@@ -337,7 +332,7 @@ def test_a_link_to_a_server_that_is_not_there_ends_as_lost(tmp_path: Path) -> No
 
 def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(porter, "_HANDSHAKE_S", 0.01)
-    with serving(Server("desk", TOKEN)) as quick:
+    with serving(Server("desk", TOKEN, QUEUE)) as quick:
         host, port = quick.endpoints[1].removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT_S) as mute:
             while mute.recv(4096):
@@ -346,7 +341,7 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
 
 def test_a_port_that_is_taken_is_refused(server: Server) -> None:
     with pytest.raises(WireError, match=r"cannot listen at 'tcp://.*in use"):
-        Server("desk", TOKEN, endpoints=[server.endpoints[1]])
+        Server("desk", TOKEN, QUEUE, endpoints=[server.endpoints[1]])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

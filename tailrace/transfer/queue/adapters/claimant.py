@@ -27,8 +27,9 @@ import msgspec
 from tailrace.errors import LeaseError, PeerLost, QueueClosed, TailraceError, on_failure
 from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.transfer.queue.client.remote import RemoteQueue
-from tailrace.transfer.queue.messages import Claimed, Failure, Message, unpack
+from tailrace.transfer.queue.messages import Claimed, unpack
 from tailrace.transfer.socket_directory import socket_directory
+from tailrace.transfer.wire.messages import Failure, Message
 from tailrace.types import Value
 
 T = TypeVar("T")

@@ -41,11 +41,12 @@ from tailrace.transfer.queue.adapters.tensors import (
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.transfer.queue.client.checks import check_address
-from tailrace.transfer.queue.client.look import greet
+from tailrace.transfer.queue.client.look import read_table
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.messages import Claimed, Failure
+from tailrace.transfer.queue.messages import Claimed
 from tailrace.transfer.queue.rows.schema import Schema, check_limit
+from tailrace.transfer.wire.messages import Failure
 
 _WATCH_S = 1.0
 """Between looks at whether the process that claims is still there."""
@@ -124,9 +125,9 @@ class StreamingDataset(IterableDataset[TensorBatch]):
             QueueError: it has no such task.
             ColumnError: a layout for a column that the task does not read, or that holds no arrays.
         """
-        welcome = greet(self._address, name=f"data set of {self._task}", limit_s=self._limit_s)
-        spec = Schema(welcome.tasks).task(self._task)
-        self._kinds = welcome.columns
+        table = read_table(self._address, name=f"data set of {self._task}", limit_s=self._limit_s)
+        spec = Schema(table.tasks).task(self._task)
+        self._kinds = table.columns
         check_layouts(self._layouts, spec.reads, self._kinds, task=self._task)
         queue = RemoteQueue(
             self._address,

@@ -22,7 +22,7 @@ from tailrace.errors import QueueError, TailraceError
 from tailrace.transfer.queue.adapters.layouts import Array, listed
 from tailrace.transfer.queue.base import Claim, Row, RowId
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.messages import Failure
+from tailrace.transfer.wire.messages import Failure
 from tailrace.types import Value
 
 _DTYPES: Mapping[str, np.dtype[Any]] = {"ints": np.dtype(np.int64), "floats": np.dtype(np.float32)}

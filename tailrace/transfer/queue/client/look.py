@@ -4,12 +4,14 @@ from typing import TypeVar
 
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.messages import Answer, Counted, Look, Request, Stats, Welcome
+from tailrace.transfer.queue.client.liveness import LivenessCheck
+from tailrace.transfer.queue.messages import QUEUE, Counted, ReadTable, Stats, Table
 from tailrace.transfer.wire.calls import Call, ask
 from tailrace.transfer.wire.connection import Patience
+from tailrace.transfer.wire.messages import Message
 from tailrace.transfer.wire.sync import SyncClient
 
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=Message)
 
 
 def look(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
@@ -23,11 +25,12 @@ def look(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
     return _ask(address, Stats(), Counted, name, limit_s).stats
 
 
-def greet(address: QueueAddress, *, name: str, limit_s: float) -> Welcome:
+def read_table(address: QueueAddress, *, name: str, limit_s: float) -> Table:
     """The units, columns and tasks of the queue at `address`; otherwise as `look`."""
-    return _ask(address, Look(), Welcome, name, limit_s)
+    return _ask(address, ReadTable(), Table, name, limit_s)
 
 
-def _ask(address: QueueAddress, question: Request, kind: type[A], name: str, limit_s: float) -> A:
-    with SyncClient(name, address.token, patience=Patience(limit_s=limit_s, retry_s=limit_s / 4)) as client:
+def _ask(address: QueueAddress, question: Message, kind: type[A], name: str, limit_s: float) -> A:
+    peers, patience = LivenessCheck(address.endpoint), Patience(limit_s=limit_s, retry_s=limit_s / 4)
+    with SyncClient(name, address.token, QUEUE, peers=peers, patience=patience) as client:
         return client.run(ask(Call(address.endpoint, question), kind))

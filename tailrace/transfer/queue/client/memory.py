@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from tailrace.errors import PeerLost, QueueError, WireError
+from tailrace.transfer.queue.client.directory import endpoint
 from tailrace.transfer.queue.messages import Cells, Done, Reserved, Unit
 from tailrace.transfer.queue.storage.arena import ArenaView
-from tailrace.transfer.wire.calls import Call, endpoint
+from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.frames import Buffer
 from tailrace.transfer.wire.sockets import host_id
 

@@ -25,7 +25,6 @@ from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.writing import Writing, write
 from tailrace.transfer.queue.messages import (
     NO_VERSION,
-    Accepted,
     Ack,
     Admit,
     Admitted,
@@ -39,7 +38,6 @@ from tailrace.transfer.queue.messages import (
     Lost,
     Nack,
     Renew,
-    Request,
     Stats,
     Withdraw,
     Withdrawn,
@@ -49,6 +47,7 @@ from tailrace.transfer.queue.messages import (
 )
 from tailrace.transfer.queue.rows.schema import check_limit, check_outputs, oldest_version
 from tailrace.transfer.wire.calls import Call, Operation, Step, ask, expect
+from tailrace.transfer.wire.messages import Accepted, Message
 from tailrace.types import Value, WeightVersion
 
 SMALL_BYTES = 8 * 2**10
@@ -329,7 +328,7 @@ def close(session: Session) -> Operation[None]:
     yield from tell(session, Close())
 
 
-def tell(session: Session, message: Request) -> Operation[None]:
+def tell(session: Session, message: Message) -> Operation[None]:
     """Have the controller accept a message."""
     yield from ask(Call(session.controller, message), Accepted)
 

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence, Set
 
 from tailrace.errors import PeerLost, TailraceError
 from tailrace.transfer.queue.client.batch import Batch
+from tailrace.transfer.queue.client.directory import endpoint
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import Done, Reserve, Reserved, Unit
-from tailrace.transfer.wire.calls import Call, Meanwhile, Operation, Step, endpoint, expect, wait
+from tailrace.transfer.wire.calls import Call, Meanwhile, Operation, Step, expect, wait
 
 
 class Places:

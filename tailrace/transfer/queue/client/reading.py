@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError
+from tailrace.transfer.queue.client.directory import endpoint
 from tailrace.transfer.queue.client.memory import frame_memory
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import NO_UNIT, Cells, Inline, Read, Unit, pack, unpack
-from tailrace.transfer.wire.calls import Call, Operation, Step, endpoint, expect
+from tailrace.transfer.wire.calls import Call, Operation, Step, expect
 from tailrace.transfer.wire.frames import Reply
 from tailrace.types import IntArray
 

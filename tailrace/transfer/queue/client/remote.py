@@ -17,8 +17,9 @@ from tailrace.transfer.queue import holding
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
 from tailrace.transfer.queue.client import checks, operations, snapshots
+from tailrace.transfer.queue.client.liveness import LivenessCheck
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.messages import Claimed
+from tailrace.transfer.queue.messages import QUEUE, Claimed
 from tailrace.transfer.queue.rows.integers import check_integer
 from tailrace.transfer.wire.aio import AsyncClient
 from tailrace.transfer.wire.calls import Operation
@@ -64,7 +65,11 @@ class RemoteQueue(TransferQueue):
         self._limit_s = checks.limit_seconds(limit_s)
         self._session = Session(address.endpoint, shared_memory=shared_memory)
         self._client = AsyncClient(
-            name, address.token, controller=address.endpoint, patience=Patience.within(self._limit_s)
+            name,
+            address.token,
+            QUEUE,
+            peers=LivenessCheck(address.endpoint),
+            patience=Patience.within(self._limit_s),
         )
 
     async def __aenter__(self) -> Self:

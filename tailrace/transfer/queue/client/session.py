@@ -9,10 +9,12 @@ from tailrace.config.columns import ColumnKind
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.client.directory import Directory
 from tailrace.transfer.queue.client.memory import Memory
-from tailrace.transfer.queue.messages import Beat, Unit
+from tailrace.transfer.queue.messages import Unit
 from tailrace.transfer.queue.rows.schema import Schema
-from tailrace.transfer.wire.calls import Call, Directory, Operation, Step
+from tailrace.transfer.wire.calls import Call, Operation, Step
+from tailrace.transfer.wire.messages import Beat
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _ACKED_LEASES = 4096
@@ -58,10 +60,10 @@ class Session:
         """Learn the table of the queue, once."""
         if self._prepared:
             return
-        welcome = yield from self.directory.look()
-        self.columns = welcome.columns
-        self.codec = PartCodec(welcome.columns)
-        self.schema = Schema(welcome.tasks)
+        table = yield from self.directory.read_table()
+        self.columns = table.columns
+        self.codec = PartCodec(table.columns)
+        self.schema = Schema(table.tasks)
         self._prepared = True
 
     def due(self) -> list[Call]:

@@ -20,8 +20,9 @@ from tailrace.errors import LeaseError, PeerLost
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
 from tailrace.transfer.queue.client import checks, operations, snapshots
+from tailrace.transfer.queue.client.liveness import LivenessCheck
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.messages import Claimed
+from tailrace.transfer.queue.messages import QUEUE, Claimed
 from tailrace.transfer.queue.rows.integers import check_integer
 from tailrace.transfer.wire.calls import Operation
 from tailrace.transfer.wire.connection import Patience
@@ -181,7 +182,8 @@ class SyncQueue:
         return SyncClient(
             self._name,
             self._address.token,
-            controller=self._address.endpoint,
+            QUEUE,
+            peers=LivenessCheck(self._address.endpoint),
             patience=Patience.within(self._limit_s),
         )
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 
 from tailrace.errors import PeerLost, TailraceError
 from tailrace.transfer.queue.client.batch import Batch
+from tailrace.transfer.queue.client.directory import endpoint
 from tailrace.transfer.queue.client.places import Places
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.messages import Accepted, Unit, Write
-from tailrace.transfer.wire.calls import Call, Operation, Step, endpoint, expect
+from tailrace.transfer.queue.messages import Unit, Write
+from tailrace.transfer.wire.calls import Call, Operation, Step, expect
+from tailrace.transfer.wire.messages import Accepted
 
 
 @dataclass(frozen=True, slots=True, eq=False)

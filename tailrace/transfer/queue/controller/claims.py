@@ -11,23 +11,13 @@ from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.desk import Desk
 from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
-from tailrace.transfer.queue.messages import (
-    NO_UNIT,
-    Accepted,
-    Ack,
-    Answer,
-    Claim,
-    Claimed,
-    Nack,
-    Renew,
-    pack,
-    row_ids,
-)
+from tailrace.transfer.queue.messages import NO_UNIT, Ack, Answer, Claim, Claimed, Nack, Renew, pack, row_ids
 from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_limit
 from tailrace.transfer.queue.rows.state import Ended, Lease
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.server import Incoming, Ticket
 
 

@@ -11,7 +11,8 @@ from enum import Enum
 
 from tailrace.errors import QueueError, TailraceError
 from tailrace.transfer.queue.controller.timers import Timer, Timers
-from tailrace.transfer.queue.messages import Answer, Failure
+from tailrace.transfer.queue.messages import Answer
+from tailrace.transfer.wire.messages import Failure
 from tailrace.transfer.wire.server import Server, Ticket
 
 

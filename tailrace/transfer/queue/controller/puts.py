@@ -31,11 +31,9 @@ from tailrace.transfer.queue.controller.facts import cell_facts, check_facts, ne
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.controller.replay import Pending
 from tailrace.transfer.queue.messages import (
-    Accepted,
     Admit,
     Admitted,
     Answer,
-    Failure,
     Run,
     Withdraw,
     Withdrawn,
@@ -49,6 +47,7 @@ from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_capacity, che
 from tailrace.transfer.queue.rows.state import Newcomer
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted, Failure
 from tailrace.transfer.wire.server import Incoming, Ticket
 
 _LOST = -1

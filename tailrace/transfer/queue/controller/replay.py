@@ -25,11 +25,12 @@ from tailrace.transfer.queue.controller.journal import (
     Watched,
     Withdrew,
 )
-from tailrace.transfer.queue.messages import Accepted, Admitted, Answer, pack, row_ids
+from tailrace.transfer.queue.messages import Admitted, Answer, pack, row_ids
 from tailrace.transfer.queue.policies.base import Policy, RowMeta
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tailrace.transfer.queue.rows.state import ControlState, Newcomer
 from tailrace.transfer.queue.rows.table import QueueTask
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.server import Ticket
 
 

@@ -12,9 +12,8 @@ Who waits on whom: claims on ready rows, puts on room, a weight version or a uni
 line, up to its own limit. Nobody else. A client that promised signs of life and gives none loses leases and admissions.
 """
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 
@@ -37,13 +36,11 @@ from tailrace.transfer.queue.controller.stock import Stock
 from tailrace.transfer.queue.controller.timers import Timer, Timers
 from tailrace.transfer.queue.controller.units import KnownUnit, Units
 from tailrace.transfer.queue.messages import (
-    Accepted,
     Ack,
     Admit,
     Admitted,
     Advance,
-    Beat,
-    Cancel,
+    Answer,
     Claim,
     Claimed,
     Close,
@@ -56,12 +53,12 @@ from tailrace.transfer.queue.messages import (
     Joined,
     Lost,
     Nack,
+    ReadTable,
     Release,
     Renew,
-    Request,
     Restore,
     Stats,
-    Welcome,
+    Table,
     Withdraw,
     Written,
     pack,
@@ -73,6 +70,7 @@ from tailrace.transfer.queue.rows.state import ControlState, Loss
 from tailrace.transfer.queue.rows.table import QueueTask, check_table
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 
 StoredParts: TypeAlias = Mapping[RowId, Mapping[int, Sequence[str]]]
@@ -106,7 +104,6 @@ class Controller(Service):
         self._replacing = False
         """Whether the journal is about to begin anew."""
         self._timers = Timers()
-        self._epoch = time.time_ns()
         self._watches: dict[str, tuple[float, Timer]] = {}
         """By client that promised signs of life: how soon, and what happens otherwise."""
         units = Units(
@@ -145,9 +142,10 @@ class Controller(Service):
     # The service
 
     @property
-    def handlers(self) -> Mapping[type[Request], Handler]:
+    def handlers(self) -> Mapping[type[Message], Handler]:
         """See `Service.handlers`."""
         return {
+            ReadTable: self._read_table,
             Admit: self._puts.admit,
             Withdraw: self._puts.withdraw,
             Written: self._puts.written,
@@ -167,10 +165,6 @@ class Controller(Service):
             Dismiss: self._dismiss,
             Cancel: self._cancel,
         }
-
-    def welcome(self) -> Welcome:
-        """See `Service.welcome`."""
-        return Welcome(self._epoch, self._desk.units.listing(), self._columns, self._specs, self._desk.recovering)
 
     @property
     def next_deadline(self) -> float | None:
@@ -192,6 +186,10 @@ class Controller(Service):
         self._forget_waiting(lambda ticket: ticket.client == client)
 
     # Requests
+
+    def _read_table(self, incoming: Incoming) -> Reply:
+        desk = self._desk
+        return Reply(Table(desk.units.listing(), self._columns, self._specs, desk.recovering))
 
     def _advance(self, incoming: Incoming) -> Reply:
         message: Advance = incoming.message
@@ -265,7 +263,7 @@ class Controller(Service):
 
     def _beat(self, incoming: Incoming) -> Reply:
         message: Beat = incoming.message
-        client = message.client or incoming.ticket.client
+        client = incoming.ticket.client
         known = self._watches.get(client)
         if known is None or known[0] != message.limit_s:
             self._note(log.Watched(client, message.limit_s))
@@ -396,7 +394,7 @@ class Controller(Service):
         for client, (limit_s, _) in self._watches.items():
             yield log.Watched(client, limit_s)
         for ticket, answer in self._server.kept():
-            yield log.Answered(ticket.client, ticket.number, answer)
+            yield log.Answered(ticket.client, ticket.number, cast(Answer, answer))  # as its handlers return
 
     def _recover(self, found: Recovered) -> None:
         desk = self._desk

@@ -16,11 +16,12 @@ import numpy as np
 from tailrace.errors import QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.base import RowId, UnitStats
 from tailrace.transfer.queue.controller.timers import Timer, Timers
-from tailrace.transfer.queue.messages import Inventory, Join, Parts, Request, Settle, Unit, Write, pack, unpack
+from tailrace.transfer.queue.messages import STORAGE_UNIT, Inventory, Join, Parts, Settle, Unit, Write, pack, unpack
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.calls import Call, expect
 from tailrace.transfer.wire.connection import Connection, Then
 from tailrace.transfer.wire.frames import Buffer, Reply
+from tailrace.transfer.wire.messages import Message
 from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sockets import reachable
 
@@ -150,7 +151,7 @@ class Units:
         assert unit.link is not None, "units that are ready are linked to"
         unit.link.start(Call(unit.endpoint, message, frames), then)
 
-    def insist(self, number: int, message: Request) -> None:
+    def insist(self, number: int, message: Message) -> None:
         """Tell a unit what it has to have heard: where that fails, its next Join begins with an inventory."""
         unit = self._units.get(number)
         if unit is None or unit.link is None:
@@ -214,7 +215,7 @@ class Units:
             raise WireError(f"unit {message.name!r} listens at {message.endpoints} alone: not reached from here")
         unit.join = message
         unit.endpoint = ways[0]
-        unit.link = link = self._server.link(unit.endpoint)
+        unit.link = link = self._server.link(unit.endpoint, peer=STORAGE_UNIT)
         take = self._asked(unit)
 
         def then(result: Reply | TailraceError) -> None:

@@ -29,6 +29,7 @@ from tailrace.config.transfer import ServiceQueueConfig, StorageConfig
 from tailrace.errors import TailraceError
 from tailrace.transfer.queue.controller.journal import Journal, JournalError
 from tailrace.transfer.queue.controller.service import Controller
+from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.queue.storage.factory import make_storage
 from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.transfer.queue.unit.service import StorageUnit
@@ -130,13 +131,13 @@ def _make(settings: ControllerSettings | UnitSettings, stack: ExitStack) -> tupl
             tasks = make_tasks(table)
             journal = Journal(Path(settings.journal))
             stack.callback(journal.close)
-            server = Server("controller", settings.token, endpoints=settings.endpoints)
+            server = Server("controller", settings.token, QUEUE, endpoints=settings.endpoints)
             return server, Controller(server, tasks, config, columns=table.columns, journal=journal)
         case UnitSettings():
             storage_config: StorageConfig = TypeAdapter(StorageConfig).validate_json(settings.storage)
             storage = make_storage(storage_config, name=settings.storage_name)
             stack.callback(storage.close)
-            server = Server(settings.name, settings.token, endpoints=settings.endpoints)
+            server = Server(settings.name, settings.token, QUEUE, endpoints=settings.endpoints)
             unit = StorageUnit(
                 server,
                 storage,

@@ -18,12 +18,13 @@ from typing import TypeAlias
 import msgspec
 
 from tailrace.errors import PeerLost, QueueClosed, TailraceError, WireError
-from tailrace.transfer.queue.messages import Answer, Failure, Join, Joined, Written
+from tailrace.transfer.queue.messages import CONTROLLER, Join, Joined, Written
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.messages import Failure, Message
 from tailrace.transfer.wire.server import Server
 
-Told: TypeAlias = Callable[[Answer], None]
+Told: TypeAlias = Callable[[Message], None]
 """Gets the controller's answer to Written."""
 
 
@@ -37,7 +38,7 @@ class ControllerLink:
             WireError: that is no endpoint.
         """
         self._controller = controller
-        self._link = server.link(controller)
+        self._link = server.link(controller, peer=CONTROLLER)
         self._join = join
         self._then = then
         self._unit: int | None = None

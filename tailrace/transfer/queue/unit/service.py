@@ -25,9 +25,6 @@ from tailrace.errors import StaleRowError, WireError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.messages import (
-    Accepted,
-    Beat,
-    Cancel,
     Cells,
     Done,
     Inventory,
@@ -35,12 +32,10 @@ from tailrace.transfer.queue.messages import (
     Joined,
     Parts,
     Read,
-    Request,
     Reserve,
     Reserved,
     Run,
     Settle,
-    Welcome,
     Write,
     pack,
     unpack,
@@ -50,6 +45,7 @@ from tailrace.transfer.queue.unit.client_holds import ClientHolds
 from tailrace.transfer.queue.unit.index import Located, PartIndex
 from tailrace.transfer.queue.unit.link import ControllerLink
 from tailrace.transfer.wire.frames import MAX_FRAME_BYTES, PIECE_BYTES, Reply
+from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Message
 from tailrace.transfer.wire.server import Handler, Incoming, Server, Service, Ticket
 from tailrace.transfer.wire.sockets import host_id
 from tailrace.types import IntArray
@@ -84,11 +80,10 @@ class StorageUnit(Service):
         self._codec: PartCodec | None = None
         self._waiting: list[tuple[Incoming, Handler]] = []
         """For the columns."""
-        self._epoch = secrets.randbits(63)
         directory = "" if self._holds.arena is None else str(self._holds.arena.directory)
         join = Join(
             name=name,
-            incarnation=f"{self._epoch:x}",
+            incarnation=secrets.token_hex(8),
             lasting=storage.lasting,
             endpoints=server.endpoints,
             host=host_id(),
@@ -101,7 +96,7 @@ class StorageUnit(Service):
         self._next_trim = server.now + _TRIM_EVERY_S
 
     @property
-    def handlers(self) -> Mapping[type[Request], Handler]:
+    def handlers(self) -> Mapping[type[Message], Handler]:
         """See `Service.handlers`."""
         return {
             Reserve: self._reserve,
@@ -113,10 +108,6 @@ class StorageUnit(Service):
             Settle: self._settle,
             Inventory: self._inventory,
         }
-
-    def welcome(self) -> Welcome:
-        """See `Service.welcome`."""
-        return Welcome(self._epoch)
 
     @property
     def next_deadline(self) -> float | None:
@@ -255,8 +246,8 @@ class StorageUnit(Service):
         return Reply(Accepted())
 
     def _beat(self, incoming: Incoming) -> Reply:
-        client = incoming.message.client or incoming.ticket.client
-        self._holds.beat(client, incoming.message.limit_s, self._server.now)
+        message: Beat = incoming.message
+        self._holds.beat(incoming.ticket.client, message.limit_s, self._server.now)
         return Reply(Accepted())
 
     def _cancel(self, incoming: Incoming) -> Reply:

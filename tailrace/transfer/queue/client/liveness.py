@@ -1,0 +1,60 @@
+"""Whether a unit that is silent is still there: the controller knows, long before a client has to give up.
+
+    call ──▶ unit, no sign of life ──ReadTable──▶ controller ──Table──▶ not among the units: lost; else it is waited for
+
+A controller that was started anew does not know all units again at once: until it does, nothing is concluded.
+
+Who waits on whom: nobody. A controller that does not answer either leaves the calls waiting.
+"""
+
+import math
+import time
+from collections.abc import Callable, Set
+
+from tailrace.transfer.queue.messages import CONTROLLER, STORAGE_UNIT, ReadTable, Table
+from tailrace.transfer.wire.calls import Call, Outcome
+from tailrace.transfer.wire.frames import Reply
+from tailrace.transfer.wire.peers import Peers
+
+_AGAIN_S = 0.2
+"""Between an answer and the next question: doubt about a unit that is only slow may last."""
+
+
+class LivenessCheck(Peers):
+    """The servers of a queue, for one client."""
+
+    def __init__(self, controller: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """`controller`: its endpoint."""
+        self._controller = controller
+        self._clock = clock
+        self._ask_at = -math.inf
+        self._asked = False
+        self._asked_about: Set[str] = set()
+        self._listed: set[str] | None = None
+
+    def name(self, endpoint: str) -> str:
+        """See `Peers.name`."""
+        return CONTROLLER if endpoint == self._controller else STORAGE_UNIT
+
+    def question(self, silent: Set[str]) -> Call | None:
+        """See `Peers.question`."""
+        units = silent - {self._controller}
+        if not units or self._asked or self._clock() < self._ask_at:
+            return None
+        self._asked, self._asked_about = True, units
+        return Call(self._controller, ReadTable())
+
+    def take(self, outcome: Outcome) -> None:
+        """See `Peers.take`."""
+        self._asked = False
+        self._ask_at = self._clock() + _AGAIN_S
+        if isinstance(outcome, Reply) and isinstance(outcome.answer, Table) and not outcome.answer.recovering:
+            self._listed = {endpoint for unit in outcome.answer.units for endpoint in unit.endpoints}
+
+    def gone(self, silent: Set[str]) -> Set[str]:
+        """See `Peers.gone`."""
+        if self._listed is None:
+            return set()
+        gone = (self._asked_about - self._listed) & silent
+        self._listed = None
+        return gone
