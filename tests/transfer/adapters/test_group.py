@@ -159,7 +159,7 @@ def test_only_the_rank_that_asks_has_a_queue(tmp_path: Path) -> None:
 
 
 def test_ranks_train_on_the_same_claims_as_the_page_shows(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "transfer_queue.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "transfer_queue.md").read_text()
     [example] = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "GroupLoader" in code]
     with serving(tmp_path / "queue", TABLE) as served:
         served.queue.put([NewRow(group_id=i, group_size=1, order=i, cells={"prompt_ids": tokens(1)}) for i in range(4)])

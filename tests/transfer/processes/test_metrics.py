@@ -28,7 +28,7 @@ def scrape(port: int) -> dict[tuple[str, str], float]:
 def test_a_scrape_counts_rows_by_task_and_state_and_bytes_by_unit(tmp_path: Path) -> None:
     with queue(tmp_path) as processes, serving_metrics(processes.address, 0) as port:
         samples = scrape(port)
-    documented = (Path(__file__).parents[2] / "docs" / "transfer_queue.md").read_text()
+    documented = (Path(__file__).parents[3] / "docs" / "transfer_queue.md").read_text()
     assert [name for name, _ in samples if f"`{name.removeprefix('tailrace_queue_')}`" not in documented] == []
     assert samples["tailrace_queue_up", ""] == 1
     assert samples["tailrace_queue_rows", ""] == 0
