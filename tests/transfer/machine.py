@@ -19,8 +19,8 @@ from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
+from tailrace.transfer.queue.rows.state import TaskState
 from tailrace.transfer.queue.rows.table import QueueTask
-from tailrace.transfer.queue.rows.task_state import TaskState
 from tests.transfer.model import SPECS, LimitTooSmall, Model
 from tests.transfer.tables import group, table
 

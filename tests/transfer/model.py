@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tailrace.transfer.queue.base import NewRow, RowId
-from tailrace.transfer.queue.rows.task_state import TaskState
+from tailrace.transfer.queue.rows.state import TaskState
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
 
 SPECS = {spec.name: spec for spec in (ROLLOUT, REWARD, ACTOR)}

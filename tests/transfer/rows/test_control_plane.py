@@ -16,9 +16,8 @@ from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
-from tailrace.transfer.queue.rows.state import ControlState, Lease, RowRecord
+from tailrace.transfer.queue.rows.state import ControlState, Lease, RowRecord, TaskState
 from tailrace.transfer.queue.rows.table import QueueTask
-from tailrace.transfer.queue.rows.task_state import TaskState
 from tests.transfer.machine import LEASE_S, QueueMachine
 from tests.transfer.tables import group, one_task, table
 

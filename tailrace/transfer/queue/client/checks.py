@@ -9,8 +9,7 @@ from typing import Any
 from tailrace.errors import QueueError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow, RowId
-from tailrace.transfer.queue.rows.integers import check_integer, is_int64
-from tailrace.transfer.queue.rows.schema import check_limit
+from tailrace.transfer.queue.rows.schema import check_integer, check_limit, is_int64
 
 _MAX_SECONDS = 1e9
 """What a message takes, see `messages.Seconds`: over 30 years."""

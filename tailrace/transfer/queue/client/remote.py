@@ -20,7 +20,7 @@ from tailrace.transfer.queue.client import checks, operations, snapshots
 from tailrace.transfer.queue.client.liveness import LivenessCheck
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import QUEUE, Claimed
-from tailrace.transfer.queue.rows.integers import check_integer
+from tailrace.transfer.queue.rows.schema import check_integer
 from tailrace.transfer.wire.aio import AsyncClient
 from tailrace.transfer.wire.calls import Operation
 from tailrace.transfer.wire.connection import Patience

@@ -23,6 +23,7 @@ from tailrace.transfer.queue.rows.groups import Groups
 from tailrace.transfer.queue.rows.schema import check_outputs
 from tailrace.transfer.queue.rows.slots import Slots
 from tailrace.transfer.queue.rows.state import (
+    NEXT,
     ControlState,
     Ended,
     Lease,
@@ -30,10 +31,10 @@ from tailrace.transfer.queue.rows.state import (
     LostGroup,
     Newcoming,
     RowRecord,
+    TaskState,
     check_state,
 )
 from tailrace.transfer.queue.rows.table import QueueTask
-from tailrace.transfer.queue.rows.task_state import NEXT, TaskState
 from tailrace.types import WeightVersion
 
 _HOLD = "hold a claim that takes long with `held`, which renews it, or raise queue.lease_s"

@@ -1,5 +1,6 @@
 """What a table says of the cells of its rows, wherever they are put or acked."""
 
+import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
@@ -7,7 +8,6 @@ import numpy as np
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
 from tailrace.errors import ColumnError, QueueError, did_you_mean, nearest
 from tailrace.transfer.queue.base import NewRow, RowId
-from tailrace.transfer.queue.rows.integers import check_integer, is_int64
 from tailrace.types import TaskSpec, Value, WeightVersion
 
 RAISE_LIMIT = "if the work before it takes that long, raise its timeout (of a run: queue.timeout_s)"
@@ -140,3 +140,25 @@ def oldest_version(cells: Mapping[str, Value]) -> WeightVersion | None:
     """The smallest entry of `weight_versions`; None where that is not among `cells`, or empty."""
     versions = cells.get("weight_versions")
     return int(versions.min()) if isinstance(versions, np.ndarray) and versions.size else None
+
+
+def is_int64(number: object) -> bool:
+    """Whether it is an integer of 64 bits, signed: one of Python, or of a library that has its own; no truth value."""
+    if type(number) is not int:
+        if isinstance(number, bool):
+            return False
+        try:
+            number = operator.index(number)  # type: ignore[arg-type]
+        except TypeError:
+            return False
+    return -(2**63) <= number < 2**63
+
+
+def check_integer(name: str, value: int) -> None:
+    """Whether `value`, which is called `name`, is an integer of 64 bits, signed.
+
+    Raises:
+        QueueError: it is not.
+    """
+    if not is_int64(value):
+        raise QueueError(f"{name}: got {value!r:.80}, expected an integer of 64 bits, signed")

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from itertools import chain, pairwise
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,23 @@ from tailrace.types import TaskSpec, WeightVersion
 
 _MAX_COUNT = 2**62
 """Leases and generations begin far below the end of int64, so that none of them ever gets there."""
+
+
+class TaskState(IntEnum):
+    """The state of one row for one task."""
+
+    WAITING = 0
+    """Some input column is not written yet. Next: READY."""
+    READY = 1
+    """May be claimed. Next: LEASED."""
+    LEASED = 2
+    """Under a live lease. Next: CONSUMED by an ack, READY by a nack or when the lease expires."""
+    CONSUMED = 3
+    """Acked: the end."""
+
+
+NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CONSUMED), ())
+"""By state: those that may follow."""
 
 
 class Newcoming(Protocol):

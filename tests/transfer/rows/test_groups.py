@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.transfer.queue.rows.intervals import Intervals
+from tailrace.transfer.queue.rows.groups import Intervals
 
 
 @given(st.lists(st.integers(-20, 20)))
