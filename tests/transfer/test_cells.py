@@ -80,6 +80,20 @@ def test_rows_measured_together_are_the_rows_measured_one_by_one(rows: list[dict
     assert [list(lengths) for lengths, _ in together] == [list(cells) for cells in rows]
 
 
+@given(st.lists(CELLS, max_size=4), st.sets(st.sampled_from(sorted(KINDS))))
+def test_rows_read_together_are_the_rows_read_one_by_one(rows: list[dict[str, Value]], columns: set[str]) -> None:
+    rows = [cells for cells in rows if columns <= cells.keys()]
+    parts = list(map(CODEC.measure, rows))
+    memories = [memoryview(to_bytes(part)) for part in parts]
+    alone = [CODEC.read(memory, part.lengths, columns) for memory, part in zip(memories, parts, strict=True)]
+    for column in columns:
+        starts = [CODEC.layout(part.lengths).offsets[column] for part in parts]
+        places = np.array([*enumerate(starts)], np.int64).reshape(-1, 2)
+        lengths = np.array([part.lengths[column] for part in parts], np.int64)
+        together = CODEC.read_column(column, memories, places, lengths)
+        assert repr(together) == repr([cells[column] for cells in alone])
+
+
 @given(CELLS)
 def test_a_layout_is_aligned_without_gaps_and_as_long_as_what_was_measured(cells: dict[str, Value]) -> None:
     part = CODEC.measure(cells)

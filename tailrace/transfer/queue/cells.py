@@ -1,7 +1,10 @@
 """How the cells of a row lie in memory: one encoding for the queue's processes, shared memory and snapshots.
 
-    cells ──measure──▶ Part: lengths, bytes ──to_bytes──▶ memory ──read, with the lengths──▶ cells
-    rows ──measure_rows──▶ Parts, of rows in the same columns ──write_rows──▶ memory
+    one part    cells ──measure──▶ Part ──to_bytes──▶ bytes ──read, with the lengths──▶ cells
+    many parts  rows ──measure_rows──▶ Parts, of rows in the same columns ──write_rows──▶ memory ──read_column──▶ cells
+
+There are two paths to the same bytes. The processes of a queue move many parts at once, with arithmetic of arrays. For
+a single part that arithmetic costs more than the part: `LocalQueue` and snapshots take the plain one.
 
 A part is what one write brought for one row: its cells one after the other, in the order of their columns. Each cell
 is padded with zeros to a multiple of 8 bytes, so all of them are aligned where the first one is, parts follow each
@@ -94,6 +97,8 @@ class PartCodec:
         self._widths: dict[tuple[str, ...], _Widths] = {}
         """By columns that parts have come with: most parts are like those before."""
 
+    # One part
+
     def measure(self, cells: Mapping[str, Value]) -> Part:
         """Validate `cells` and work out the memory that they need. Arrays must be of exactly the column's dtype.
 
@@ -112,30 +117,6 @@ class PartCodec:
             nbytes += (length * form.unit + 7) & -8
         return Part(lengths, nbytes, tuple(chunks))
 
-    def measure_rows(self, rows: Iterable[Mapping[str, Value]]) -> list[Parts]:
-        """`measure` each of `rows`, together those that follow each other and have cells in the same columns.
-
-        Raises:
-            ColumnError: as for `measure`.
-        """
-        return [self._measure_alike(columns, list(alike)) for columns, alike in groupby(rows, key=tuple)]
-
-    def _measure_alike(self, columns: tuple[str, ...], rows: Sequence[Mapping[str, Value]]) -> Parts:
-        if len(rows) == 1:  # many puts are of one row, which needs no arithmetic of arrays
-            part = self.measure(rows[0])
-            row = np.array([list(part.lengths.values())], np.int64)
-            return Parts(columns, row, np.array([part.nbytes]), part.nbytes, [part.chunks])
-        lengths = np.empty((len(rows), len(columns)), np.int64)
-        sizes = np.zeros(len(rows), np.int64)
-        chunks: list[Sequence[Chunk]] = []
-        for place, column in enumerate(columns):
-            form = self._formats.get(column) or self._unknown(column)
-            chunks.append(form.encode(column, [cells[column] for cells in rows]))
-            lengths[:, place] = 1 if form.number else list(map(len, chunks[place]))
-            sizes += (lengths[:, place] * form.unit + 7) & -8
-        by_row = list(zip(*chunks, strict=True)) if columns else [()] * len(rows)
-        return Parts(columns, lengths, sizes, int(sizes.sum()), by_row)
-
     def layout(self, lengths: Mapping[str, int]) -> Layout:
         """The layout of a part with these lengths.
 
@@ -152,6 +133,50 @@ class PartCodec:
             offsets[column] = end
             end = (end + length * form.unit + 7) & -8
         return Layout(offsets, end)
+
+    def read(self, memory: memoryview, lengths: Mapping[str, int], columns: Iterable[str]) -> dict[str, Value]:
+        """The cells in `columns` of the part that `memory` holds, and nothing else. Arrays are read-only views of it.
+
+        Raises:
+            ColumnError: the part lacks a column, the lengths do not fit the memory, or a cell's bytes are corrupt.
+        """
+        layout = self.layout(lengths)
+        if layout.nbytes != len(memory):
+            raise ColumnError(f"the lengths of a part need {layout.nbytes} bytes, the memory has {len(memory)}")
+        memory = memory.toreadonly()
+        return {column: self._cell(memory, lengths, layout, column) for column in columns}
+
+    def _cell(self, memory: memoryview, lengths: Mapping[str, int], layout: Layout, column: str) -> Value:
+        start = layout.offsets.get(column)
+        if start is None:
+            raise ColumnError(f"column {column!r} is not in the part; it has {sorted(layout.offsets)}")
+        form = self._formats[column]
+        return self._decode(form, column, memory[start : start + lengths[column] * form.unit])
+
+    # Many parts
+
+    def measure_rows(self, rows: Iterable[Mapping[str, Value]]) -> list[Parts]:
+        """Validate and measure `rows`: those that follow each other and have cells in the same columns, together.
+
+        Raises:
+            ColumnError: as for `measure`.
+        """
+        return [self._measure_alike(columns, list(alike)) for columns, alike in groupby(rows, key=tuple)]
+
+    def _measure_alike(self, columns: tuple[str, ...], rows: Sequence[Mapping[str, Value]]) -> Parts:
+        if len(rows) == 1:  # many puts are of one row
+            part = self.measure(rows[0])
+            row = np.array([list(part.lengths.values())], np.int64)
+            return Parts(columns, row, np.array([part.nbytes]), part.nbytes, [part.chunks])
+        lengths = np.empty((len(rows), len(columns)), np.int64)
+        chunks: list[Sequence[Chunk]] = []
+        for place, column in enumerate(columns):
+            form = self._formats.get(column) or self._unknown(column)
+            chunks.append(form.encode(column, [cells[column] for cells in rows]))
+            lengths[:, place] = 1 if form.number else list(map(len, chunks[place]))
+        sizes = self.sizes(columns, lengths)
+        by_row = list(zip(*chunks, strict=True)) if columns else [()] * len(rows)
+        return Parts(columns, lengths, sizes, int(sizes.sum()), by_row)
 
     def sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
         """Bytes of parts with cells in `columns`, padding included: [n] for `lengths` [n, columns].
@@ -189,18 +214,6 @@ class PartCodec:
         if len(self._widths) < _MAX_WIDTHS:
             self._widths[columns] = widths
         return widths
-
-    def read(self, memory: memoryview, lengths: Mapping[str, int], columns: Iterable[str]) -> dict[str, Value]:
-        """The cells in `columns` of the part that `memory` holds, and nothing else. Arrays are read-only views of it.
-
-        Raises:
-            ColumnError: the part lacks a column, the lengths do not fit the memory, or a cell's bytes are corrupt.
-        """
-        layout = self.layout(lengths)
-        if layout.nbytes != len(memory):
-            raise ColumnError(f"the lengths of a part need {layout.nbytes} bytes, the memory has {len(memory)}")
-        memory = memory.toreadonly()
-        return {column: self._cell(memory, lengths, layout, column) for column in columns}
 
     def read_column(
         self, column: str, memories: Sequence[memoryview], places: IntArray, lengths: IntArray
@@ -246,13 +259,6 @@ class PartCodec:
         except (ValueError, TypeError, RecursionError, msgspec.MsgspecError) as error:
             raise ColumnError(f"column {column!r}: its {len(memory)} bytes are corrupt ({one_line(error)})") from None
 
-    def _cell(self, memory: memoryview, lengths: Mapping[str, int], layout: Layout, column: str) -> Value:
-        start = layout.offsets.get(column)
-        if start is None:
-            raise ColumnError(f"column {column!r} is not in the part; it has {sorted(layout.offsets)}")
-        form = self._formats[column]
-        return self._decode(form, column, memory[start : start + lengths[column] * form.unit])
-
     def _unknown(self, column: str) -> NoReturn:
         raise ColumnError(f"unknown column {column!r}; known: {sorted(self._formats)}")
 
@@ -279,7 +285,7 @@ def write_rows(parts: Sequence[Parts], memory: memoryview) -> None:
 
 
 def to_bytes(part: Part) -> bytes:
-    """The memory of a part."""
+    """What `write_rows` writes for one part, as an object of its own."""
     pieces: list[bytes | memoryview] = []
     for chunk in part.chunks:
         piece = memoryview(chunk) if isinstance(chunk, bytes) else np.ascontiguousarray(chunk).data
