@@ -67,7 +67,7 @@ CELLS: list[dict[str, Value]] = [
         "prompt_ids": np.arange(length, dtype=np.int64),
         "response": f"{length} ü",
         "advantages": np.full(length, np.nan, np.float32),
-        "metadata": {"parts": [length, None]},
+        "metadata": {"parts": [length, None]} if length else None,
         "reward": length / 7,
     }
     for length in (3, 0, 70_000)
@@ -89,6 +89,7 @@ def test_all_ranks_get_the_claim_of_one(tmp_path: Path, ranks: int, src: int) ->
         claim = broadcast_claim(CLAIM if rank == src else None, src=src)
         arrays = [cell for row in claim.rows for cell in row.cells.values() if isinstance(cell, np.ndarray)]
         assert rank == src or not any(array.flags.writeable for array in arrays)
+        assert all(array.flags.aligned for array in arrays)
         return told(claim)
 
     assert run(tmp_path, ranks, work) == [told(CLAIM)] * ranks

@@ -1,32 +1,30 @@
 """One rank of a data-parallel group talks to the queue and broadcasts what it gets (AsyncFlow, section 3.5).
 
-    src:  queue ──claim──▶ header, all int64 cells in one tensor, all float32 cells in another ──broadcast──▶ the others
+    src:  queue ──claim──▶ header, cells: one tensor of bytes ──broadcast──▶ the others
 
-The group asks the queue once, and nothing is padded: arrays travel one after the other, their lengths in the header,
-which is msgpack. Only `src` acks.
+The group asks the queue once. Cells travel as they lie in the queue's memory (see `cells`), one after the other. The
+header has their lengths and is msgpack. Only `src` acks.
 
 Who waits on whom: all ranks on `src`, which waits on the queue, up to its timeout; the group's own timeout must be
 longer. What `src` gets instead of a claim is raised on every rank, so none is left waiting.
 """
 
-from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from tailrace.config.columns import ColumnKind
 from tailrace.errors import QueueError, TailraceError
-from tailrace.transfer.queue.adapters.layouts import Array, listed
 from tailrace.transfer.queue.base import Claim, Row, RowId
+from tailrace.transfer.queue.cells import PartCodec, Parts, write_rows
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
+from tailrace.transfer.queue.messages import pack, unpack
 from tailrace.transfer.wire.messages import Failure
 from tailrace.types import Value
-
-_DTYPES: Mapping[str, np.dtype[Any]] = {"ints": np.dtype(np.int64), "floats": np.dtype(np.float32)}
-"""The tensors that go along with a header."""
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True):
@@ -36,20 +34,15 @@ class _Row(msgspec.Struct, frozen=True, array_like=True):
     units: tuple[int, ...]
 
 
-class _Column(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    tensor: str | None
-    """Where its arrays are; None where it has none."""
-    cells: list[Any]
-    """Of each row the length of its array, or its value."""
-
-
 class _Header(msgspec.Struct, frozen=True, array_like=True, tag=True):
     lease_id: int
     lease_s: float
     task: str
     rows: list[_Row]
-    columns: list[_Column]
+    kinds: dict[str, ColumnKind]
+    """By column, in the order of the cells. What is no array travels as JSON does."""
+    lengths: bytes
+    """[rows, columns] packed, see `Parts.lengths`."""
 
 
 _HEADERS: msgspec.msgpack.Decoder[_Header | Failure] = msgspec.msgpack.Decoder(_Header | Failure)
@@ -141,64 +134,56 @@ def broadcast_claim(
     Raises:
         TailraceError: the error of `src`.
     """
-    header, tensors = (b"", {}) if outcome is None else _encode(outcome)
-    own = [np.frombuffer(header, np.uint8), *(tensors.get(name, np.empty(0, dtype)) for name, dtype in _DTYPES.items())]
-    sizes = torch.tensor([len(array) for array in own], device=device)
+    header, parts = (b"", []) if outcome is None else _encode(outcome)
+    sizes = torch.tensor([len(header), sum(alike.nbytes for alike in parts)], device=device)
     dist.broadcast(sizes, src, group)
-    head, *arrays = [
-        _broadcast(array if outcome is not None else np.empty(size, array.dtype), src, group, device)
-        for array, size in zip(own, sizes.tolist(), strict=True)
-    ]
+    end, nbytes = sizes.tolist()
+    start = end + (-end & 7)  # so that arrays among the cells are aligned
+    message = np.zeros(start + nbytes, np.uint8)
+    if outcome is not None:
+        message[:end] = np.frombuffer(header, np.uint8)
+        write_rows(parts, message.data[start:])
+    tensor = torch.from_numpy(message).to(device)
+    dist.broadcast(tensor, src, group)
     if isinstance(outcome, Claim):
         return outcome
     if outcome is not None:
         raise outcome
-    return _decode(head.tobytes(), dict(zip(_DTYPES, arrays, strict=True)))
+    memory = tensor.cpu().numpy().data.toreadonly()
+    return _decode(memory[:end], memory[start:])
 
 
-def _broadcast(array: Array, src: int, group: dist.ProcessGroup | None, device: torch.device | str) -> Array:
-    """`array` of `src`, read-only; on the others one of its size."""
-    if len(array):
-        tensor = torch.from_numpy(array if array.flags.writeable else array.copy()).to(device)
-        dist.broadcast(tensor, src, group)
-        array = tensor.cpu().numpy()
-        array.flags.writeable = False
-    return array
-
-
-def _encode(outcome: Claim | TailraceError) -> tuple[bytes, dict[str, Array]]:
-    """The header, and the tensors: column by column, all arrays one after the other."""
+def _encode(outcome: Claim | TailraceError) -> tuple[bytes, list[Parts]]:
     if isinstance(outcome, TailraceError):
-        return msgspec.msgpack.encode(Failure.of(outcome)), {}
-    arrays: dict[str, list[Array]] = {name: [] for name in _DTYPES}
-    columns = []
-    for column, first in outcome.rows[0].cells.items():
-        if isinstance(first, np.ndarray):
-            [tensor] = [name for name, dtype in _DTYPES.items() if dtype == first.dtype]
-            own = listed(outcome.rows, column)
-            arrays[tensor] += own
-            columns.append(_Column(column, tensor, list(map(len, own))))
-        else:
-            columns.append(_Column(column, None, [row.cells[column] for row in outcome.rows]))
+        return msgspec.msgpack.encode(Failure.of(outcome)), []
+    kinds = {column: _kind(cell) for column, cell in outcome.rows[0].cells.items()}
+    parts = PartCodec(kinds).measure_rows({column: row.cells[column] for column in kinds} for row in outcome.rows)
     rows = [_Row(row.id, row.group_id, row.order, row.units) for row in outcome.rows]
-    header = _Header(outcome.lease_id, outcome.lease_s, outcome.task, rows, columns)
-    tensors = {name: np.concatenate([np.empty(0, dtype), *arrays[name]]) for name, dtype in _DTYPES.items()}
-    return msgspec.msgpack.encode(header), tensors
+    [alike] = parts
+    header = _Header(outcome.lease_id, outcome.lease_s, outcome.task, rows, kinds, pack(alike.lengths))
+    return msgspec.msgpack.encode(header), parts
 
 
-def _decode(header: bytes, tensors: Mapping[str, Array]) -> Claim:
+def _kind(cell: Value) -> ColumnKind:
+    """How a cell travels: all kinds without arrays are JSON, too."""
+    if not isinstance(cell, np.ndarray):
+        return ColumnKind.JSON
+    return ColumnKind.INTS if cell.dtype == np.int64 else ColumnKind.FLOATS
+
+
+def _decode(header: memoryview, memory: memoryview) -> Claim:
     message = _HEADERS.decode(header)
     if isinstance(message, Failure):
         raise message.error()
+    codec, columns = PartCodec(message.kinds), tuple(message.kinds)
+    lengths = unpack(message.lengths, 1).reshape(len(message.rows), len(columns))
+    sizes = codec.cell_sizes(columns, lengths)
+    starts = sizes.cumsum().reshape(sizes.shape) - sizes
     cells: list[dict[str, Value]] = [{} for _ in message.rows]
-    starts = dict.fromkeys(tensors, 0)
-    for column in message.columns:
-        for own, cell in zip(cells, column.cells, strict=True):
-            if column.tensor is not None:
-                start = starts[column.tensor]
-                starts[column.tensor] = end = start + cell
-                cell = tensors[column.tensor][start:end]
-            own[column.name] = cell
+    for place, column in enumerate(columns):
+        where = np.column_stack([np.zeros_like(starts[:, place]), starts[:, place]])  # all in the one piece of memory
+        for own, cell in zip(cells, codec.read_column(column, [memory], where, lengths[:, place]), strict=True):
+            own[column] = cell
     rows = [
         Row(id=row.id, group_id=row.group_id, order=row.order, cells=own, units=row.units)
         for row, own in zip(message.rows, cells, strict=True)
