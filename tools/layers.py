@@ -88,7 +88,7 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
         "unit": {"base", "cells", "messages", "storage"},
         "processes": {"address", "base", "client", "controller", "messages", "rows", "storage", "table_factory"}
         | {"unit"},
-        "adapters": {"address", "base", "client", "messages", "rows"},
+        "adapters": {"address", "base", "cells", "client", "messages", "rows"},
     },
 }
 """By folder, then by room: the rooms of that folder which it may import."""

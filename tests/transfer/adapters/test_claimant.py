@@ -54,11 +54,14 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self._socket.close()
 
+    def send(self, data: bytes) -> None:
+        self._socket.sendall(data)
+
     def ask(self, unfetched: int | None = None) -> None:
-        self._socket.sendall(msgspec.json.encode(Next(unfetched)) + b"\n")
+        self.send(msgspec.json.encode(Next(unfetched)) + b"\n")
 
     def say_arrived(self, lease_id: int) -> None:
-        self._socket.sendall(msgspec.json.encode(Arrived(lease_id)) + b"\n")
+        self.send(msgspec.json.encode(Arrived(lease_id)) + b"\n")
 
     def hear(self) -> Answer:
         answer: Answer = msgspec.json.decode(self._socket.recv(2**16), type=Answer)
@@ -110,6 +113,17 @@ def test_a_worker_that_hangs_up_stands_in_no_line(shared: Served) -> None:
         put(shared.queue, 10, 1)
         answer = second.hear()
         assert orders(answer) == [10]
+        ack(claimant, shared, answer)
+
+
+def test_a_worker_that_is_killed_while_it_asks_harms_nobody(shared: Served) -> None:
+    with claiming(shared) as claimant, Worker(claimant) as second:
+        with Worker(claimant) as first:
+            first.send(msgspec.json.encode(Next())[:-1])
+        put(shared.queue, 50, 1)
+        second.ask()
+        answer = second.hear()
+        assert orders(answer) == [50]
         ack(claimant, shared, answer)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -86,7 +86,7 @@ class Claimant:
         self._held: dict[int, _Held] = {}
         self._workers: set[_Worker] = set()
         self._renewing: asyncio.Task[None] | None = None
-        self._returning: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="claimant")
 
@@ -152,7 +152,7 @@ class Claimant:
         with socket_directory() as directory:
             self.socket = f"{directory}/claims"
             async with self._queue:
-                server = await loop.create_unix_server(lambda: _Worker(self), self.socket)
+                server = await asyncio.start_unix_server(self._connect, self.socket)
                 started.set_result(loop)
                 try:
                     await self._closing
@@ -164,34 +164,49 @@ class Claimant:
         if not self._closing.done():
             self._closing.set_result(None)
 
-    def greet(self, worker: "_Worker") -> None:
-        """A worker has connected."""
-        self._workers.add(worker)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run `work` beside all else. An error that nobody else hears of ends the thread, and `close` raises it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._check)
+        return task
 
-    def part(self, worker: "_Worker") -> None:
-        """A worker has hung up: what it was handed and has not arrived goes back."""
-        self._workers.discard(worker)
-        if self._closing.done():
-            return  # everything goes back
-        for held in list(self._held.values()):
-            if held.worker is worker:
-                self._unhold(held)
-                task = asyncio.create_task(self._give_back(held))
-                self._returning.add(task)
-                task.add_done_callback(self._returning.discard)
-                task.add_done_callback(self.check)
-
-    def check(self, task: "asyncio.Task[None]") -> None:
-        """A task has ended: what nobody else hears of ends the thread, and `close` raises it."""
+    def _check(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) and not self._closing.done():
             self._closing.set_exception(error)
 
+    def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        worker = _Worker(writer)
+        self._workers.add(worker)
+        worker.asking = self._spawn(self._attend(worker, reader))
+
+    async def _attend(self, worker: "_Worker", reader: asyncio.StreamReader) -> None:
+        """Answer a worker until it hangs up: what it was handed and has not arrived goes back."""
+        with suppress(ConnectionError):  # it was killed before it had read its answer
+            while (line := await reader.readline()).endswith(b"\n"):  # else it was killed while it wrote
+                worker.answering = self._spawn(self._reply(worker, _ASKS.decode(line)))
+        worker.close()
+        self._workers.discard(worker)
+        for held in list(self._held.values()):
+            if held.worker is worker:
+                self._unhold(held)
+                self._spawn(self._give_back(held))
+
+    async def _reply(self, worker: "_Worker", ask: Ask) -> None:
+        with on_failure(worker.writer.close):  # so that the worker does not wait for ever
+            try:
+                answer = await self._answer(worker, ask)
+            except TailraceError as error:
+                answer = Failure.of(error)
+            worker.send(answer)
+
     async def _end(self) -> None:
-        tasks = [task for worker in list(self._workers) if (task := worker.hang_up())]
-        tasks += self._returning
+        tasks = self._tasks.copy()
+        for worker in self._workers:
+            worker.send_away()
         if self._renewing is not None:
             self._renewing.cancel()
-            tasks.append(self._renewing)
         if tasks:
             await asyncio.wait(tasks)  # a claim that is broken off takes itself back
         await asyncio.gather(*map(self._give_back, self._held.values()))
@@ -202,8 +217,7 @@ class Claimant:
         except PeerLost:
             return  # the queue, if it comes back, hears no more of this client and takes its rows back
 
-    async def answer(self, worker: "_Worker", ask: Ask) -> Answer:
-        """What a worker hears."""
+    async def _answer(self, worker: "_Worker", ask: Ask) -> Answer:
         match ask:
             case Next(unfetched):
                 return await self._next(worker, unfetched)
@@ -232,7 +246,7 @@ class Claimant:
         self._held[claim.lease_id] = _Held(claim, rows, worker)
         self._want(-rows)
         if self._renewing is None:
-            self._renewing = asyncio.create_task(self._renew(claim.lease_s / 3))
+            self._renewing = self._spawn(self._renew(claim.lease_s / 3))
 
     def _want(self, rows: int) -> None:
         if self._wanted is not None:
@@ -271,50 +285,32 @@ class Claimant:
                     self._held.pop(held.claim.lease_id, None)  # it was lost all the same, and the ack will say so
 
 
-class _Worker(asyncio.Protocol):
+class _Worker:
     """A connection over which a worker asks, one question at a time."""
 
-    def __init__(self, claimant: Claimant) -> None:
-        self._claimant = claimant
-        self._line = b""
-        self._task: asyncio.Task[None] | None = None
+    asking: asyncio.Task[None]
+    """Waits for its questions."""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)
-        self._claimant.greet(self)
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.answering: asyncio.Task[None] | None = None
 
-    def data_received(self, data: bytes) -> None:
-        self._line += data
-        if self._line.endswith(b"\n"):
-            ask: Ask = _ASKS.decode(self._line)
-            self._line = b""
-            self._task = asyncio.create_task(self._reply(ask))
-            self._task.add_done_callback(self._claimant.check)
+    def send(self, answer: Answer) -> None:
+        """Returns at once; what does not arrive is nobody's loss."""
+        self.writer.write(msgspec.json.encode(answer) + b"\n")
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._task is not None:
-            self._task.cancel()
-        self._claimant.part(self)
+    def close(self) -> None:
+        """It is answered no more, not even what it has asked."""
+        if self.answering is not None:
+            self.answering.cancel()
+        self.writer.close()
 
-    def hang_up(self) -> "asyncio.Task[None] | None":
-        """The worker gets no more claims. Returns what is still to end."""
-        if self._task is not None:
-            self._task.cancel()
-        self._send(Over())
-        self._transport.write_eof()  # a worker that was forked later may hold this end open
-        self._transport.close()
-        return self._task
-
-    async def _reply(self, ask: Ask) -> None:
-        with on_failure(self._transport.close):  # so that the worker does not wait for ever
-            try:
-                answer: Answer = await self._claimant.answer(self, ask)
-            except TailraceError as error:
-                answer = Failure.of(error)
-            self._send(answer)
-
-    def _send(self, answer: Answer) -> None:
-        self._transport.write(msgspec.json.encode(answer) + b"\n")
+    def send_away(self) -> None:
+        """There are no more claims for it."""
+        self.send(Over())
+        self.writer.write_eof()  # a worker that was forked later may hold this end open
+        self.asking.cancel()
+        self.close()
 
 
 _ASKS: msgspec.json.Decoder[Ask] = msgspec.json.Decoder(Ask)
