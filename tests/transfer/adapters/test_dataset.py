@@ -2,10 +2,13 @@
 
 import multiprocessing
 import os
+import select
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from tailrace.config.queue_table import FirstInConfig, TableConfig, TaskConfig
 from tailrace.errors import ColumnError, LeaseError, QueueClosed, QueueError, QueueTimeout
+from tailrace.transfer.queue.adapters import dataset as module
 from tailrace.transfer.queue.adapters.dataset import StreamingDataset
 from tailrace.transfer.queue.adapters.tensors import PackedTensor, Pad, PaddedTensor, TensorBatch
 from tailrace.transfer.queue.base import NewRow
@@ -134,6 +138,20 @@ def test_a_loop_that_ends_by_itself_delivers_what_workers_had_fetched_before_the
         for batch in batches:
             data.ack(batch, rewards(batch))
     assert served.queue.stats().tasks["rollout"].consumed == 24
+
+
+def test_a_worker_that_connects_while_the_data_set_closes_gets_no_rows(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_WATCH_S", 0.01)
+    with dataset(served) as data, socket.socket(socket.AF_UNIX) as desk, ThreadPoolExecutor(1) as thread:
+        data._socket += "-that-accepts-nobody"
+        desk.bind(data._socket)
+        desk.listen()
+        found = thread.submit(lambda: list(data))
+        assert select.select([desk], [], [], LIMIT_S)[0], "it has not connected"
+        os.unlink(data._socket)
+        assert found.result(LIMIT_S) == []
 
 
 # To tell a lack of file descriptors from other errors, PyTorch opens files and leaves them to the garbage collector.

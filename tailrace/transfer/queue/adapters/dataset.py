@@ -260,22 +260,34 @@ def _receive(desk: str, claim: dict[str, Any]) -> Claim:
 
 def _ask(desk: socket.socket, lines: BufferedReader, ask: Ask) -> Answer:
     desk.sendall(msgspec.json.encode(ask) + b"\n")
-    line = lines.readline() if _hears(desk) else b""
-    if not line:
-        raise PeerLost("the process that claims rows for this worker is gone")
+    if not _hears(desk):
+        return Over()
+    if not (line := lines.readline()):
+        raise _gone()
     answer: Answer = _ANSWERS.decode(line)
     return answer
 
 
 def _hears(desk: socket.socket) -> bool:
-    """Wait for an answer. It does not come when the parent is gone; another worker may have a copy of its socket, so
-    that this is no hang-up.
+    """Wait for an answer; False where the data set was closed before it had accepted this connection.
+
+    Neither that nor the end of the parent is a hang-up: a worker that was forked has copies of all of its sockets.
+
+    Raises:
+        PeerLost: the parent is gone.
     """
-    parent = os.getppid()
+    parent, closed = os.getppid(), False
     while not select.select([desk], [], [], _WATCH_S)[0]:
         if get_worker_info() is not None and os.getppid() != parent:
+            raise _gone()
+        if closed:
             return False
+        closed = not os.path.exists(desk.getpeername())  # what was sent before can be heard now
     return True
+
+
+def _gone() -> PeerLost:
+    return PeerLost("the process that claims rows for this worker is gone")
 
 
 _ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
