@@ -22,7 +22,7 @@ from tailrace.run.queue import run_table
 from tailrace.transfer.queue.adapters.tensors import PaddedTensor
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import NewRow, QueueStats
-from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.client.look import read_stats
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tailrace.transfer.queue.rows.table import check_table
@@ -74,7 +74,7 @@ def put_two_groups(address: QueueAddress) -> None:
 
 
 def stats(address: QueueAddress) -> QueueStats:
-    return look(address, name="test", limit_s=10.0)
+    return read_stats(address, name="test", limit_s=10.0)
 
 
 def test_the_table_of_the_reference_can_be_served() -> None:

@@ -16,7 +16,7 @@ from tailrace.host.interrupt import stop_signals
 from tailrace.host.metrics_server import check_port
 from tailrace.host.streams import outliving_readers
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.client.look import read_stats
 from tailrace.transfer.queue.processes.metrics import SETTING, serving_metrics
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
@@ -123,7 +123,7 @@ def _say_what_goes(processes: QueueProcesses, config: ServiceQueueConfig) -> Non
 
 def _look(processes: QueueProcesses) -> QueueStats | None:
     try:
-        return look(processes.address, name="serve", limit_s=_LOOK_LIMIT_S)
+        return read_stats(processes.address, name="serve", limit_s=_LOOK_LIMIT_S)
     except PeerLost:
         return None  # the controller has just died; nobody shall wait for these counts
 

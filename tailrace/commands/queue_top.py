@@ -13,7 +13,7 @@ from rich.text import Text
 from tailrace.errors import PeerLost, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.client.look import read_stats
 
 _EVERY_S = 1.0
 _LIMIT_S = 5.0
@@ -58,7 +58,7 @@ def _below(console: Console) -> Callable[[QueueStats], None]:
 
 def _look(address: QueueAddress, connection: Path) -> QueueStats:
     try:
-        return look(address, name="top", limit_s=_LIMIT_S)
+        return read_stats(address, name="top", limit_s=_LIMIT_S)
     except PeerLost:
         raise UserError(
             f"no queue answers at {address.endpoint} within {_LIMIT_S:g} s, where {connection} says it is; "

@@ -14,7 +14,7 @@ from tailrace.config.transfer import LocalQueueConfig, QueueConfig, RemoteQueueC
 from tailrace.errors import ConfigError, GroupExists, PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import TransferQueue
-from tailrace.transfer.queue.client.look import look, read_table
+from tailrace.transfer.queue.client.look import read_stats, read_table
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.messages import Table
@@ -62,7 +62,7 @@ def check_queue(config: QueueConfig, table: TableConfig) -> None:
     address = QueueAddress.read(config.path)
     try:
         served = read_table(address, name="run", limit_s=_GREETING_LIMIT_S)
-        stats = look(address, name="run", limit_s=_GREETING_LIMIT_S)
+        stats = read_stats(address, name="run", limit_s=_GREETING_LIMIT_S)
     except PeerLost:
         raise UserError(
             f"the queue of {config.connection} has not answered within {_GREETING_LIMIT_S:g} s: "

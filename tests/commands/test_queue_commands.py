@@ -213,7 +213,7 @@ def test_without_a_terminal_the_counts_are_printed_each_time_at_once(
 
     monkeypatch.setattr(sys, "stdout", pipe)
     monkeypatch.setattr("tailrace.commands.queue_top.time.sleep", sleep)
-    monkeypatch.setattr(queue_top, "look", lambda *_, **__: QueueStats(rows=3, bytes=0, blocked_puts=0, tasks={}))
+    monkeypatch.setattr(queue_top, "read_stats", lambda *_, **__: QueueStats(rows=3, bytes=0, blocked_puts=0, tasks={}))
     queue_top.show(tmp_path / "c.json", once=False)
     assert seen == [1, 2, 3]
 

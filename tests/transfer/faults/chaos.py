@@ -17,7 +17,7 @@ from pathlib import Path
 from tailrace.errors import PeerLost
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client.directory import endpoint
-from tailrace.transfer.queue.client.look import look, read_table
+from tailrace.transfer.queue.client.look import read_stats, read_table
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.controller.journal import Acked, Base, Change, Journal, Leased, Reserved
 from tailrace.transfer.queue.messages import QUEUE, Inventory, Parts, row_ids, unpack
@@ -69,7 +69,7 @@ class Chaos:
         while len(self.auditor.groups | self.auditor.doubtful) < groups:
             self.auditor.audit()
         address = self._processes.address
-        stats = look(address, name="test", limit_s=TIMEOUT_S)
+        stats = read_stats(address, name="test", limit_s=TIMEOUT_S)
         assert (stats.rows, stats.bytes, stats.lost_groups, stats.blocked_puts) == (0, 0, 0, 0)
         assert [(unit.rows, unit.bytes) for unit in stats.units if unit.alive] == [(0, 0), (0, 0)]
         until(lambda: not any(self._inventories()))
@@ -86,7 +86,7 @@ class Chaos:
     def all_rows_are_on_both_units(self) -> bool:
         """Whether either may die now and no row with it."""
         try:
-            stats = look(self._processes.address, name="test", limit_s=1.0)
+            stats = read_stats(self._processes.address, name="test", limit_s=1.0)
         except PeerLost:
             return False
         return [unit.rows for unit in stats.units if unit.alive] == [stats.rows] * 2

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from tailrace.config.transfer import ServiceQueueConfig
-from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.client.look import read_stats
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.helpers.waiting import until
 from tests.transfer.faults.auditor import Auditor
@@ -25,13 +25,13 @@ def test_rows_of_a_stopped_consumer_go_to_another_and_its_late_ack_is_refused(tm
             processes.connection, {"producer": f"produce {GROUPS}", "stopped": "stop"}, silence_s=SILENCE_S
         ) as workers,
     ):
-        until(lambda: look(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"].leased == 1)
+        until(lambda: read_stats(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"].leased == 1)
         workers.start("consumer", "consume")
         auditor = Auditor(processes.address, silence_s=SILENCE_S)
         while len(auditor.groups) < GROUPS:
             auditor.audit()
         auditor.close()
-        work = look(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"]
+        work = read_stats(processes.address, name="test", limit_s=TIMEOUT_S).tasks["work"]
         assert (work.expired, work.leased) == (1, 0)
         os.kill(workers.pids["stopped"], signal.SIGCONT)
         until(lambda: not workers.is_alive("stopped"))

@@ -24,7 +24,7 @@ from tailrace.config.transfer import ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueError, TailraceError, UserError
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.client.look import look, read_table
+from tailrace.transfer.queue.client.look import read_stats, read_table
 from tailrace.transfer.queue.processes import supervisor as module
 from tailrace.transfer.queue.processes.child import Child
 from tailrace.transfer.queue.processes.serve import UnitSettings
@@ -47,7 +47,7 @@ def queue(directory: Path, *, resume: bool = False, table: TableConfig = TABLE, 
 
 
 def stats(processes: QueueProcesses) -> QueueStats:
-    return look(processes.address, name="test", limit_s=LIMIT_S)
+    return read_stats(processes.address, name="test", limit_s=LIMIT_S)
 
 
 def ends(pid: int) -> bool:

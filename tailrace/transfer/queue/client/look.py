@@ -14,7 +14,7 @@ from tailrace.transfer.wire.sync import SyncClient
 A = TypeVar("A", bound=Message)
 
 
-def look(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
+def read_stats(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
     """The counts of the queue at `address`. `name`: of who asks, for people.
 
     Raises:
@@ -26,7 +26,7 @@ def look(address: QueueAddress, *, name: str, limit_s: float) -> QueueStats:
 
 
 def read_table(address: QueueAddress, *, name: str, limit_s: float) -> Table:
-    """The units, columns and tasks of the queue at `address`; otherwise as `look`."""
+    """The units, columns and tasks of the queue at `address`; otherwise as `read_stats`."""
     return _ask(address, ReadTable(), Table, name, limit_s)
 
 

@@ -11,7 +11,7 @@ from tailrace.errors import WireError
 from tailrace.host.metrics_server import MetricsServer
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
-from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.client.look import read_stats
 
 SETTING = "--metrics-port"
 """Who asks for the port."""
@@ -38,7 +38,7 @@ class _Scrape(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            stats = look(self._address, name="metrics", limit_s=_LIMIT_S)
+            stats = read_stats(self._address, name="metrics", limit_s=_LIMIT_S)
         except WireError:  # it does not answer, or is another queue by now, with another token
             yield _up(0)
             return

@@ -33,7 +33,7 @@ from tailrace.config.queue_table import TableConfig
 from tailrace.config.transfer import ArenaStorageConfig, ServiceQueueConfig
 from tailrace.errors import PeerLost, QueueError, TailraceError, UserError, one_line
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.client.look import look
+from tailrace.transfer.queue.client.look import read_stats
 from tailrace.transfer.queue.processes.child import KILLED_LIMIT_S, Child
 from tailrace.transfer.queue.processes.preflight import check_service
 from tailrace.transfer.queue.processes.serve import ControllerSettings, Failed, Listening, UnitSettings
@@ -362,7 +362,7 @@ class QueueProcesses:
         """
         if len(self._listening) == 1 + self._config.units:
             with suppress(PeerLost):  # it has died meanwhile, and is started again
-                units = look(self.address, name="queue processes", limit_s=_LOOK_LIMIT_S).units
+                units = read_stats(self.address, name="queue processes", limit_s=_LOOK_LIMIT_S).units
                 if sum(unit.alive for unit in units) >= self._config.units:
                     return self._ready.set()
         if time.monotonic() > deadline:
