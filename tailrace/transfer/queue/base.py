@@ -135,6 +135,8 @@ class TransferQueue(ABC):
             ColumnError: an unknown column, a wrong dtype or shape.
             QueueError: a group that is incomplete, or rows that never fit the capacity.
             GroupExists: a group that was put before, whether its rows are still there or have left.
+            StaleRowError: across processes, until the timeout, the rows were withdrawn before they were written whole:
+                the units that were to have them are lost.
             QueueTimeout, QueueClosed
         """
 

@@ -24,7 +24,7 @@ from tailrace.errors import (
     StorageFull,
 )
 from tailrace.transfer.queue.base import Claim, NewRow, RowId
-from tailrace.transfer.queue.client import operations
+from tailrace.transfer.queue.client import sync_queue
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
@@ -365,10 +365,10 @@ def test_a_claim_is_held_by_a_client_whose_own_connection_is_silent(
     renewed = Semaphore(0)
 
     def renew(session: Session, lease_id: int) -> Operation[None]:
-        yield from operations.tell(session, Renew(lease_id))
+        yield from session.tell(Renew(lease_id))
         renewed.release()
 
-    monkeypatch.setattr(operations, "renew", renew)
+    monkeypatch.setattr(sync_queue, "renew_lease", renew)
     with serving(tmp_path, lease_s=3.0, listen=listen) as served, blocking(served) as queue:
         queue.put(group(0))
         with queue.held(queue.claim("rollout")) as claim:

@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.errors import StorageFull
 from tailrace.transfer.queue.base import Claim, Row, RowId
-from tailrace.transfer.queue.client.session import Acked, Outlook, Tries
+from tailrace.transfer.queue.client.session import Acked, LikelyUnits, Tries
 from tailrace.transfer.queue.messages import Unit
 
 UNITS = [Unit(number, [f"tcp://unit:{number}"], "here", "") for number in range(3)]
@@ -31,13 +31,13 @@ def test_what_keeps_failing_is_told_once_and_raised_at_the_end(caplog: pytest.Lo
 
 
 def test_a_put_that_the_controller_writes_says_nothing_of_the_replicas() -> None:
-    outlook = Outlook()
-    assert len(outlook.units(UNITS)) == 1
-    outlook.learn(0.0, 2)
-    outlook.learn(0.0, 0)
-    assert len(outlook.units(UNITS)) == 2
-    outlook.learn(0.5, 0)
-    assert outlook.units(UNITS) == [], "puts have to wait"
+    likely = LikelyUnits()
+    assert len(likely.among(UNITS)) == 1
+    likely.learn(0.0, 2)
+    likely.learn(0.0, 0)
+    assert len(likely.among(UNITS)) == 2
+    likely.learn(0.5, 0)
+    assert likely.among(UNITS) == [], "puts have to wait"
 
 
 def test_what_was_acked_is_remembered_of_the_leases_that_anybody_is_at() -> None:

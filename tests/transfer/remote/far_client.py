@@ -5,7 +5,9 @@ Puts rows, claims and acks them; says so on its standard output, a line for each
 
 import sys
 
-from tailrace.transfer.queue.client import operations
+from tailrace.transfer.queue.client.ack import ack_rows
+from tailrace.transfer.queue.client.claim import claim_rows
+from tailrace.transfer.queue.client.put import put_rows
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.wire.connection import Patience
@@ -21,9 +23,9 @@ def main() -> None:
     session = Session(endpoint, shared_memory=False)
     with SyncClient("far", TOKEN, QUEUE, patience=Patience(retry_s=0.5)) as client:
         for number in range(groups):
-            client.run(operations.put(session, group(number, prompt=LONG), timeout=LIMIT_S))
-            claim = client.run(operations.claim(session, "only", limit=1, rank=None, timeout=LIMIT_S))
-            client.run(operations.ack(session, claim, outputs(claim), timeout=LIMIT_S))
+            client.run(put_rows(session, group(number, prompt=LONG), timeout=LIMIT_S))
+            claim = client.run(claim_rows(session, "only", limit=1, rank=None, timeout=LIMIT_S))
+            client.run(ack_rows(session, claim, outputs(claim), timeout=LIMIT_S))
             print(claim.rows[0].group_id, len(claim.rows[0].cells["prompt_ids"]), flush=True)  # type: ignore[arg-type]
 
 

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.transfer.queue.client import operations
+from tailrace.transfer.queue.client import control
+from tailrace.transfer.queue.client.ack import ack_rows
+from tailrace.transfer.queue.client.claim import claim_rows
+from tailrace.transfer.queue.client.put import put_rows
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import QUEUE
 from tailrace.transfer.queue.policies.first_in import FirstIn
@@ -91,13 +94,13 @@ async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(
     async def produce(client: AsyncClient, numbers: range) -> None:
         session = Session(lossy.controller, shared_memory=False)
         for number in numbers:
-            await client.run(operations.put(session, group(number, 2, prompt=LONG), timeout=LIMIT_S))
+            await client.run(put_rows(session, group(number, 2, prompt=LONG), timeout=LIMIT_S))
 
     async def consume(client: AsyncClient) -> None:
         session = Session(lossy.controller, shared_memory=False)
         while True:
-            claim = await client.run(operations.claim(session, "only", limit=None, rank=None, timeout=LIMIT_S))
-            await client.run(operations.ack(session, claim, outputs(claim), timeout=LIMIT_S))
+            claim = await client.run(claim_rows(session, "only", limit=None, rank=None, timeout=LIMIT_S))
+            await client.run(ack_rows(session, claim, outputs(claim), timeout=LIMIT_S))
             claimed.update(row.order for row in claim.rows)
 
     with lossy:
@@ -109,7 +112,7 @@ async def test_every_row_is_consumed_once_over_a_network_that_loses_connections(
             await asyncio.gather(produce(clients[2], range(groups)), produce(clients[3], range(groups, 2 * groups)))
             while claimed.total() < 4 * groups:
                 await asyncio.sleep(0)
-            stats = await clients[2].run(operations.stats(Session(lossy.controller, shared_memory=False)))
+            stats = await clients[2].run(control.stats(Session(lossy.controller, shared_memory=False)))
             for consumer in consumers:
                 consumer.cancel()
             await asyncio.wait(consumers)
@@ -127,11 +130,11 @@ def test_a_request_whose_answer_is_lost_is_carried_out_once(far: Far, word: byte
         for proxy in far.proxies:
             proxy.cut_after(word, times=2)
         before = far.cuts
-        [row] = client.run(operations.put(session, group(1, prompt=LONG), timeout=LIMIT_S))
-        claim = client.run(operations.claim(session, "only", limit=None, rank=None, timeout=LIMIT_S))
+        [row] = client.run(put_rows(session, group(1, prompt=LONG), timeout=LIMIT_S))
+        claim = client.run(claim_rows(session, "only", limit=None, rank=None, timeout=LIMIT_S))
         assert [(own.id, len(own.cells["prompt_ids"])) for own in claim.rows] == [(row, LONG)]  # type: ignore[arg-type]
-        client.run(operations.ack(session, claim, outputs(claim), timeout=LIMIT_S))
-        stats = client.run(operations.stats(session))
+        client.run(ack_rows(session, claim, outputs(claim), timeout=LIMIT_S))
+        stats = client.run(control.stats(session))
     assert far.cuts > before
     assert (stats.rows, stats.bytes, stats.tasks["only"].consumed, stats.tasks["only"].expired) == (0, 0, 1, 0)
 
@@ -140,9 +143,9 @@ def test_a_claim_whose_answer_is_lost_is_not_handed_to_another(far: Far) -> None
     session = Session(far.controller, shared_memory=False)
     with SyncClient("tester", TOKEN, QUEUE, patience=PATIENCE) as client:
         for number in range(5):
-            client.run(operations.put(session, group(number, 2, prompt=10), timeout=LIMIT_S))
+            client.run(put_rows(session, group(number, 2, prompt=10), timeout=LIMIT_S))
             far.proxies[0].cut_after(b"Claim", times=1)
-            claim = client.run(operations.claim(session, "only", limit=1, rank=None, timeout=LIMIT_S))
-            rest = client.run(operations.claim(session, "only", limit=1, rank=None, timeout=LIMIT_S))
+            claim = client.run(claim_rows(session, "only", limit=1, rank=None, timeout=LIMIT_S))
+            rest = client.run(claim_rows(session, "only", limit=1, rank=None, timeout=LIMIT_S))
             assert [row.order for row in (*claim.rows, *rest.rows)] == [100 * number, 100 * number + 1]
-        assert client.run(operations.stats(session)).tasks["only"].leased == 10
+        assert client.run(control.stats(session)).tasks["only"].leased == 10

@@ -14,8 +14,8 @@ from hypothesis.stateful import precondition, rule
 
 from tailrace.errors import LeaseError, QueueTimeout, StaleRowError
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TaskStats
-from tailrace.transfer.queue.client import memory as client_memory
-from tailrace.transfer.queue.client import operations
+from tailrace.transfer.queue.client import put as client_put
+from tailrace.transfer.queue.client import shared_memory as client_memory
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.unit import service as unit_service
 from tailrace.types import Value
@@ -124,7 +124,7 @@ class ArenaMachine(RemoteMachine):
 
     def make_driver(self, tasks: Sequence[QueueTask]) -> RemoteDriver:
         with ExitStack() as stack:
-            stack.enter_context(patch.object(operations, "SMALL_BYTES", -1))
+            stack.enter_context(patch.object(client_put, "SMALL_BYTES", -1))
             stack.enter_context(patch.object(client_memory, "_WORTHWHILE", 0))
             stack.enter_context(patch.object(unit_service, "_SHARED_BYTES", 0))
             self.patches = stack.pop_all()

@@ -16,8 +16,11 @@ from typing import Self, TypeVar
 from tailrace.transfer.queue import holding
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
-from tailrace.transfer.queue.client import checks, operations, snapshots
+from tailrace.transfer.queue.client import checks, control, snapshots
+from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, renew_lease
+from tailrace.transfer.queue.client.claim import claim_rows, lease_rows
 from tailrace.transfer.queue.client.liveness import LivenessCheck
+from tailrace.transfer.queue.client.put import put_rows
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import QUEUE, Claimed
 from tailrace.transfer.queue.rows.schema import check_integer
@@ -101,7 +104,7 @@ class RemoteQueue(TransferQueue):
         """
         checks.check_rows(rows)
         limit = self._limit(timeout)
-        return await self._run(operations.put(self._session, rows, timeout=limit), limit)
+        return await self._run(put_rows(self._session, rows, timeout=limit), limit)
 
     async def claim(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
@@ -109,7 +112,7 @@ class RemoteQueue(TransferQueue):
         """See `TransferQueue.claim`."""
         checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
-        return await self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+        return await self._run(claim_rows(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     async def lease(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
@@ -119,7 +122,7 @@ class RemoteQueue(TransferQueue):
         """
         checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
-        return await self._run(operations.lease(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+        return await self._run(lease_rows(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     async def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `TransferQueue.ack`.
@@ -128,12 +131,12 @@ class RemoteQueue(TransferQueue):
             StorageFull: the units had no room for so long.
         """
         checks.check_output_rows(outputs)
-        await self._run(operations.ack(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
+        await self._run(ack_rows(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
 
     async def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
         checks.check_row_ids(rows or ())
-        await self._run(operations.nack(self._session, claim, rows))
+        await self._run(nack_rows(self._session, claim, rows))
 
     def held(self, claim: Claim) -> AbstractAsyncContextManager[Claim]:
         """Renew the lease of `claim` while the block runs, and give back what was not acked at its end."""
@@ -141,27 +144,27 @@ class RemoteQueue(TransferQueue):
 
     async def renew(self, claim: Claim) -> None:
         """See `TransferQueue.renew`."""
-        await self._run(operations.renew(self._session, claim.lease_id))
+        await self._run(renew_lease(self._session, claim.lease_id))
 
     async def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
         check_integer("version", version)
-        await self._run(operations.advance(self._session, version))
+        await self._run(control.advance(self._session, version))
 
     async def dismiss(self, name: str) -> None:
         """Clients of this name have ended, as the caller has seen: their rows go back now, and not after their limit.
 
         `name`: as it was given to them, at most 100 characters, and to nobody who lives.
         """
-        await self._run(operations.dismiss(self._session, name))
+        await self._run(control.dismiss(self._session, name))
 
     async def lost_groups(self, *, timeout: float | None = None) -> list[int]:
         """See `TransferQueue.lost_groups`."""
-        return await self._run(operations.lost_groups(self._session, timeout=self._limit(timeout)))
+        return await self._run(control.lost_groups(self._session, timeout=self._limit(timeout)))
 
     async def stats(self) -> QueueStats:
         """See `TransferQueue.stats`."""
-        return await self._run(operations.stats(self._session))
+        return await self._run(control.stats(self._session))
 
     async def snapshot(self) -> bytes:
         """See `TransferQueue.snapshot`."""
@@ -173,7 +176,7 @@ class RemoteQueue(TransferQueue):
 
     async def close(self) -> None:
         """See `TransferQueue.close`. For all of its clients; to hang up alone, leave the block."""
-        await self._run(operations.close(self._session))
+        await self._run(control.close(self._session))
 
     def hang_up(self) -> None:
         """The queue's processes are no more: whatever waits for them, now or later, raises QueueClosed."""

@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from tailrace.config.columns import ColumnKind
-from tailrace.errors import TailraceError
+from tailrace.errors import PeerLost, StaleRowError, StorageFull, TailraceError
 from tailrace.transfer.queue.base import Claim
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.client.directory import Directory
-from tailrace.transfer.queue.client.memory import Memory
+from tailrace.transfer.queue.client.shared_memory import Memory
 from tailrace.transfer.queue.messages import Unit
 from tailrace.transfer.queue.rows.schema import Schema
-from tailrace.transfer.wire.calls import Call, Operation, Step
-from tailrace.transfer.wire.messages import Beat
+from tailrace.transfer.wire.calls import Call, Operation, Step, ask
+from tailrace.transfer.wire.messages import Accepted, Beat, Message
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 1.0
 _ACKED_LEASES = 4096
@@ -23,6 +23,9 @@ _AT_ONCE_S = 0.01
 """Who is admitted within so many seconds has not had to wait."""
 _TELL_S = 10.0
 """After which somebody should know what keeps failing: a storage that is too small waits for what never comes."""
+
+PASSING = (PeerLost, StaleRowError, StorageFull)
+"""Errors of units that another try may not meet."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class Session:
         self.later: list[Call] = []
         """To be sent with the next step of an operation, its end, or a sign of life; nobody waits for the answers."""
         self._prepared = False
-        self.outlook = Outlook()
+        self.likely_units = LikelyUnits()
         self.acked = Acked()
 
     @property
@@ -66,6 +69,10 @@ class Session:
         self.schema = Schema(table.tasks)
         self._prepared = True
 
+    def tell(self, message: Message) -> Operation[None]:
+        """Have the controller accept a message."""
+        yield from ask(Call(self.controller, message), Accepted)
+
     def due(self) -> list[Call]:
         """What is to be sent along now."""
         calls = [*self.later, *self.memory.due()]
@@ -81,15 +88,15 @@ class Session:
         return Tries(self._clock, timeout)
 
 
-class Outlook:
-    """What the next put may expect by those before it."""
+class LikelyUnits:
+    """Where the next rows are likely to go, by the puts before."""
 
     def __init__(self) -> None:
         self._is_clear = True
         self._replicas = 1
         self._turn = 0
 
-    def units(self, known: Sequence[Unit]) -> list[Unit]:
+    def among(self, known: Sequence[Unit]) -> list[Unit]:
         """Those of `known` that new rows are likely to go to: each in its turn, none where puts have had to wait."""
         if not known or not self._is_clear:
             return []

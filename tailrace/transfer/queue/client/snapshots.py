@@ -12,10 +12,9 @@ import numpy as np
 from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError, on_failure
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import Parts
-from tailrace.transfer.queue.client.batch import Batch
-from tailrace.transfer.queue.client.reading import Found, Wanted, read
+from tailrace.transfer.queue.client.claim import Found, Wanted, read
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.client.writing import Writing, write
+from tailrace.transfer.queue.client.writing import Batch, Writing, write
 from tailrace.transfer.queue.messages import (
     NO_UNIT,
     Admitted,

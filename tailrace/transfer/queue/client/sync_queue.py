@@ -19,8 +19,11 @@ from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, PeerLost
 from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
-from tailrace.transfer.queue.client import checks, operations, snapshots
+from tailrace.transfer.queue.client import checks, control, snapshots
+from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, renew_lease
+from tailrace.transfer.queue.client.claim import claim_rows, fetch_rows
 from tailrace.transfer.queue.client.liveness import LivenessCheck
+from tailrace.transfer.queue.client.put import put_rows
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import QUEUE, Claimed
 from tailrace.transfer.queue.rows.schema import check_integer
@@ -95,7 +98,7 @@ class SyncQueue:
         """See `RemoteQueue.put`."""
         checks.check_rows(rows)
         limit = self._limit(timeout)
-        return self._run(operations.put(self._session, rows, timeout=limit), limit)
+        return self._run(put_rows(self._session, rows, timeout=limit), limit)
 
     def claim(
         self, task: str, *, limit: int | None = None, rank: int | None = None, timeout: float | None = None
@@ -103,7 +106,7 @@ class SyncQueue:
         """See `TransferQueue.claim`."""
         checks.check_claim(task, limit, rank)
         wait_s = self._limit(timeout)
-        return self._run(operations.claim(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
+        return self._run(claim_rows(self._session, task, limit=limit, rank=rank, timeout=wait_s), wait_s)
 
     def fetch(self, task: str, claimed: Claimed) -> Claim:
         """The second half of `claim`: the cells of rows that another client has leased, see `RemoteQueue.lease`.
@@ -111,34 +114,34 @@ class SyncQueue:
         Raises:
             PeerLost, StaleRowError: a row did not come from any of its units; the lease is not given back.
         """
-        return self._run(operations.fetch(self._session, task, claimed))
+        return self._run(fetch_rows(self._session, task, claimed))
 
     def ack(self, claim: Claim, outputs: Mapping[RowId, Mapping[str, Value]]) -> None:
         """See `RemoteQueue.ack`."""
         checks.check_output_rows(outputs)
-        self._run(operations.ack(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
+        self._run(ack_rows(self._session, claim, outputs, timeout=self._timeout_s), self._timeout_s)
 
     def nack(self, claim: Claim, rows: Sequence[RowId] | None = None) -> None:
         """See `TransferQueue.nack`."""
         checks.check_row_ids(rows or ())
-        self._run(operations.nack(self._session, claim, rows))
+        self._run(nack_rows(self._session, claim, rows))
 
     def renew(self, claim: Claim) -> None:
         """See `TransferQueue.renew`."""
-        self._run(operations.renew(self._session, claim.lease_id))
+        self._run(renew_lease(self._session, claim.lease_id))
 
     def advance(self, version: WeightVersion) -> None:
         """See `TransferQueue.advance`."""
         check_integer("version", version)
-        self._run(operations.advance(self._session, version))
+        self._run(control.advance(self._session, version))
 
     def lost_groups(self, *, timeout: float | None = None) -> list[int]:
         """See `TransferQueue.lost_groups`."""
-        return self._run(operations.lost_groups(self._session, timeout=self._limit(timeout)))
+        return self._run(control.lost_groups(self._session, timeout=self._limit(timeout)))
 
     def stats(self) -> QueueStats:
         """See `TransferQueue.stats`."""
-        return self._run(operations.stats(self._session))
+        return self._run(control.stats(self._session))
 
     def snapshot(self) -> bytes:
         """See `TransferQueue.snapshot`."""
@@ -150,7 +153,7 @@ class SyncQueue:
 
     def close(self) -> None:
         """See `RemoteQueue.close`."""
-        self._run(operations.close(self._session))
+        self._run(control.close(self._session))
 
     @contextmanager
     def held(self, claim: Claim) -> Iterator[Claim]:
@@ -172,7 +175,7 @@ class SyncQueue:
             session = Session(self._address.endpoint, shared_memory=False)
             while not ended.wait(claim.lease_s / 3):
                 try:
-                    client.run(operations.renew(session, claim.lease_id))
+                    client.run(renew_lease(session, claim.lease_id))
                 except PeerLost:
                     continue  # the controller may be back in time; if not, the ack will say so
                 except LeaseError:

@@ -2,7 +2,7 @@ import numpy as np
 
 from tailrace.config.columns import ColumnKind
 from tailrace.transfer.queue.cells import PartCodec, to_bytes
-from tailrace.transfer.queue.client.batch import Batch
+from tailrace.transfer.queue.client.writing import Batch
 from tailrace.types import Value
 from tests.transfer.tables import tokens
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tailrace.errors import PeerLost, WireError
-from tailrace.transfer.queue.client.memory import Memory
 from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.client.shared_memory import Memory
 from tailrace.transfer.queue.messages import Cells, Done, Reserved, Table, Unit
 from tailrace.transfer.queue.storage.arena import ArenaStorage, Place
 from tailrace.transfer.wire.calls import Call

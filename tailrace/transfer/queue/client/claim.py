@@ -1,6 +1,10 @@
-"""Cells from units: each row from the first of its units that has it.
+"""How a claim goes: the controller leases rows, and their cells are read from the units that have them.
 
-[Read to every unit that is the first of some rows] ─▶ [Read to the second unit of the rows that did not come] ─▶ …
+    [Claim to the controller] ─▶ [Read to every unit that is the first of some rows] ─▶
+    [Read to the second unit of the rows that did not come] ─▶ … ─▶ else [Nack], and again
+
+Small cells come with the lease. What fails because a unit is lost is tried again until the claim's timeout: by then the
+controller has noticed. Bad input is refused before anything is sent.
 """
 
 from collections.abc import Sequence
@@ -9,13 +13,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrace.errors import PeerLost, StaleRowError, TailraceError, WireError
+from tailrace.transfer.queue import base
+from tailrace.transfer.queue.base import Row, RowId
 from tailrace.transfer.queue.client.directory import endpoint
-from tailrace.transfer.queue.client.memory import frame_memory
-from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.messages import NO_UNIT, Cells, Inline, Read, Unit, pack, unpack
-from tailrace.transfer.wire.calls import Call, Operation, Step, expect
+from tailrace.transfer.queue.client.session import PASSING, Session
+from tailrace.transfer.queue.client.shared_memory import frame_memory
+from tailrace.transfer.queue.messages import NO_UNIT, Cells, Claim, Claimed, Inline, Nack, Read, Unit, pack, unpack
+from tailrace.transfer.queue.rows.schema import check_limit
+from tailrace.transfer.wire.calls import Call, Operation, Step, ask, expect
 from tailrace.transfer.wire.frames import Reply
-from tailrace.types import IntArray
+from tailrace.types import IntArray, Value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +49,72 @@ class Found:
     places: IntArray
     """[k, c, 2]: the number of the memory, and bytes from its beginning."""
     memories: list[memoryview]
+
+
+def claim_rows(
+    session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float
+) -> Operation[base.Claim]:
+    """See `TransferQueue.claim`. A lease whose cells do not come is given back."""
+    yield from session.prepare()  # not after the lease, which nobody would give back were this broken off
+    session.schema.task(task)
+    tries = session.tries(timeout)
+    while True:
+        claimed = yield from lease_rows(session, task, limit=limit, rank=rank, timeout=tries.left_s)
+        give_back = Call(session.controller, Nack(claimed.lease_id, None))
+        try:
+            return (yield from fetch_rows(session, task, claimed, otherwise=[give_back]))
+        except TailraceError as error:
+            yield Step([give_back])  # where it does not arrive, the lease ends by itself
+            if not isinstance(error, PASSING):
+                raise
+            yield from tries.again(error)
+
+
+def lease_rows(
+    session: Session, task: str, *, limit: int | None, rank: int | None, timeout: float
+) -> Operation[Claimed]:
+    """See `RemoteQueue.lease`."""
+    check_limit(limit)
+    message = Claim(task, limit, rank, timeout)
+    return (yield from ask(Call(session.controller, message, wait_s=message.wait_s), Claimed))
+
+
+def fetch_rows(
+    session: Session, task: str, claimed: Claimed, *, otherwise: Sequence[Call] = ()
+) -> Operation[base.Claim]:
+    """See `SyncQueue.fetch`."""
+    yield from session.prepare()
+    rows = yield from _rows(session, claimed, otherwise)
+    return base.Claim(lease_id=claimed.lease_id, lease_s=claimed.lease_s, task=task, rows=rows)
+
+
+def _rows(session: Session, claimed: Claimed, otherwise: Sequence[Call]) -> Operation[tuple[Row, ...]]:
+    records = unpack(claimed.rows, 4)
+    count, columns = len(records), claimed.columns
+    units, tags = unpack(claimed.units, max(1, claimed.width)), unpack(claimed.tags, max(1, len(columns)))
+    if not len(units) == count == (len(tags) if columns else count):
+        raise WireError(f"got the units of {len(units)} rows and the tags of {len(tags)}, expected those of {count}")
+    cells: list[dict[str, Value]] = [{} for _ in range(count)]
+    for found in (yield from _find(session, claimed, Wanted(records[:, :2], units, columns, tags), otherwise)):
+        values = [
+            session.codec.read_column(column, found.memories, found.places[:, place], found.lengths[:, place])
+            for place, column in enumerate(columns)
+        ]
+        for row, own in zip(found.index.tolist(), zip(*values, strict=True), strict=True):
+            cells[row] = dict(zip(columns, own, strict=True))
+    return tuple(
+        Row(id=RowId(slot, generation), group_id=group_id, order=order, cells=own, units=tuple(u for u in of if u >= 0))
+        for (slot, generation, group_id, order), own, of in zip(records.tolist(), cells, units.tolist(), strict=True)
+    )
+
+
+def _find(session: Session, claimed: Claimed, wanted: Wanted, otherwise: Sequence[Call]) -> Operation[list[Found]]:
+    """The cells of claimed rows: said, or read."""
+    if not wanted.columns:
+        return []
+    if claimed.cells is None:
+        return (yield from read(session, wanted, otherwise=otherwise))
+    return [said(claimed.cells, wanted)]
 
 
 def read(session: Session, wanted: Wanted, *, otherwise: Sequence[Call] = ()) -> Operation[list[Found]]:

@@ -9,7 +9,7 @@ import pytest
 from tailrace.config.columns import COLUMNS
 from tailrace.errors import ColumnError, GroupExists, PeerLost, QueueError, QueueTimeout, StorageFull
 from tailrace.transfer.queue.base import NewRow, RowId
-from tailrace.transfer.queue.client import operations
+from tailrace.transfer.queue.client.put import put_rows
 from tailrace.transfer.queue.client.session import Session
 from tailrace.transfer.queue.messages import (
     Admit,
@@ -28,7 +28,7 @@ from tailrace.transfer.queue.storage.arena import ArenaStorage
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.sockets import host_id
-from tests.transfer.client.test_operations import Clock
+from tests.transfer.client.sessions import Clock
 from tests.transfer.tables import ACTOR, REWARD, ROLLOUT
 from tests.transfer.wire.play import Play
 from tests.transfer.wire.rows import packed
@@ -53,7 +53,7 @@ class Desk:
         Play(self.session.prepare()).answer(Table(known, dict(COLUMNS), [ROLLOUT, REWARD, ACTOR]))
 
     def put(self) -> Play:
-        return Play(operations.put(self.session, ROWS, timeout=5.0))
+        return Play(put_rows(self.session, ROWS, timeout=5.0))
 
     def reserved(self, number: int) -> Reserved:
         place = self.arenas[number].reserve(PROMPT.nbytes)
@@ -146,7 +146,7 @@ def test_nobody_waits_for_room_with_a_place(desk: Desk) -> None:
 
 
 def test_a_put_that_may_not_wait_is_over_when_there_is_no_room_at_once(desk: Desk) -> None:
-    play = Play(operations.put(desk.session, ROWS, timeout=0.0))
+    play = Play(put_rows(desk.session, ROWS, timeout=0.0))
     play.answer(desk.reserved(0))
     with pytest.raises(QueueTimeout, match="no room at once"):
         play.answer(QueueTimeout("no room at once"))
@@ -213,4 +213,4 @@ def test_units_are_guessed_in_turn_and_as_many_as_rows_went_to(tmp_path: Path) -
 
 def test_nothing_is_guessed_for_few_bytes_or_where_memory_is_not_shared(desk: Desk) -> None:
     few = [NewRow(group_id=7, group_size=1, order=7, cells={"prompt_ids": PROMPT[:2000]})]
-    assert Play(operations.put(desk.session, few, timeout=5.0)).asked() == [("controller", Admit)]
+    assert Play(put_rows(desk.session, few, timeout=5.0)).asked() == [("controller", Admit)]

@@ -1,0 +1,88 @@
+"""How an ack goes: outputs are written to the units of their rows, and then the controller lets them count.
+
+    [Write to the rows' units] ─▶ [Ack to the controller]
+
+Outputs that find no room are written again until the ack's timeout. A nack and a renewal, which concern the same lease,
+are one call to the controller. Bad input is refused before anything is sent.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tailrace.errors import PeerLost, StaleRowError, StorageFull, TailraceError
+from tailrace.transfer.queue import base
+from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.client.session import Session
+from tailrace.transfer.queue.client.writing import Batch, Writing, packed_versions, write
+from tailrace.transfer.queue.messages import Ack, Nack, Renew, pack
+from tailrace.transfer.queue.rows.schema import check_outputs
+from tailrace.transfer.wire.calls import Call, Operation, ask
+from tailrace.transfer.wire.messages import Accepted
+from tailrace.types import Value
+
+
+def ack_rows(
+    session: Session, claimed: base.Claim, outputs: Mapping[RowId, Mapping[str, Value]], *, timeout: float
+) -> Operation[None]:
+    """See `TransferQueue.ack`. Outputs are written to every unit of their row before they count."""
+    if not outputs:
+        return
+    yield from session.prepare()
+    task = session.schema.task(claimed.task)
+    for row, cells in outputs.items():
+        check_outputs(task, row, cells)
+    ordered = ({column: cells[column] for column in task.writes} for cells in outputs.values())
+    batch = Batch(session.codec.measure_rows(ordered))
+    missed: list[int] = []
+    unwritten: Collection[RowId] = ()
+    if task.writes:
+        unwritten = outputs.keys() - {row.id for row in claimed.rows}
+    if task.writes and not unwritten:
+        missed = yield from _write_outputs(session, claimed, list(outputs), batch, timeout)
+    versions = packed_versions(outputs.values())
+    message = Ack(claimed.lease_id, pack(outputs), versions, batch.runs, missed, pack(unwritten))
+    yield from ask(Call(session.controller, message), Accepted)
+    session.acked.add(claimed.lease_id, len(outputs))
+
+
+def _write_outputs(
+    session: Session, claimed: base.Claim, rows: Sequence[RowId], batch: Batch, timeout: float
+) -> Operation[list[int]]:
+    """Write outputs to all units of their rows; the units that are lost, where each row has another one.
+
+    Raises:
+        StaleRowError: a row has no other one.
+    """
+    units_of = {row.id: row.units for row in claimed.rows}
+    units = [units_of[row] for row in rows]
+    pending = {unit: [place for place, own in enumerate(units) if unit in own] for unit in set().union(*units)}
+    missed: dict[int, TailraceError] = {}
+    tries = session.tries(timeout)
+    while True:
+        writings = {
+            unit: Writing(pack(rows[place] for place in places), batch.take(places)) for unit, places in pending.items()
+        }
+        failed = yield from write(session, claimed.lease_id, writings)
+        missed |= {unit: error for unit, error in failed.items() if isinstance(error, PeerLost)}
+        full = {unit: error for unit, error in failed.items() if isinstance(error, StorageFull)}
+        for unit, error in failed.items():
+            if unit not in full and unit not in missed:
+                raise error
+        for row, own in zip(rows, units, strict=True):
+            if own and missed.keys() >= set(own):
+                raise StaleRowError(f"{row} cannot be written: it is lost with its units {own}") from missed[own[0]]
+        if not full:
+            return sorted(missed)
+        pending = {unit: pending[unit] for unit in full}
+        yield from tries.again(next(iter(full.values())))
+
+
+def nack_rows(session: Session, claimed: base.Claim, rows: Sequence[RowId] | None) -> Operation[None]:
+    """See `TransferQueue.nack`. Nobody is told where nothing can be left."""
+    if rows is None and session.acked.all_of(claimed):
+        return
+    yield from session.tell(Nack(claimed.lease_id, None if rows is None else pack(rows)))
+
+
+def renew_lease(session: Session, lease_id: int) -> Operation[None]:
+    """See `TransferQueue.renew`."""
+    yield from session.tell(Renew(lease_id))
