@@ -24,7 +24,7 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 from tailrace.transfer.queue.local.queue import LocalQueue
-from tailrace.transfer.queue.processes import supervisor as module
+from tailrace.transfer.queue.processes import vitals
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tailrace.transfer.queue.rows.table import check_table
 from tailrace.transfer.queue.table_factory import make_tasks
@@ -81,7 +81,7 @@ async def test_a_service_is_in_processes_of_its_own_for_as_long_as_the_run(tmp_p
 
 
 async def test_nobody_waits_for_a_service_that_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_DEATHS", 0)
+    monkeypatch.setattr(vitals, "MAX_DEATHS", 0)
     config = ServiceQueueConfig.model_validate({"units": 1, "storage": {"type": "memory"}, "client_limit_s": 3600.0})
     starting = QueueProcesses(config, TABLE, tmp_path / "queue")
     monkeypatch.setattr("tailrace.run.queue.QueueProcesses", lambda *_: starting)

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tailrace.config.transfer import ArenaStorageConfig, RedisStorageConfig, ServiceQueueConfig, StorageConfig
-from tailrace.transfer.queue.processes import supervisor as module
+from tailrace.transfer.queue.processes import vitals
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.transfer.faults.chaos import UNITS, Chaos, chaos
 from tests.transfer.faults.rows import GROUP_SIZE, TABLE
@@ -29,7 +29,7 @@ def shared() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _as_many_deaths_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_DEATHS", 10**6)
+    monkeypatch.setattr(vitals, "MAX_DEATHS", 10**6)
 
 
 def settings(storage: StorageConfig, *, replicas: int = 1, unit_limit_s: float = 20.0) -> ServiceQueueConfig:

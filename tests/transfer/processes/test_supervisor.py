@@ -26,7 +26,9 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.client.look import read_stats, read_table
 from tailrace.transfer.queue.processes import supervisor as module
+from tailrace.transfer.queue.processes import vitals
 from tailrace.transfer.queue.processes.child import Child
+from tailrace.transfer.queue.processes.plan import QueuePlan
 from tailrace.transfer.queue.processes.serve import UnitSettings
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tailrace.transfer.socket_directory import directory_of
@@ -126,7 +128,7 @@ def test_a_killed_controller_comes_back_where_it_was(tmp_path: Path) -> None:
 def test_one_that_stands_still_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(module, "_SILENCE_LIMIT_S", 3.0)
+    monkeypatch.setattr(vitals, "_SILENCE_LIMIT_S", 3.0)
     with queue(tmp_path) as processes:
         stopped = processes.pids[name]
         os.kill(stopped, signal.SIGSTOP)
@@ -150,7 +152,7 @@ def test_a_killed_unit_comes_back_under_its_name(tmp_path: Path) -> None:
 def test_a_queue_whose_processes_die_again_and_again_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_DEATHS", 1)
+    monkeypatch.setattr(vitals, "MAX_DEATHS", 1)
     with pytest.raises(QueueError, match=r"unit-0 of the queue ended \(SIGKILL.*\); with it, 2 of its processes"):
         _kill_twice(queue(tmp_path))
 
@@ -219,8 +221,8 @@ def test_what_a_process_cannot_serve_is_said_to_whoever_starts_it(
 
 
 def test_why_a_process_cannot_be_started_again_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_DEATHS", 1)
-    monkeypatch.setattr(module, "_RESTART_PAUSE_S", 0.0)
+    monkeypatch.setattr(vitals, "MAX_DEATHS", 1)
+    monkeypatch.setattr(vitals, "_RESTART_PAUSE_S", 0.0)
     memory = tmp_path / "memory"
     memory.mkdir()
     starting = queue(tmp_path / "queue", storage={"type": "arena", "directory": str(memory)})
@@ -240,7 +242,7 @@ def test_one_that_could_not_serve_is_started_again_after_a_pause_and_others_at_o
 ) -> None:
     memory = tmp_path / "memory"
     memory.mkdir()
-    monkeypatch.setattr(module, "_RESTART_PAUSE_S", LIMIT_S)
+    monkeypatch.setattr(vitals, "_RESTART_PAUSE_S", LIMIT_S)
     with queue(tmp_path / "queue", storage={"type": "arena", "directory": str(memory)}) as processes:
         shutil.rmtree(memory)
         os.kill(processes.pids["unit-0"], signal.SIGKILL)
@@ -301,7 +303,7 @@ def test_a_queue_whose_directory_was_removed_is_given_up_with_a_word(tmp_path: P
 def test_why_the_journal_cannot_be_written_is_said_by_the_parent_and_in_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_DEATHS", 1)
+    monkeypatch.setattr(vitals, "MAX_DEATHS", 1)
     reason = r"the journal .*/journal cannot be written: File too large"
     with pytest.raises(QueueError, match=rf"controller of the queue ended \(exit code 1.*: {reason}.*given up"):
         _fill_journal(queue(tmp_path))
@@ -320,7 +322,7 @@ def test_a_start_that_fails_as_nobody_foresaw_is_a_failure(tmp_path: Path, monke
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a fault")
 
-    monkeypatch.setattr(QueueProcesses, "_plan", fail)
+    monkeypatch.setattr(QueuePlan, "_place", fail)
     with pytest.raises(QueueError, match="thread of the queue's processes has failed: a fault"), queue(tmp_path):
         pass
 

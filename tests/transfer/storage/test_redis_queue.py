@@ -12,7 +12,7 @@ from tailrace.config.transfer import RedisStorageConfig, ServiceQueueConfig
 from tailrace.errors import GroupExists, QueueError
 from tailrace.transfer.queue.base import NewRow
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.processes import supervisor as module
+from tailrace.transfer.queue.processes import plan
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tests.transfer.processes.served import serving
 
@@ -71,7 +71,7 @@ def test_a_server_that_is_gone_at_the_end_of_a_queue_fails_nothing(
     def fail(*_: object, **__: object) -> None:
         raise QueueError("Redis at socket failed: it is gone")
 
-    monkeypatch.setattr(module, "clear_storage", fail)
+    monkeypatch.setattr(plan, "clear_storage", fail)
     with QueueProcesses(ServiceQueueConfig(units=1, storage=RedisStorageConfig(url=redis_url)), TABLE, tmp_path):
         pass
     assert "what the queue has stored is left there: Redis at socket failed: it is gone" in caplog.text

@@ -1,0 +1,167 @@
+"""What shall run: the settings of each process of a queue, where all of them listen, and what they go on from."""
+
+import fcntl
+import hashlib
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tailrace.config.queue_table import TableConfig
+from tailrace.config.transfer import ArenaStorageConfig, ServiceQueueConfig
+from tailrace.errors import QueueError, UserError
+from tailrace.transfer.queue.address import QueueAddress
+from tailrace.transfer.queue.processes.preflight import check_service
+from tailrace.transfer.queue.processes.serve import ControllerSettings, UnitSettings
+from tailrace.transfer.queue.rows.table import check_table
+from tailrace.transfer.queue.storage.arena import remove_orphans
+from tailrace.transfer.queue.storage.factory import clear_storage
+from tailrace.transfer.queue.table_factory import make_tasks
+from tailrace.transfer.socket_directory import directory_of, socket_directory
+from tailrace.transfer.wire.sockets import host_id
+
+CONTROLLER = "controller"
+_JOIN_EVERY_S = 1.0
+"""Between signs of life of a unit."""
+
+_log = logging.getLogger(__name__)
+
+
+class QueuePlan:
+    """Of one queue, in one directory."""
+
+    address: QueueAddress
+    """Where the queue is, known in `prepared`; with the endpoints that it has, as soon as it listens there."""
+
+    def __init__(self, config: ServiceQueueConfig, table: TableConfig, directory: Path, *, resume: bool) -> None:
+        """See `QueueProcesses`."""
+        self._config = config
+        self._table = table
+        self._directory = directory
+        self._resume = resume
+        self._starts = 0
+        self._has_served = False
+
+    @property
+    def units(self) -> Sequence[str]:
+        """Their names."""
+        return [f"unit-{number}" for number in range(self._config.units)]
+
+    @property
+    def connection(self) -> Path:
+        """The file that holds the address."""
+        return self._directory / "connection.json"
+
+    @property
+    def journal(self) -> Path:
+        """The controller's."""
+        return self._directory / "journal"
+
+    def log(self, name: str) -> Path:
+        """The file for what a process prints."""
+        return self._directory / f"{name}.log"
+
+    @property
+    def has_lost_journal(self) -> bool:
+        """Whether there has been a journal, since a controller could serve, and is none any more."""
+        return self._has_served and not (self.journal.exists() and self.journal.stat().st_size > 0)
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """Hold the directory in the block. At its end, what units have left goes, unless the queue is to go on.
+
+        Raises:
+            UserError: another process serves a queue there, or its address cannot be read.
+            QueueError, ConfigError: the table cannot be served, or not on this machine.
+            OSError: the directory cannot be used.
+        """
+        check_table(make_tasks(self._table), self._table.columns)
+        check_service(self._config)
+        with _locked(self._directory):
+            if not self._resume:
+                self.journal.unlink(missing_ok=True)
+            before = QueueAddress.read(self.connection) if self._resume and self.connection.exists() else None
+            again = None if before is None else directory_of(before.endpoints)
+            with socket_directory(again) as self._sockets:
+                self.address = self._place(before)
+                try:
+                    yield
+                finally:
+                    self._clear()
+
+    def settings(self, name: str) -> ControllerSettings | UnitSettings:
+        """For a process that is started now."""
+        return self._controller_settings() if name == CONTROLLER else self._unit_settings(name)
+
+    def publish(self, endpoints: list[str]) -> bool:
+        """The controller serves at `endpoints`; False where clients know of it from a controller before."""
+        if self._has_served:
+            return False
+        self._has_served = True
+        self.address = QueueAddress(endpoints=endpoints, host=host_id(), token=self.address.token)
+        self.address.write(self.connection)
+        return True
+
+    def _place(self, before: QueueAddress | None) -> QueueAddress:
+        """Where the controller shall listen: where that of an earlier start did, if there was one."""
+        port = f"tcp://{self._config.listen}:"
+        others = [] if before is None else before.endpoints
+        tcp = next((endpoint for endpoint in others if endpoint.startswith(port)), f"{port}*")
+        token = secrets.token_bytes(32) if before is None else before.token
+        return QueueAddress(endpoints=[f"ipc://{self._sockets}/{CONTROLLER}", tcp], host=host_id(), token=token)
+
+    def _controller_settings(self) -> ControllerSettings:
+        return ControllerSettings(
+            token=self.address.token,
+            endpoints=self.address.endpoints,
+            table=self._table.model_dump_json(),
+            config=self._config.model_dump_json(),
+            journal=str(self.journal),
+        )
+
+    def _unit_settings(self, name: str) -> UnitSettings:
+        self._starts += 1
+        return UnitSettings(
+            token=self.address.token,
+            # a socket of its own, so that nobody takes it for the unit before it
+            endpoints=[f"ipc://{self._sockets}/{name}-{self._starts}", f"tcp://{self._config.listen}:*"],
+            name=name,
+            controller=self.address.endpoint,
+            storage=self._config.storage.model_dump_json(),
+            storage_name=self._storage_name(name),
+            join_every_s=min(_JOIN_EVERY_S, self._config.unit_limit_s / 4),
+        )
+
+    def _storage_name(self, unit: str) -> str:
+        queue = hashlib.sha256(self.address.token).hexdigest()[:16]  # the same after a restart, and no other queue's
+        return f"tailrace-{queue}-{unit}"
+
+    def _clear(self) -> None:
+        """Memory of units that were killed goes; so does what units have stored for a queue that does not go on."""
+        if isinstance(self._config.storage, ArenaStorageConfig):
+            remove_orphans(self._config.storage.path)
+        if self._resume:
+            return
+        try:
+            for unit in self.units:
+                clear_storage(self._config.storage, name=self._storage_name(unit))
+        except QueueError as error:
+            _log.warning("what the queue has stored is left there: %s", error)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Make the directory and hold it for this queue.
+
+    Raises:
+        UserError: another queue is served there.
+        OSError: it cannot be made.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process serves a queue in {directory}; stop it or choose another") from None
+        yield
