@@ -20,14 +20,8 @@ class _Header(msgspec.Struct):
     version: int
 
 
-class _TaskRecord(msgspec.Struct):
-    name: str
-    reads: list[str]
-    writes: list[str]
-
-
 class _Snapshot(_Header):
-    tasks: list[_TaskRecord]
+    tasks: list[TaskSpec]
     columns: dict[str, ColumnKind]
     control: ControlState
     parts: list[bytes]
@@ -38,10 +32,8 @@ def encode_snapshot(
     tasks: Sequence[TaskSpec], columns: Mapping[str, ColumnKind], control: ControlState, parts: Mapping[RowId, bytes]
 ) -> bytes:
     """The bytes that `decode_snapshot` reads. `parts`: of each row, with its cells in the order of its lengths."""
-    records = [_TaskRecord(task.name, list(task.reads), list(task.writes)) for task in tasks]
-    return msgspec.msgpack.encode(
-        _Snapshot(_FORMAT, _VERSION, records, dict(columns), control, [parts[row.id] for row in control.rows])
-    )
+    in_order = [parts[row.id] for row in control.rows]
+    return msgspec.msgpack.encode(_Snapshot(_FORMAT, _VERSION, list(tasks), dict(columns), control, in_order))
 
 
 def decode_snapshot(
@@ -72,13 +64,16 @@ def _parse(snapshot: bytes) -> _Snapshot:
 
 
 def _check_table(record: _Snapshot, tasks: Sequence[TaskSpec], columns: Mapping[str, ColumnKind]) -> None:
-    theirs = [(task.name, task.reads, task.writes) for task in record.tasks]
-    ours = [(task.name, list(task.reads), list(task.writes)) for task in tasks]
-    if theirs != ours:
+    if record.tasks != list(tasks):
+        theirs, ours = map(_listed, (record.tasks, tasks))
         raise QueueError(f"the snapshot is of another table: it has {theirs}, this queue has {ours}")
     for column, kind in record.columns.items():
         if columns.get(column) is not kind:
             raise QueueError(f"column {column!r} of the snapshot holds {kind}; in this queue: {columns.get(column)}")
+
+
+def _listed(tasks: Sequence[TaskSpec]) -> list[tuple[str, list[str], list[str]]]:
+    return [(task.name, list(task.reads), list(task.writes)) for task in tasks]
 
 
 def _check_parts(record: _Snapshot, columns: Mapping[str, ColumnKind]) -> None:
