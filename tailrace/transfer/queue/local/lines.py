@@ -14,7 +14,7 @@ from tailrace.types import WeightVersion
 T = TypeVar("T")
 
 
-class Line:
+class AsyncLine:
     """Callers that wait for their turn, first come, first served."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Line:
             turn.set()
 
 
-class Gate:
+class VersionGate:
     """Callers that wait for a weight version; none of them stands before another."""
 
     def __init__(self) -> None:

@@ -21,9 +21,9 @@ from tailrace.config.transfer import LocalQueueConfig
 from tailrace.errors import QueueTimeout
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, Row, RowId, TaskStats, TransferQueue
 from tailrace.transfer.queue.local.data_plane import Cells, DataPlane
-from tailrace.transfer.queue.local.lines import Gate, Line
+from tailrace.transfer.queue.local.lines import AsyncLine, VersionGate
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
-from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, Schema, check_capacity, check_limit
+from tailrace.transfer.queue.rows.schema import Schema, check_capacity, check_limit, late_claim, late_put
 from tailrace.transfer.queue.rows.state import Lease
 from tailrace.transfer.queue.rows.table import QueueTask, check_table
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
@@ -54,11 +54,11 @@ class LocalQueue(TransferQueue):
         self._clock = clock
         self._control = ControlPlane(tasks, lease_s=config.lease_s)
         self._data = DataPlane(columns)
-        self._gate = Gate()
-        self._producers = Line()
-        self._consumers = {task.spec.name: {rank: Line() for rank in task.policy.ranks} for task in tasks}
+        self._gate = VersionGate()
+        self._producers = AsyncLine()
+        self._consumers = {task.spec.name: {rank: AsyncLine() for rank in task.policy.ranks} for task in tasks}
         """By task and rank."""
-        self._losses = Line()
+        self._losses = AsyncLine()
         self._put_wait_s = 0.0
         self._claim_wait_s = dict.fromkeys(self._reads, 0.0)
         self._timer: asyncio.TimerHandle | None = None
@@ -79,9 +79,7 @@ class LocalQueue(TransferQueue):
                     await self._gate.wait(not_before)
                 ids = await self._producers.wait(lambda: self._try_put(rows, cells))
         except TimeoutError:
-            raise QueueTimeout(
-                f"put of {len(rows)} rows waited {limit:g} s: {self._obstacle(not_before)}; {RAISE_LIMIT}"
-            ) from None
+            raise late_put(len(rows), limit, self._obstacle(not_before)) from None
         self._put_wait_s += self._clock() - start
         self._call_consumers()
         return ids
@@ -99,12 +97,7 @@ class LocalQueue(TransferQueue):
             async with asyncio.timeout(seconds):
                 lease = await self._consumers[task][rank].wait(lambda: self._try_claim(task, limit, rank))
         except TimeoutError:
-            whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
-            counts = self._control.stats()[task]
-            raise QueueTimeout(
-                f"claim of {whose} waited {seconds:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are "
-                f"ready and {counts.leased} leased; {RAISE_LIMIT}"
-            ) from None
+            raise late_claim(task, rank, seconds, self._control.stats()[task]) from None
         self._claim_wait_s[task] += self._clock() - start
         return Claim(lease_id=lease.id, lease_s=self._config.lease_s, task=task, rows=self._read(lease))
 

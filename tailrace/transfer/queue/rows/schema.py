@@ -6,14 +6,28 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import numpy as np
 
 from tailrace.config.transfer import LocalQueueConfig, ServiceQueueConfig
-from tailrace.errors import ColumnError, QueueError, did_you_mean, nearest
-from tailrace.transfer.queue.base import NewRow, RowId
+from tailrace.errors import ColumnError, QueueError, QueueTimeout, did_you_mean, nearest
+from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.types import TaskSpec, Value, WeightVersion
 
 RAISE_LIMIT = "if the work before it takes that long, raise its timeout (of a run: queue.timeout_s)"
 """What to do about a put or a claim that was too late."""
 
 _MAX_SOUND = 1024
+
+
+def late_put(rows: int, limit_s: float, obstacle: str) -> QueueTimeout:
+    """The error of a put that has waited so long, for what `obstacle` says."""
+    return QueueTimeout(f"put of {rows} rows waited {limit_s:g} s: {obstacle}; {RAISE_LIMIT}")
+
+
+def late_claim(task: str, rank: int | None, limit_s: float, counts: TaskStats) -> QueueTimeout:
+    """The error of a claim that has waited so long. `counts`: of its task."""
+    whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
+    return QueueTimeout(
+        f"claim of {whose} waited {limit_s:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are "
+        f"ready and {counts.leased} leased; {RAISE_LIMIT}"
+    )
 
 
 class Schema:
