@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm lint types check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm lint types layout check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -61,12 +61,15 @@ lint: $(READY) ## ruff
 types: $(READY) ## mypy --strict
 	$(BIN)/mypy
 
+layout: $(READY) ## figures of the layout and the pages; ends with 1 where a rule is broken
+	$(BIN)/python -m tools.layout
+
 check-install: $(READY) ## whether all this installs from PyPI alone; needs the network
 	nice $(BIN)/python -m tools.check_install
 
 # check-install waits for PyPI most of the time; of the others, all but the last use one core.
-check: ## lint, types, check-install and tests: what CI runs
-	@$(MAKE) --no-print-directory --jobs 3 check-install lint types test-vllm test
+check: ## lint, types, layout, check-install and tests: what CI runs
+	@$(MAKE) --no-print-directory --jobs 3 check-install lint types layout test-vllm test
 
 docs: $(READY) ## write docs/recipes.md from the schemas
 	$(BIN)/python -m tailrace.config.reference > docs/recipes.md

@@ -6,7 +6,7 @@ from typing import Any
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.checks import check_algorithm
 from tailrace.algorithms.grpo import Grpo
-from tailrace.config.algorithm import AdapterAlgorithmConfig, AlgorithmConfig
+from tailrace.config.algorithm import AdapterAlgorithmConfig, AlgorithmConfig, GrpoConfig
 from tailrace.errors import UserError
 from tailrace.host.user_code import check_call, load_callable
 
@@ -20,8 +20,14 @@ def make_algorithm(config: AlgorithmConfig) -> Algorithm:
         UserError: what an adapter's path names is not there, cannot be called, or makes no algorithm; or see
             `check_algorithm`.
     """
-    if not isinstance(config, AdapterAlgorithmConfig):
-        return Grpo(config)
+    match config:
+        case GrpoConfig():
+            return Grpo(config)
+        case AdapterAlgorithmConfig():
+            return _open_adapter(config)
+
+
+def _open_adapter(config: AdapterAlgorithmConfig) -> Algorithm:
     algorithm = load_algorithm_factory(config)(group_size=config.group_size, **config.options)
     if not isinstance(algorithm, Algorithm):
         raise UserError(
