@@ -3,15 +3,16 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tailrace.api import Trainer as Trainer
+    from tailrace.api import FitResult, Trainer
 
+__all__ = ("FitResult", "Trainer")
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`Trainer` is imported when it is asked for."""
-    if name == "Trainer":
-        from tailrace.api import Trainer
+    """Public names are imported when they are asked for: the command line starts without them."""
+    if name in __all__:
+        from tailrace import api
 
-        return Trainer
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
