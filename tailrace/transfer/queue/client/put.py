@@ -83,7 +83,7 @@ class _Draft:
 def _admit(session: Session, draft: _Draft, reservations: Reservations, timeout: float) -> Operation[Admitted]:
     """Have rows admitted: first at once, with cells that lie at units already, then with time to wait, without any.
 
-    The first try saves a trip, since cells are written while the controller is asked. It does not wait, since what is
+    The first try saves time: cells are written while the controller is asked. It does not wait, since what is
     reserved takes up room that others may wait for. The second try is for rows that nothing could be reserved for, and
     for those that have to wait.
     """
