@@ -9,10 +9,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from tailrace.errors import PeerLost, TailraceError, WireError
+from tailrace.errors import TailraceError, WireError
 from tailrace.transfer.wire.frames import Buffer, Reply
 from tailrace.transfer.wire.messages import Message
-from tailrace.transfer.wire.protocol import Protocol
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Message)
@@ -84,11 +83,3 @@ def expect(outcome: Outcome, kind: type[A]) -> A:
     if not isinstance(outcome.answer, kind):
         raise WireError(f"got the answer {type(outcome.answer).__name__}, expected {kind.__name__}")
     return outcome.answer
-
-
-def too_late(within_s: float | None, protocol: Protocol) -> PeerLost:
-    """What to raise for an operation that was given up after so many seconds."""
-    return PeerLost(
-        f"{protocol.servers} have not done it within {within_s:g} s; are they still serving, on machines that are "
-        f"not overloaded? {protocol.state_hint}".rstrip()
-    )

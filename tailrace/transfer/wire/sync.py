@@ -2,55 +2,23 @@
 
 import math
 import time
-from collections.abc import Sequence
-from functools import partial
-from operator import setitem
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import zmq
 
-from tailrace.errors import QueueClosed, TailraceError
-from tailrace.transfer.wire.calls import Beside, Call, Operation, Outcome, Step, nothing, too_late
-from tailrace.transfer.wire.connection import Connection, Patience
-from tailrace.transfer.wire.handshake import Identity, check_token
-from tailrace.transfer.wire.peers import Peers
-from tailrace.transfer.wire.protocol import Protocol
+from tailrace.transfer.wire.calls import Beside, Operation, Outcome, Step, nothing
+from tailrace.transfer.wire.client import ClientBase, Exchange
+from tailrace.transfer.wire.connection import Connection
 
 T = TypeVar("T")
 
 
-class SyncClient:
+class SyncClient(ClientBase):
     """Carries out operations one after the other: `with SyncClient("trainer", token, protocol) as client: ...`.
 
     For one thread. Between calls it is silent, so whoever holds a lease renews it.
     """
-
-    def __init__(
-        self,
-        name: str,
-        token: bytes,
-        protocol: Protocol,
-        *,
-        peers: Peers | None = None,
-        patience: Patience | None = None,
-    ) -> None:
-        """`name`: for people. `peers`: what is known about the servers.
-
-        Raises:
-            WireError: the token is too short.
-        """
-        check_token(token)
-        self._name = name
-        self._token = token
-        self._protocol = protocol
-        self._peers = peers or Peers()
-        self._patience = patience or Patience()
-        self._tick_ms = math.ceil(self._patience.tick_s * 1000)
-        self._context: zmq.Context[Any] = zmq.Context()
-        self._poller = zmq.Poller()
-        self._connections: dict[str, Connection] = {}
-        self._by_socket: dict[Any, Connection] = {}
 
     def __enter__(self) -> Self:
         """Nothing to do: it connects where a call goes."""
@@ -79,82 +47,37 @@ class SyncClient:
             result: T = stop.value
             return result
         except TimeoutError:
-            raise too_late(within_s, self._protocol) from None
+            raise self._too_late(within_s) from None
         finally:
             operation.close()
             self.tell(beside())
 
-    def tell(self, calls: Sequence[Call]) -> None:
-        """Send calls whose answers nobody waits for."""
-        if self._context.closed:
-            return
-        for call in calls:
-            self._connection(call.to).start(call, _ignore)
-
-    def close(self) -> None:
-        """Hang up; what was sent last may take a second to leave. Closing twice is harmless."""
-        try:
-            for connection in self._connections.values():
-                connection.close()
-        finally:
-            self._connections.clear()
-            self._context.destroy()
-
     def _exchange(self, step: Step, deadline: float) -> list[Outcome]:
-        outcomes: dict[int, Outcome] = {}
-        started: list[tuple[Connection, int]] = []
+        exchange = Exchange(step)
         try:
             if step.pause_s:
                 _sleep(step.pause_s, deadline)
-            for place, call in enumerate(step.calls):
-                try:
-                    connection = self._connection(call.to)
-                    started.append((connection, connection.start(call, partial(setitem, outcomes, place), held=True)))
-                except TailraceError as error:
-                    outcomes[place] = error
-            step.meanwhile()
-            while len(outcomes) < len(step.calls):
+            self._start(exchange)
+            while exchange.missing:
                 if time.monotonic() >= deadline:
                     raise TimeoutError
                 self._turn()
         except BaseException:  # Ctrl-C, too
-            for connection, number in started:
-                connection.cancel(number)
-            self.tell(step.otherwise)
+            self._break_off(exchange)
             raise
-        for connection, number in started:
-            connection.take(number)
-        return [outcomes[place] for place in range(len(step.calls))]
+        return self._finish(exchange)
 
     def _turn(self) -> None:
-        for socket, _ in self._poller.poll(self._tick_ms):
-            self._by_socket[socket].receive()
+        sockets = [(connection.socket, zmq.POLLIN) for connection in self._connections.values()]
+        if zmq.zmq_poll(sockets, math.ceil(self._tick_s * 1000)):
+            for connection in self._connections.values():
+                connection.receive()
         for connection in self._connections.values():
             connection.tick()
-        silent = {endpoint for endpoint, connection in self._connections.items() if connection.in_doubt}
-        gone = self._peers.gone(silent)
-        for endpoint in gone:
-            self._lose(endpoint)
-        if (question := self._peers.question(silent - gone)) is not None:
-            self._connection(question.to).start(question, self._peers.take)
+        self._look_after()
 
-    def _lose(self, endpoint: str) -> None:
-        connection = self._connections.pop(endpoint)
-        self._poller.unregister(connection.socket)
-        del self._by_socket[connection.socket]
-        connection.lose()
-
-    def _connection(self, endpoint: str) -> Connection:
-        if self._context.closed:
-            raise QueueClosed("this client was closed")
-        if endpoint not in self._connections:
-            identity = Identity(self._name, self._token)
-            peer = self._peers.name(endpoint)
-            connection = Connection(self._context, endpoint, identity, self._protocol, self._patience, peer=peer)
-            self._connections[endpoint] = connection
-            self._by_socket[connection.socket] = connection
-            self._poller.register(connection.socket, zmq.POLLIN)
-        return self._connections[endpoint]
+    def _connect(self, endpoint: str) -> Connection:
+        return self._make(Connection, endpoint)
 
 
 def _sleep(seconds: float, deadline: float) -> None:
@@ -162,7 +85,3 @@ def _sleep(seconds: float, deadline: float) -> None:
     time.sleep(max(0.0, min(seconds, left)))
     if seconds >= left:
         raise TimeoutError
-
-
-def _ignore(outcome: Outcome) -> None:
-    """Nobody waits for it."""

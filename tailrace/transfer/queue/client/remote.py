@@ -14,26 +14,22 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tailrace.transfer.queue import holding
-from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId, TransferQueue
 from tailrace.transfer.queue.client import checks, control, snapshots
 from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, renew_lease
+from tailrace.transfer.queue.client.base import QueueClient
 from tailrace.transfer.queue.client.claim import claim_rows, lease_rows
-from tailrace.transfer.queue.client.liveness import LivenessCheck
 from tailrace.transfer.queue.client.put import put_rows
-from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.messages import QUEUE, Claimed
+from tailrace.transfer.queue.messages import Claimed
 from tailrace.transfer.queue.rows.schema import check_integer
 from tailrace.transfer.wire.aio import AsyncClient
 from tailrace.transfer.wire.calls import Operation
-from tailrace.transfer.wire.connection import Patience
-from tailrace.transfer.wire.handshake import check_name
 from tailrace.types import Value, WeightVersion
 
 T = TypeVar("T")
 
 
-class RemoteQueue(TransferQueue):
+class RemoteQueue(QueueClient[AsyncClient], TransferQueue):
     """`async with RemoteQueue(address, name="rollout") as queue: ...`, for one event loop.
 
     Everything may also raise PeerLost: a process of the queue did not answer, and what was asked may have happened or
@@ -41,39 +37,7 @@ class RemoteQueue(TransferQueue):
     client belongs to the process that made it; one that is forked from it makes its own.
     """
 
-    def __init__(
-        self,
-        address: QueueAddress,
-        *,
-        name: str,
-        timeout_s: float = 3600.0,
-        shared_memory: bool = True,
-        limit_s: float = 30.0,
-    ) -> None:
-        """`name`: of this client, for people.
-
-        `timeout_s`: of puts, claims and writes that find no room, where they name none. `shared_memory`: whether cells
-        may pass through the memory of units on this host. `limit_s`: seconds without a sign of life after which either
-        side takes the other for dead.
-
-        Raises:
-            UserError: that is no address, or the queue cannot be reached from this host.
-            WireError: the token is too short, or the name cannot be sent.
-            QueueError: a number of seconds that is none.
-        """
-        checks.check_address(address)
-        check_name(name)
-        self._owner = checks.Owner()
-        self._timeout_s = checks.seconds("timeout_s", timeout_s)
-        self._limit_s = checks.limit_seconds(limit_s)
-        self._session = Session(address.endpoint, shared_memory=shared_memory)
-        self._client = AsyncClient(
-            name,
-            address.token,
-            QUEUE,
-            peers=LivenessCheck(address.endpoint),
-            patience=Patience.within(self._limit_s),
-        )
+    _kind = AsyncClient
 
     async def __aenter__(self) -> Self:
         """From now on the queue knows that this client lives."""
@@ -182,18 +146,9 @@ class RemoteQueue(TransferQueue):
         """The queue's processes are no more: whatever waits for them, now or later, raises QueueClosed."""
         self._client.close()
 
-    def _limit(self, timeout: float | None) -> float:
-        return self._timeout_s if timeout is None else checks.seconds("timeout", timeout)
-
     async def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
-        """Carry it out. `timeout`: of one that makes several calls, together; those of others end by themselves.
-
-        Raises:
-            QueueError: in a process that was forked from the one that made this client.
-        """
-        self._owner.check()
-        within_s = None if timeout is None else timeout + self._limit_s
-        return await self._client.run(operation, within_s=within_s, beside=self._session.due)
+        """Carry it out; see `QueueClient._within` for `timeout`."""
+        return await self._client.run(operation, within_s=self._within(timeout), beside=self._session.due)
 
     async def _live(self) -> None:
         while self._owner.is_here:

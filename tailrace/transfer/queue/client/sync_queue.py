@@ -17,53 +17,28 @@ from typing import Self, TypeVar
 
 from tailrace.config.columns import ColumnKind
 from tailrace.errors import LeaseError, PeerLost
-from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.base import Claim, NewRow, QueueStats, RowId
 from tailrace.transfer.queue.client import checks, control, snapshots
 from tailrace.transfer.queue.client.ack import ack_rows, nack_rows, renew_lease
+from tailrace.transfer.queue.client.base import QueueClient
 from tailrace.transfer.queue.client.claim import claim_rows, fetch_rows
-from tailrace.transfer.queue.client.liveness import LivenessCheck
 from tailrace.transfer.queue.client.put import put_rows
 from tailrace.transfer.queue.client.session import Session
-from tailrace.transfer.queue.messages import QUEUE, Claimed
+from tailrace.transfer.queue.messages import Claimed
 from tailrace.transfer.queue.rows.schema import check_integer
 from tailrace.transfer.wire.calls import Operation
-from tailrace.transfer.wire.connection import Patience
-from tailrace.transfer.wire.handshake import check_name
 from tailrace.transfer.wire.sync import SyncClient
 from tailrace.types import Value, WeightVersion
 
 T = TypeVar("T")
 
 
-class SyncQueue:
+class SyncQueue(QueueClient[SyncClient]):
     """`with SyncQueue(address, name="scorer") as queue: ...`, for one thread. See `RemoteQueue` and `TransferQueue`:
     the same methods, which block. It belongs to the process that made it; one that is forked from it makes its own.
     """
 
-    def __init__(
-        self,
-        address: QueueAddress,
-        *,
-        name: str,
-        timeout_s: float = 3600.0,
-        shared_memory: bool = True,
-        limit_s: float = 30.0,
-    ) -> None:
-        """See `RemoteQueue`.
-
-        Raises:
-            UserError, WireError, QueueError: as for `RemoteQueue`.
-        """
-        checks.check_address(address)
-        check_name(name)
-        self._owner = checks.Owner()
-        self._address = address
-        self._name = name
-        self._timeout_s = checks.seconds("timeout_s", timeout_s)
-        self._limit_s = checks.limit_seconds(limit_s)
-        self._session = Session(address.endpoint, shared_memory=shared_memory)
-        self._client = self._connect()
+    _kind = SyncClient
 
     def __enter__(self) -> Self:
         """Nothing to do: it connects where a call goes."""
@@ -181,20 +156,6 @@ class SyncQueue:
                 except LeaseError:
                     return  # all rows were acked; or the lease expired all the same, and the ack will say so
 
-    def _connect(self) -> SyncClient:
-        return SyncClient(
-            self._name,
-            self._address.token,
-            QUEUE,
-            peers=LivenessCheck(self._address.endpoint),
-            patience=Patience.within(self._limit_s),
-        )
-
-    def _limit(self, timeout: float | None) -> float:
-        return self._timeout_s if timeout is None else checks.seconds("timeout", timeout)
-
     def _run(self, operation: Operation[T], timeout: float | None = None) -> T:
-        """See `RemoteQueue._run`."""
-        self._owner.check()
-        within_s = None if timeout is None else timeout + self._limit_s
-        return self._client.run(operation, within_s=within_s, beside=self._session.due)
+        """Carry it out; see `QueueClient._within` for `timeout`."""
+        return self._client.run(operation, within_s=self._within(timeout), beside=self._session.due)

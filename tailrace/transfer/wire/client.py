@@ -1,0 +1,156 @@
+"""What both clients share: connections by endpoint, and the calls of a step until all have their outcomes.
+
+    run: operation ──Step──▶ Exchange ──start──▶ connections ──outcomes──▶ finish ──▶ operation
+                                └── broken off (cancelled, Ctrl-C, too late): calls are taken back, `otherwise` is sent
+
+Only `SyncClient` and `AsyncClient` wait, each in its own way.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import zmq
+
+from tailrace.errors import PeerLost, QueueClosed, TailraceError
+from tailrace.transfer.wire.calls import Call, Outcome, Step
+from tailrace.transfer.wire.connection import Connection, Patience
+from tailrace.transfer.wire.handshake import Identity, check_token
+from tailrace.transfer.wire.peers import Peers
+from tailrace.transfer.wire.protocol import Protocol
+
+C = TypeVar("C", bound=Connection)
+
+
+class Exchange:
+    """The calls of one step."""
+
+    def __init__(self, step: Step) -> None:
+        """Begun by `ClientBase._start`, ended by `_finish` or `_break_off`."""
+        self.step = step
+        self.outcomes: dict[int, Outcome] = {}
+        """By place among the calls: those that are there."""
+        self.missing = len(step.calls)
+        """So many are not."""
+        self.started: list[tuple[Connection, int]] = []
+        self.on_complete: Callable[[], object] | None = None
+        """Called when the last outcome comes."""
+
+    def settle(self, place: int, outcome: Outcome) -> None:
+        """The outcome of one call."""
+        self.outcomes[place] = outcome
+        self.missing -= 1
+        if not self.missing and self.on_complete is not None:
+            self.on_complete()
+
+
+class ClientBase(ABC):
+    """Connections to servers of one protocol."""
+
+    def __init__(
+        self,
+        name: str,
+        token: bytes,
+        protocol: Protocol,
+        *,
+        peers: Peers | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        """`name`: for people. `peers`: what is known about the servers.
+
+        Raises:
+            WireError: the token is too short.
+        """
+        check_token(token)
+        self._name = name
+        self._token = token
+        self._protocol = protocol
+        self._peers = peers or Peers()
+        self._patience = patience or Patience()
+        self._tick_s = self._patience.tick_s
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._connections: dict[str, Connection] = {}
+        self._under_way: set[Exchange] = set()
+        """Those that `close` may find: of a client that does several things at once."""
+
+    def tell(self, calls: Sequence[Call]) -> None:
+        """Send calls whose answers nobody waits for."""
+        if self._context.closed:
+            return
+        for call in calls:
+            self._connection(call.to).start(call, _ignore)
+
+    def close(self) -> None:
+        """Hang up; what was sent last may take a second to leave. Operations under way are broken off: QueueClosed.
+
+        Closing twice is harmless.
+        """
+        try:
+            for exchange in self._under_way:
+                self.tell(exchange.step.otherwise)
+            for connection in self._connections.values():
+                connection.close()
+        finally:
+            self._connections.clear()
+            self._context.destroy()
+
+    @abstractmethod
+    def _connect(self, endpoint: str) -> Connection:
+        """A new connection, which is driven from now on."""
+
+    def _make(self, kind: type[C], endpoint: str) -> C:
+        identity, peer = Identity(self._name, self._token), self._peers.name(endpoint)
+        return kind(self._context, endpoint, identity, self._protocol, self._patience, peer=peer)
+
+    def _connection(self, endpoint: str) -> Connection:
+        if self._context.closed:
+            raise QueueClosed("this client was closed")
+        connection = self._connections.get(endpoint)
+        if connection is None:
+            connection = self._connections[endpoint] = self._connect(endpoint)
+        return connection
+
+    def _start(self, exchange: Exchange) -> None:
+        """Send the calls, and do what is to be done meanwhile."""
+        for place, call in enumerate(exchange.step.calls):
+            try:
+                connection = self._connection(call.to)
+                number = connection.start(call, partial(exchange.settle, place), held=True)
+            except TailraceError as error:
+                exchange.settle(place, error)
+            else:
+                exchange.started.append((connection, number))
+        exchange.step.meanwhile()
+
+    def _finish(self, exchange: Exchange) -> list[Outcome]:
+        """All outcomes, in the order of the calls."""
+        for connection, number in exchange.started:
+            connection.take(number)
+        return [exchange.outcomes[place] for place in range(len(exchange.step.calls))]
+
+    def _break_off(self, exchange: Exchange) -> None:
+        """Take back every call, also where its answer is there."""
+        for connection, number in exchange.started:
+            connection.cancel(number)
+        self.tell(exchange.step.otherwise)
+
+    def _look_after(self) -> None:
+        """Give up servers that are gone, and ask about those that may be."""
+        silent = {endpoint for endpoint, connection in self._connections.items() if connection.in_doubt}
+        gone = self._peers.gone(silent)
+        for endpoint in gone:
+            self._connections.pop(endpoint).lose()
+        if (question := self._peers.question(silent - gone)) is not None:
+            self._connection(question.to).start(question, self._peers.take)
+
+    def _too_late(self, within_s: float | None) -> PeerLost:
+        """What to raise for an operation that was given up after so many seconds."""
+        return PeerLost(
+            f"{self._protocol.servers} have not done it within {within_s:g} s; are they still serving, on machines "
+            f"that are not overloaded? {self._protocol.state_hint}".rstrip()
+        )
+
+
+def _ignore(outcome: Outcome) -> None:
+    """Nobody waits for it."""
