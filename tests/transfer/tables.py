@@ -12,6 +12,7 @@ from tailrace.transfer.queue.policies.base import Policy
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
+from tailrace.transfer.queue.rows.state import RowHeader
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import IntArray, TaskSpec, Value
 
@@ -51,6 +52,11 @@ def group(group_id: int, size: int = 1, *, order: int | None = None, prompt: int
     start = group_id * 100 if order is None else order
     cells = {"prompt_ids": tokens(prompt)}
     return [NewRow(group_id=group_id, group_size=size, order=start + i, cells=cells) for i in range(size)]
+
+
+def headers(rows: Sequence[NewRow]) -> list[RowHeader]:
+    """The rows without their cells."""
+    return list(map(RowHeader.of, rows))
 
 
 def outputs(claim: Claim, **cells: Value) -> Mapping[RowId, Mapping[str, Value]]:

@@ -315,6 +315,16 @@ async def test_nothing_is_lost_in_one_process() -> None:
 
 
 @virtual_time
+async def test_a_put_of_nothing_waits_behind_nobody() -> None:
+    queue = queue_of(one_task(FirstIn(1)), max_rows=1)
+    await queue.put(group(1))
+    waiting = asyncio.create_task(queue.put(group(2)))
+    await settle()
+    assert await queue.put([], timeout=1.0) == []
+    waiting.cancel()
+
+
+@virtual_time
 async def test_room_wakes_producers_in_the_order_in_which_they_came() -> None:
     queue = queue_of(one_task(FirstIn(4)), max_rows=4)
     await queue.put(group(0, 4))

@@ -16,10 +16,11 @@ from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.policies.oldest_version import OldestVersionFirst
 from tailrace.transfer.queue.policies.token_budget import TokenBudget
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
-from tailrace.transfer.queue.rows.state import ControlState, Lease, RowRecord, TaskState
+from tailrace.transfer.queue.rows.groups import Standing
+from tailrace.transfer.queue.rows.state import ControlState, LeaseRecord, RowRecord, TaskState
 from tailrace.transfer.queue.rows.table import QueueTask
 from tests.transfer.machine import LEASE_S, QueueMachine
-from tests.transfer.tables import group, one_task, table
+from tests.transfer.tables import group, headers, one_task, table
 
 
 def facts(**lengths: int) -> CellFacts:
@@ -34,7 +35,7 @@ class ControlDriver:
         self.now = 0.0
 
     def put(self, rows: Sequence[NewRow]) -> list[RowId]:
-        return self.plane.put(rows, [facts(prompt_ids=len(row.cells["prompt_ids"])) for row in rows])  # type: ignore[arg-type]
+        return self.plane.put(headers(rows), [facts(prompt_ids=len(row.cells["prompt_ids"])) for row in rows])  # type: ignore[arg-type]
 
     def claim(self, task: str, limit: int | None) -> tuple[int, list[RowId]] | None:
         lease = self.plane.claim(task, limit=limit, now=self.now)
@@ -76,7 +77,7 @@ TestControlPlaneEqualsAScan.settings = settings(max_examples=50, stateful_step_c
 
 def plane_of(tasks: Sequence[QueueTask], rows: Sequence[NewRow] = ()) -> tuple[ControlPlane, list[RowId]]:
     plane = ControlPlane(tasks, lease_s=LEASE_S)
-    return plane, plane.put(rows, [facts(prompt_ids=2) for _ in rows])
+    return plane, plane.put(headers(rows), [facts(prompt_ids=2) for _ in rows])
 
 
 def test_a_row_passes_the_states_of_its_legal_path() -> None:
@@ -94,7 +95,7 @@ def test_a_slot_is_reused_with_the_next_generation() -> None:
     lease = plane.claim("only", limit=None, now=0.0)
     assert lease is not None
     assert plane.ack(lease.id, {first: facts()}) == [first]
-    [second] = plane.put(group(2), [facts(prompt_ids=2)])
+    [second] = plane.put(headers(group(2)), [facts(prompt_ids=2)])
     assert second == RowId(first.slot, first.generation + 1)
     with pytest.raises(StaleRowError, match="gone"):
         plane.state("only", first)
@@ -183,7 +184,7 @@ def test_restored_groups_arrive_by_order_whatever_their_slots() -> None:
 def test_only_whole_new_groups_go_in(rows: list[NewRow], message: str) -> None:
     plane, _ = plane_of(table(), group(5))
     with pytest.raises(QueueError, match=message):
-        plane.put(rows, [facts(prompt_ids=2) for _ in rows])
+        plane.put(headers(rows), [facts(prompt_ids=2) for _ in rows])
     assert len(plane) == 1
 
 
@@ -191,32 +192,34 @@ def test_a_group_comes_once_also_when_all_of_its_rows_have_left() -> None:
     plane, rows = plane_of(one_task(FirstIn(1)), group(1, 2))
     for row in rows:
         with pytest.raises(GroupExists, match="in the queue already"):
-            plane.check_groups(group(1))
+            plane.check_groups(headers(group(1)))
         lease = plane.claim("only", limit=None, now=0.0)
         assert lease is not None
         plane.ack(lease.id, {row: facts()})
     with pytest.raises(GroupExists, match="all of its rows were consumed"):
-        plane.put(group(1), [facts(prompt_ids=2)])
+        plane.put(headers(group(1)), [facts(prompt_ids=2)])
     assert len(plane) == 0
 
 
 def test_reserved_rows_count_and_bar_their_group_until_they_are_withdrawn() -> None:
     plane, _ = plane_of(one_task(FirstIn(9)))
     rows = group(1, 2)
-    ids = plane.reserve(rows)
+    new = headers(rows)
+    ids = plane.reserve(new)
     assert len(plane) == 2
-    with pytest.raises(GroupExists):
-        plane.reserve(rows)
+    assert plane.check_groups(new) is Standing.BEING_PUT
+    with pytest.raises(GroupExists, match="group 1 is being put already"):
+        plane.put(new, [facts(prompt_ids=2)] * 2)
     assert plane.claim("only", limit=None, now=0.0) is None
-    plane.withdraw(ids, rows)
+    plane.withdraw(ids, headers(rows))
     assert len(plane) == 0
-    again = plane.put(rows, [facts(prompt_ids=2)] * 2)
+    again = plane.put(headers(rows), [facts(prompt_ids=2)] * 2)
     assert {(row.slot, row.generation - 1) for row in again} == set(ids), "their ids are stale"
 
 
 def stored_on(plane: ControlPlane, unit: int, rows: list[NewRow], *others: int) -> list[RowId]:
-    ids = plane.reserve(rows)
-    plane.enter(ids, rows, [facts(prompt_ids=2) for _ in rows], units=(unit, *others))
+    ids = plane.reserve(headers(rows))
+    plane.enter(ids, headers(rows), [facts(prompt_ids=2) for _ in rows], units=(unit, *others))
     return ids
 
 
@@ -259,7 +262,7 @@ def test_a_lost_group_is_put_again_whole_and_passes_all_but_those_who_have_the_l
     plane.ack(lease.id, {done: facts()})
     assert plane.lose(1).groups == [1]
     with pytest.raises(QueueError, match="group_size 2, but 1"):
-        plane.put(rows[:1], [facts(prompt_ids=2)])
+        plane.put(headers(rows[:1]), [facts(prompt_ids=2)])
     stored_on(plane, 2, rows)
     assert plane.lost_groups == []
     assert len(worked(plane, "rollout", response_ids=3)) == 2
@@ -290,8 +293,8 @@ def test_a_row_that_every_task_had_consumed_leaves_at_once_when_its_lost_group_c
     stored_on(plane, 1, rows)
     worked(plane, "only")
     plane.lose(1)
-    ids = plane.reserve(rows)
-    assert plane.enter(ids, rows, [facts(prompt_ids=2)] * 2, units=(2,)) == ids[:1]
+    ids = plane.reserve(headers(rows))
+    assert plane.enter(ids, headers(rows), [facts(prompt_ids=2)] * 2, units=(2,)) == ids[:1]
     assert worked(plane, "only") == ids[1:]
     assert len(plane) == 0
 
@@ -331,9 +334,9 @@ def test_leases_that_go_on_are_leased_after_a_restore() -> None:
     lease = plane.claim("rollout", limit=2, now=0.0)
     assert lease is not None
     restored = ControlPlane(table(FirstIn(9)), lease_s=LEASE_S)
-    restored.restore(plane.export(), leases=[Lease(lease.id, "rollout", dict(lease.rows), 5.0)])
+    restored.restore(plane.export(), leases=[LeaseRecord(lease.id, "rollout", list(lease.rows))], now=5.0)
     assert restored.stats()["rollout"] == plane.stats()["rollout"]
-    assert restored.next_deadline == 5.0
+    assert restored.next_deadline == 5.0 + LEASE_S
     restored.ack(lease.id, {row: facts(response_ids=3) for row in lease.rows})
     assert worked(restored, "rollout", response_ids=3) == rows[2:]
 
@@ -354,7 +357,7 @@ def test_a_restored_plane_goes_on_with_generations_leases_and_counters() -> None
     plane = ControlPlane(table(), lease_s=LEASE_S)
     plane.restore(state())
     assert plane.export() == state()
-    assert plane.put(group(7), [facts(prompt_ids=2)]) == [RowId(1, 2)]
+    assert plane.put(headers(group(7)), [facts(prompt_ids=2)]) == [RowId(1, 2)]
     lease = plane.claim("rollout", limit=None, now=0.0)
     assert lease is not None
     assert lease.id == 3
@@ -420,7 +423,7 @@ def claim_cost(policy: Policy, groups: int, rank: int | None) -> tuple[int, int]
     """Lines run and orders compared by one claim and ack among `groups` groups of 4."""
     plane = ControlPlane(one_task(policy), lease_s=LEASE_S)
     for number in range(groups):
-        plane.put(group(number, 4, order=CountedOrder(number * 4)), [facts(prompt_ids=2)] * 4)
+        plane.put(headers(group(number, 4, order=CountedOrder(number * 4))), [facts(prompt_ids=2)] * 4)
 
     def claim_and_ack() -> None:
         lease = plane.claim("only", limit=None, rank=rank, now=0.0)
@@ -455,7 +458,7 @@ def waiting_cost(groups: int) -> int:
 
     def put(numbers: range) -> None:
         for number in numbers:
-            plane.put(group(number), [facts(prompt_ids=2)])
+            plane.put(headers(group(number)), [facts(prompt_ids=2)])
 
     def claim(expected: int) -> None:
         lease = plane.claim("only", limit=100, now=0.0)

@@ -15,7 +15,7 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import Reserved
 from tailrace.transfer.queue.controller.timers import Timer
 from tailrace.transfer.queue.messages import ROW_ID_BYTES, row_ids
-from tailrace.transfer.queue.rows.state import Newcomer
+from tailrace.transfer.queue.rows.state import RowHeader
 from tailrace.types import WeightVersion
 
 Heard: TypeAlias = Callable[[], None]
@@ -50,7 +50,7 @@ class Admission:
 class Offer:
     """What a producer wants to put."""
 
-    rows: list[Newcomer]
+    rows: list[RowHeader]
     not_before: WeightVersion
     """See `NewRow.not_before`: the newest among them."""
     sizes: list[int]

@@ -13,7 +13,7 @@ from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
 from tailrace.transfer.queue.controller.lines import Line, Wait
 from tailrace.transfer.queue.messages import NO_UNIT, Ack, Answer, Claim, Claimed, Nack, Renew, pack, row_ids
 from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_limit
-from tailrace.transfer.queue.rows.state import Ended, Lease
+from tailrace.transfer.queue.rows.state import Ended, Lease, LeaseRecord
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
@@ -143,14 +143,10 @@ class Claims:
             for line in lines.values():
                 line.send_away(lambda: QueueClosed("the queue was closed"))
 
-    def restore(self, leases: Sequence[log.Leased]) -> list[Lease]:
-        """Leases from before the controller was started anew; their time starts anew, too."""
+    def restore(self, leases: Sequence[log.Leased]) -> list[LeaseRecord]:
+        """Leases from before the controller was started anew."""
         self._holders = {lease.lease_id: lease for lease in leases}
-        deadline = self._desk.server.now + self._desk.config.lease_s
-        return [
-            Lease(lease.lease_id, lease.task, dict.fromkeys(row_ids(lease.rows)), deadline)  # type: ignore[arg-type]
-            for lease in leases
-        ]
+        return [LeaseRecord(lease.lease_id, lease.task, row_ids(lease.rows)) for lease in leases]
 
     def answers(self, leases: Sequence[Lease]) -> dict[Ticket, Answer]:
         """What the claims were answered, or would have been, that these leases went to."""

@@ -8,12 +8,12 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
 from tailrace.transfer.queue.messages import NO_VERSION, Ack, Admit, Run, row_ids, unpack
 from tailrace.transfer.queue.policies.base import CellFacts
-from tailrace.transfer.queue.rows.state import Newcomer
+from tailrace.transfer.queue.rows.state import RowHeader
 
 
-def new_rows(message: Admit) -> list[Newcomer]:
+def new_rows(message: Admit) -> list[RowHeader]:
     """The rows that a producer announces."""
-    return list(map(Newcomer._make, unpack(message.rows, 3).tolist()))
+    return list(map(RowHeader._make, unpack(message.rows, 3).tolist()))
 
 
 def check_facts(runs: Sequence[Run], versions: bytes, count: int) -> None:

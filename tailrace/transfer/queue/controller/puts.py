@@ -44,7 +44,7 @@ from tailrace.transfer.queue.messages import (
     unpack,
 )
 from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_capacity, check_unit
-from tailrace.transfer.queue.rows.state import Newcomer
+from tailrace.transfer.queue.rows.state import RowHeader
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
 from tailrace.transfer.wire.messages import Accepted, Failure
@@ -259,7 +259,7 @@ class Puts:
             self._desk.control.check_groups(rows)
         return offer
 
-    def _offered(self, message: Admit, rows: list[Newcomer], sizes: list[int]) -> Offer:
+    def _offered(self, message: Admit, rows: list[RowHeader], sizes: list[int]) -> Offer:
         check_facts(message.runs, message.versions, len(rows))
         return Offer(rows, message.not_before, sizes, sum(sizes))
 
@@ -290,6 +290,7 @@ class Puts:
             return Wait.ASIDE
         if self._obstacle(offer):
             return Wait.HERE
+        desk.control.check_groups(offer.rows)
         ids = desk.control.reserve(offer.rows)
         chosen = desk.units.choose(offer.nbytes, desk.config.replicas, preferred=message.preferred, full=message.full)
         units = [unit.number for unit in chosen]

@@ -28,7 +28,7 @@ from tailrace.transfer.queue.controller.journal import (
 from tailrace.transfer.queue.messages import Admitted, Answer, pack, row_ids
 from tailrace.transfer.queue.policies.base import Policy, RowMeta
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
-from tailrace.transfer.queue.rows.state import ControlState, Newcomer
+from tailrace.transfer.queue.rows.state import ControlState, RowHeader
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.server import Ticket
@@ -40,7 +40,7 @@ class Pending:
 
     record: Reserved
     ids: list[RowId]
-    rows: list[Newcomer]
+    rows: list[RowHeader]
 
 
 @dataclass(slots=True, eq=False)

@@ -398,8 +398,8 @@ class Controller(Service):
 
     def _recover(self, found: Recovered) -> None:
         desk = self._desk
-        leases = self._claims.restore([lease for lease in found.leases.values() if self._goes_on(lease)])
-        desk.control.restore(found.state, leases=leases)
+        records = self._claims.restore([lease for lease in found.leases.values() if self._goes_on(lease)])
+        leases = desk.control.restore(found.state, leases=records, now=self._server.now)
         desk.closed = found.closed
         desk.units.next_number = found.next_unit
         for name, number in found.units.items():

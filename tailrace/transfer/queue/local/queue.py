@@ -24,7 +24,7 @@ from tailrace.transfer.queue.local.data_plane import Cells, DataPlane
 from tailrace.transfer.queue.local.lines import AsyncLine, VersionGate
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tailrace.transfer.queue.rows.schema import Schema, check_capacity, check_limit, late_claim, late_put
-from tailrace.transfer.queue.rows.state import Lease
+from tailrace.transfer.queue.rows.state import Lease, RowHeader
 from tailrace.transfer.queue.rows.table import QueueTask, check_table
 from tailrace.transfer.queue.snapshot import decode_snapshot, encode_snapshot
 from tailrace.types import Value, WeightVersion
@@ -66,18 +66,21 @@ class LocalQueue(TransferQueue):
 
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         """See `TransferQueue.put`. Each row brings every column that some task reads and none writes."""
+        if not rows:
+            return []
         self._schema.check_new(rows)
-        self._control.check_groups(rows)
+        headers = list(map(RowHeader.of, rows))
+        self._control.check_groups(headers)
         cells = [self._data.freeze(row.cells) for row in rows]
         check_capacity(len(cells), sum(cell.nbytes for cell in cells), self._config)
-        not_before = max((row.not_before for row in rows), default=0)
+        not_before = max(row.not_before for row in rows)
         limit = self._limit(timeout)
         start = self._clock()
         try:
             async with asyncio.timeout(limit):
                 if not_before > self._control.version and not self._closed:
                     await self._gate.wait(not_before)
-                ids = await self._producers.wait(lambda: self._try_put(rows, cells))
+                ids = await self._producers.wait(lambda: self._try_put(headers, cells))
         except TimeoutError:
             raise late_put(len(rows), limit, self._obstacle(not_before)) from None
         self._put_wait_s += self._clock() - start
@@ -184,7 +187,7 @@ class LocalQueue(TransferQueue):
     def _limit(self, timeout: float | None) -> float:
         return self._config.timeout_s if timeout is None else timeout
 
-    def _try_put(self, rows: Sequence[NewRow], cells: Sequence[Cells]) -> list[RowId] | None:
+    def _try_put(self, rows: Sequence[RowHeader], cells: Sequence[Cells]) -> list[RowId] | None:
         total = self._data.nbytes + sum(cell.nbytes for cell in cells)
         if len(self._control) + len(rows) > self._config.max_rows or total > self._config.max_bytes:
             return None

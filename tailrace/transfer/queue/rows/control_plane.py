@@ -5,8 +5,9 @@
                                                               └── nack, expiry ┘
     a storage unit dies: its rows, in whatever state, leave with their groups, which may be put again
 
-Every change costs in proportion to the rows that it changes: a written column counts down what its readers miss, a
-policy keeps the index of its task's ready rows, leases stand in the order in which they expire. Nothing scans the rows.
+A put, a claim, an ack and an expiry cost in proportion to the rows that they change: a written column counts down what
+its readers miss, a policy keeps the index of its task's ready rows, leases stand in the order in which they expire.
+What is rare scans all rows: the loss of a unit, the inventory of one, a snapshot.
 """
 
 from collections import OrderedDict
@@ -16,10 +17,10 @@ from itertools import chain
 
 import msgspec
 
-from tailrace.errors import LeaseError, QueueError, StaleRowError
+from tailrace.errors import GroupExists, LeaseError, QueueError, StaleRowError
 from tailrace.transfer.queue.base import RowId, TaskStats
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
-from tailrace.transfer.queue.rows.groups import Groups
+from tailrace.transfer.queue.rows.groups import Groups, Standing
 from tailrace.transfer.queue.rows.schema import check_outputs
 from tailrace.transfer.queue.rows.slots import Slots
 from tailrace.transfer.queue.rows.state import (
@@ -27,9 +28,10 @@ from tailrace.transfer.queue.rows.state import (
     ControlState,
     Ended,
     Lease,
+    LeaseRecord,
     Loss,
     LostGroup,
-    Newcoming,
+    RowHeader,
     RowRecord,
     TaskState,
     check_state,
@@ -50,6 +52,19 @@ class _Row(msgspec.Struct, eq=False):
     """By task: input columns not written yet."""
     consumed: dict[int, int]
     """By task: the lease under which it was consumed."""
+
+    def record(self) -> RowRecord:
+        """What an export has of it."""
+        meta = self.meta
+        return RowRecord(
+            id=meta.id,
+            group_id=meta.group_id,
+            group_size=self.group_size,
+            order=meta.order,
+            consumed=self.consumed.copy(),
+            facts=CellFacts(lengths=meta.lengths.copy(), version=meta.version),
+            units=self.units,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +138,13 @@ class ControlPlane:
     def stats(self) -> dict[str, TaskStats]:
         """Counts by task."""
         return {
-            name: TaskStats(**{state.name.lower(): task.counts[state] for state in TaskState}, expired=task.expired)
+            name: TaskStats(
+                waiting=task.counts[TaskState.WAITING],
+                ready=task.counts[TaskState.READY],
+                leased=task.counts[TaskState.LEASED],
+                consumed=task.counts[TaskState.CONSUMED],
+                expired=task.expired,
+            )
             for name, task in self._tasks.items()
         }
 
@@ -136,55 +157,55 @@ class ControlPlane:
         """Weights of `version` are there; an older one than was heard of is passed over."""
         self.version = max(self.version, version)
 
-    def check_groups(self, rows: Sequence[Newcoming]) -> None:
-        """Whether `rows` are whole groups that may enter: new ones, or lost ones.
+    def check_groups(self, rows: Sequence[RowHeader]) -> Standing:
+        """Whether `rows` are whole groups that may enter: NEW ones, or LOST ones, whose room was theirs before.
+
+        BEING_PUT says that they have to wait: a group of them is reserved, and not written yet.
 
         Raises:
             QueueError: a group is not whole.
             GroupExists: a group was here before.
         """
-        self._groups.check(rows)
+        return self._groups.check(rows)
 
     def has_entered(self, group_id: int) -> bool:
         """Whether rows of a group are in the queue, or were, and are not lost."""
-        return self._groups.has_entered(group_id)
+        return self._groups.standing(group_id) in (Standing.PRESENT, Standing.LEFT)
 
-    def being_put(self, rows: Sequence[Newcoming]) -> int | None:
+    def being_put(self, rows: Sequence[RowHeader]) -> int | None:
         """A group of `rows` that is reserved and not written yet, if there is one."""
-        return next((row.group_id for row in rows if self._groups.is_being_put(row.group_id)), None)
+        standings = ((row.group_id, self._groups.standing(row.group_id)) for row in rows)
+        return next((group_id for group_id, standing in standings if standing is Standing.BEING_PUT), None)
 
-    def is_lost(self, rows: Sequence[Newcoming]) -> bool:
-        """Whether all of `rows` are of lost groups: the room that they take was theirs before."""
+    def is_lost(self, rows: Sequence[RowHeader]) -> bool:
+        """Whether all of `rows` are of lost groups, even of such that are being put."""
         return all(self._groups.is_lost(row.group_id) for row in rows)
 
-    def put(self, rows: Sequence[Newcoming], facts: Sequence[CellFacts]) -> list[RowId]:
+    def put(self, rows: Sequence[RowHeader], facts: Sequence[CellFacts]) -> list[RowId]:
         """Add whole groups. `facts`: of the cells of each row.
 
         Raises:
             QueueError, GroupExists: see `check_groups`; nothing was added.
         """
+        if self.check_groups(rows) is Standing.BEING_PUT:
+            raise GroupExists(f"group {self.being_put(rows)} is being put already; each group is put once")
         ids = self.reserve(rows)
         self.enter(ids, rows, facts)
         return ids
 
-    def reserve(self, rows: Sequence[Newcoming], ids: Sequence[RowId] | None = None) -> list[RowId]:
+    def reserve(self, rows: Sequence[RowHeader], ids: Sequence[RowId] | None = None) -> list[RowId]:
         """Ids for whole groups that are being written: they count as stored, and no task can claim them yet.
 
-        `ids`: those that they were given before, when what happened is done once more.
-
-        Raises:
-            QueueError, GroupExists: see `check_groups`; nothing was reserved.
+        `check_groups` has let them in. `ids`: those that they had before, when a journal is replayed.
         """
-        self.check_groups(rows)
-        for row in rows:
-            self._groups.add_row(row.group_id)
+        self._groups.reserve(rows)
         if ids is None:
             return self._slots.new(len(rows))
         for row_id in ids:
             self._slots.take(row_id)
         return list(ids)
 
-    def withdraw(self, ids: Sequence[RowId], rows: Sequence[Newcoming]) -> None:
+    def withdraw(self, ids: Sequence[RowId], rows: Sequence[RowHeader]) -> None:
         """Rows that were reserved will not be written."""
         for row_id, row in zip(ids, rows, strict=True):
             self._free_slot(row_id.slot, row.group_id)
@@ -192,7 +213,7 @@ class ControlPlane:
     def enter(
         self,
         ids: Sequence[RowId],
-        rows: Sequence[Newcoming],
+        rows: Sequence[RowHeader],
         facts: Sequence[CellFacts],
         *,
         units: tuple[int, ...] = (),
@@ -202,21 +223,17 @@ class ControlPlane:
         There are such where a group was lost that some of its rows had left already.
         """
         groups: dict[int, list[_Row]] = {}
+        left: list[RowId] = []
         for row_id, row, row_facts in zip(ids, rows, facts, strict=True):
             consumed = self._groups.consumed_before(row, self._last)
-            meta = RowMeta(
-                id=row_id,
-                group_id=row.group_id,
-                order=row.order,
-                lengths=row_facts.lengths.copy(),
-                version=row_facts.version,
-            )
-            groups.setdefault(row.group_id, []).append(self._enter(meta, row.group_size, units, consumed))
+            if consumed and len(consumed) == len(self._tasks):
+                left.append(row_id)
+            entered = self._add(row_id, row, row_facts, units, consumed)
+            groups.setdefault(row.group_id, []).append(entered)
         self._announce_groups(groups)
-        left = [row.meta for of_group in groups.values() for row in of_group if len(row.consumed) == len(self._tasks)]
-        for meta in left:
-            self._free_slot(meta.id.slot, meta.group_id)
-        return [meta.id for meta in left]
+        for row_id in left:
+            self._free_slot(row_id.slot, self._row(row_id).meta.group_id)
+        return left
 
     def check_claim(self, task: str, rank: int | None) -> None:
         """Whether rows of `task` may be claimed for `rank`.
@@ -246,10 +263,7 @@ class ControlPlane:
         assert len(rows) == len(row_ids), f"the policy of task {task!r} chose a row twice"
         for row in rows.values():
             self._move(row, owner, TaskState.LEASED)
-        lease = Lease(lease_id, task, {row_id: row.meta for row_id, row in rows.items()}, now + self._lease_s)
-        self._leases[lease.id] = lease
-        self._next_lease = max(self._next_lease, lease_id + 1)
-        return lease
+        return self._lease(lease_id, task, rows.values(), now)
 
     def ack(
         self,
@@ -388,17 +402,17 @@ class ControlPlane:
             generations=list(self._slots.generations),
             next_lease=self._next_lease,
             version=self.version,
-            rows=[_record(row) for row in self._slots],
+            rows=[row.record() for row in self._slots],
             seen=self._groups.seen,
             lost=self._groups.lost,
             consumed=[task.counts[TaskState.CONSUMED] for task in self._tasks.values()],
             expired=[task.expired for task in self._tasks.values()],
         )
 
-    def restore(self, state: ControlState, *, leases: Sequence[Lease] = ()) -> None:
+    def restore(self, state: ControlState, *, leases: Sequence[LeaseRecord] = (), now: float = 0.0) -> list[Lease]:
         """Take over the state of another control plane of the same table. Rows become ready by their `order`.
 
-        `leases`: those that go on, by their deadlines; without them, rows that were leased are ready.
+        `leases`: those that go on; their time starts anew. Other rows that were leased are ready.
 
         Raises:
             QueueError: this one has held rows before, or `state` contradicts itself; nothing was changed.
@@ -411,14 +425,12 @@ class ControlPlane:
         self.advance(state.version)
         self._groups = Groups.of(state)
         held = {(lease.task, row_id) for lease in leases for row_id in lease.rows}
-        self._admit(sorted(state.rows, key=lambda record: record.order), held)
+        self._add_records(sorted(state.rows, key=lambda record: record.order), held)
         for task, consumed, expired in zip(self._tasks.values(), state.consumed, state.expired, strict=True):
             task.counts[TaskState.CONSUMED], task.expired = consumed, expired
             for group in state.lost:
                 task.entry.policy.was_lost(group.rows_of(task.index))
-        for lease in leases:
-            lease.rows = {row_id: self._row(row_id).meta for row_id in lease.rows}
-            self._leases[lease.id] = lease
+        return [self._lease(lease.id, lease.task, list(map(self._row, lease.rows)), now) for lease in leases]
 
     def check_restore(self, state: ControlState) -> None:
         """Whether `state` may be restored.
@@ -441,26 +453,35 @@ class ControlPlane:
             parts.setdefault(0 if writer is None else row.consumed[writer.index], []).append(column)
         return parts
 
-    def _admit(self, records: Iterable[RowRecord], held: Collection[tuple[str, RowId]]) -> None:
+    def _lease(self, lease_id: int, task: str, rows: Iterable[_Row], now: float) -> Lease:
+        lease = Lease(lease_id, task, {row.meta.id: row.meta for row in rows}, now + self._lease_s)
+        self._leases[lease_id] = lease
+        self._next_lease = max(self._next_lease, lease_id + 1)
+        return lease
+
+    def _add_records(self, records: Iterable[RowRecord], held: Collection[tuple[str, RowId]]) -> None:
         groups: dict[int, list[_Row]] = {}
         for record in records:
-            meta = RowMeta(
-                id=record.id,
-                group_id=record.group_id,
-                order=record.order,
-                lengths=record.facts.lengths.copy(),
-                version=record.facts.version,
-            )
-            row = self._enter(meta, record.group_size, record.units, record.consumed.copy())
+            header = RowHeader(record.group_id, record.group_size, record.order)
+            row = self._add(record.id, header, record.facts, record.units, record.consumed.copy())
             groups.setdefault(record.group_id, []).append(row)
         self._announce_groups(groups, held)
 
-    def _enter(self, meta: RowMeta, group_size: int, units: tuple[int, ...], consumed: dict[int, int]) -> _Row:
+    def _add(
+        self, row_id: RowId, header: RowHeader, facts: CellFacts, units: tuple[int, ...], consumed: dict[int, int]
+    ) -> _Row:
+        meta = RowMeta(
+            id=row_id,
+            group_id=header.group_id,
+            order=header.order,
+            lengths=facts.lengths.copy(),
+            version=facts.version,
+        )
         states = [TaskState.WAITING] * len(self._tasks)
         for index in consumed:
             states[index] = TaskState.CONSUMED
-        row = _Row(meta, group_size, units, states, self._missing(tuple(meta.lengths)).copy(), consumed)
-        self._slots.fill(meta.id, row)
+        row = _Row(meta, header.group_size, units, states, self._missing(tuple(meta.lengths)).copy(), consumed)
+        self._slots.fill(row_id, row)
         return row
 
     def _announce_groups(
@@ -585,16 +606,3 @@ class ControlPlane:
         if not 0 < lease_id < self._next_lease:
             return "there was no such lease"
         return f"the lease expired after {self._lease_s:g} s, or the row was given back before; {_HOLD}"
-
-
-def _record(row: _Row) -> RowRecord:
-    meta = row.meta
-    return RowRecord(
-        id=meta.id,
-        group_id=meta.group_id,
-        group_size=row.group_size,
-        order=meta.order,
-        consumed=dict(row.consumed),
-        facts=CellFacts(lengths=dict(meta.lengths), version=meta.version),
-        units=row.units,
-    )

@@ -7,9 +7,23 @@ put ──▶ in the queue ──all rows left──▶ seen: it never comes aga
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from enum import Enum
 
 from tailrace.errors import GroupExists, QueueError
-from tailrace.transfer.queue.rows.state import ControlState, LostGroup, Newcoming, RowRecord
+from tailrace.transfer.queue.rows.state import ControlState, LostGroup, RowHeader, RowRecord
+
+
+class Standing(Enum):
+    """What a group is to a queue, or groups that are offered together."""
+
+    NEW = "new"
+    BEING_PUT = "being put"
+    """Its rows are reserved, and not written yet."""
+    PRESENT = "present"
+    LEFT = "left"
+    """All of its rows were consumed."""
+    LOST = "lost"
+    """It has to be put again."""
 
 
 class Groups:
@@ -38,41 +52,47 @@ class Groups:
         """Those that have to be put again."""
         return list(self._lost.values())
 
-    def check(self, rows: Sequence[Newcoming]) -> None:
-        """Whether `rows` are whole groups that may come: new ones, or lost ones.
+    def check(self, rows: Sequence[RowHeader]) -> Standing:
+        """Whether `rows` are whole groups that may come: see `ControlPlane.check_groups`.
 
         Raises:
             QueueError: a group is not whole.
             GroupExists: a group was here before.
         """
-        sizes = Counter(row.group_id for row in rows)
+        sizes = Counter([row.group_id for row in rows])
         for row in rows:
             if row.group_size != sizes[row.group_id]:
                 raise QueueError(
                     f"group {row.group_id} says group_size {row.group_size}, but {sizes[row.group_id]} of its rows "
                     f"were put; put whole groups, with one group_size"
                 )
-        for group_id in sizes:
-            if group_id in self._rows:
+        standings = {group_id: self.standing(group_id) for group_id in sizes}
+        found = set(standings.values())
+        if Standing.BEING_PUT in found:
+            return Standing.BEING_PUT
+        for group_id, standing in standings.items():
+            if standing is Standing.PRESENT:
                 raise GroupExists(f"group {group_id} is in the queue already; each group is put once")
-            if self.has_entered(group_id):
+            if standing is Standing.LEFT:
                 raise GroupExists(f"group {group_id} has been in the queue, and all of its rows were consumed")
+        return Standing.LOST if found == {Standing.LOST} else Standing.NEW
 
-    def has_entered(self, group_id: int) -> bool:
-        """Whether rows of a group are in the queue, or were, and are not lost."""
-        return group_id in self._seen and group_id not in self._lost
-
-    def is_being_put(self, group_id: int) -> bool:
-        """Whether rows of a group are reserved, and not written yet."""
-        return group_id in self._rows and not self.has_entered(group_id)
+    def standing(self, group_id: int) -> Standing:
+        """What this group is to the queue now."""
+        if group_id in self._lost:
+            return Standing.BEING_PUT if group_id in self._rows else Standing.LOST
+        if group_id in self._rows:
+            return Standing.PRESENT if group_id in self._seen else Standing.BEING_PUT
+        return Standing.LEFT if group_id in self._seen else Standing.NEW
 
     def is_lost(self, group_id: int) -> bool:
-        """Whether a group has to be put again."""
+        """Whether a group has to be put again, even where it is being put."""
         return group_id in self._lost
 
-    def add_row(self, group_id: int) -> None:
-        """A row was reserved."""
-        self._rows[group_id] += 1
+    def reserve(self, rows: Sequence[RowHeader]) -> None:
+        """Rows of groups that `check` lets in are being written."""
+        for row in rows:
+            self._rows[row.group_id] += 1
 
     def enter(self, group_id: int) -> None:
         """Its rows are written."""
@@ -89,7 +109,7 @@ class Groups:
         """A group has to be put again."""
         self._lost[group.group_id] = group
 
-    def consumed_before(self, row: Newcoming, last: Sequence[int]) -> dict[int, int]:
+    def consumed_before(self, row: RowHeader, last: Sequence[int]) -> dict[int, int]:
         """The tasks that consumed a row before its group was lost, and for good; with 0 for the lease.
 
         `last`: tasks whose outputs nobody reads.

@@ -37,7 +37,7 @@ class Slots(Generic[T]):
         return list(map(RowId, slots, map(self.generations.__getitem__, slots)))
 
     def take(self, row_id: RowId) -> None:
-        """Give out an id that was given out before, when what happened is done once more."""
+        """Give out an id that was given out before, when a journal is replayed."""
         for slot in range(len(self._rows), row_id.slot + 1):
             self._rows.append(None)
             self.generations.append(0)

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain, pairwise
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
 from tailrace.errors import QueueError
-from tailrace.transfer.queue.base import RowId
+from tailrace.transfer.queue.base import NewRow, RowId
 from tailrace.transfer.queue.policies.base import CellFacts, RowMeta
 from tailrace.types import TaskSpec, WeightVersion
 
@@ -34,23 +34,17 @@ NEXT = ((TaskState.READY,), (TaskState.LEASED,), (TaskState.READY, TaskState.CON
 """By state: those that may follow."""
 
 
-class Newcoming(Protocol):
-    """What a control plane needs to know of a new row; `NewRow` is such a one."""
-
-    @property
-    def group_id(self) -> int: ...
-    @property
-    def group_size(self) -> int: ...
-    @property
-    def order(self) -> int: ...
-
-
-class Newcomer(NamedTuple):
+class RowHeader(NamedTuple):
     """A new row without its cells."""
 
     group_id: int
     group_size: int
     order: int
+
+    @classmethod
+    def of(cls, row: NewRow) -> "RowHeader":
+        """That of a row to put."""
+        return cls(row.group_id, row.group_size, row.order)
 
 
 class RowRecord(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -110,6 +104,14 @@ class Lease:
     task: str
     rows: dict[RowId, RowMeta]
     deadline: float
+
+
+class LeaseRecord(NamedTuple):
+    """A lease that goes on in another control plane."""
+
+    id: int
+    task: str
+    rows: list[RowId]
 
 
 class Ended(NamedTuple):
