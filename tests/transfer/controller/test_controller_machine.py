@@ -90,7 +90,7 @@ class ControllerDriver:
 
     def ack(self, claim: int, sizes: Mapping[RowId, Mapping[str, int]]) -> None:
         rows, columns = list(sizes), next(iter(sizes.values()), {})
-        stats = self.site.controller._desk.control
+        stats = self.site.controller._context.control
         for row in rows if columns else ():
             self.write(stats.units(row), [row], claim)
         versions = ints([[NO_VERSION]] * len(rows))

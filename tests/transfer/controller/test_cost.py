@@ -34,7 +34,7 @@ def calls_of(action: Callable[[], None]) -> int:
     return calls
 
 
-@pytest.mark.parametrize(("group_size", "most"), [(1, 310), (4, 430)])
+@pytest.mark.parametrize(("group_size", "most"), [(1, 180), (4, 250)])
 def test_a_small_put_takes_few_calls_in_the_controller(tmp_path: Path, group_size: int, most: int) -> None:
     """From its Admit to the answer, with the unit's answer to the write between them."""
     queue = Site(lambda: one_task(FirstIn(9)), tmp_path, units=[FakeUnit("a"), FakeUnit("b")])

@@ -1,5 +1,8 @@
 import errno
 import os
+import re
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,6 +160,22 @@ def test_a_journal_that_cannot_be_replaced_stays_alone(tmp_path: Path, full: Cal
 def test_a_journal_that_cannot_be_opened_says_so(tmp_path: Path) -> None:
     with pytest.raises(JournalError, match=r"nowhere/journal cannot be opened: No such file or directory$"):
         Journal(tmp_path / "nowhere" / "journal")
+
+
+def test_a_journal_whose_first_record_is_of_another_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    written(path, Closed())
+    before = path.read_bytes()
+    path.write_bytes(framed(msgspec.msgpack.encode(["Base", [], [], False, 0])) + before)
+    message = "is not one of this version (Invalid value 'Base' - at `$[0]` at byte 0); serve another directory"
+    with pytest.raises(QueueError, match=re.escape(message)):
+        read(path)
+
+
+def framed(record: bytes) -> bytes:
+    """A record as a journal has it."""
+    header = struct.pack("<II", len(record), zlib.crc32(record))
+    return header + struct.pack("<I", zlib.crc32(header)) + record
 
 
 def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_rows_go_where_their_producer_has_room_for_them_unless_that_unit_has_muc
     [
         lambda queue, admitted: queue.ask(Withdraw(admitted.rows, ints([[1], [1]]))),
         lambda queue, admitted: queue.ask(Cancel(queue._numbers)),
-        lambda queue, admitted: queue.tick(queue.controller._desk.config.lease_s),
+        lambda queue, admitted: queue.tick(queue.controller._context.config.lease_s),
         lambda queue, admitted: queue.ask(Dismiss("client")),
     ],
 )
@@ -353,6 +353,7 @@ def test_a_closed_queue_sends_everybody_away_and_stays_closed(tmp_path: Path) ->
         (Ack(99, pack([RowId(5, 5)]), ints([[-1]]), [], []), StaleRowError, "gone"),
         (Ack(99, b"123", b"", [], []), WireError, "3 bytes are not rows"),
         (replaced(admit(group(1, 1)), rows=b""), QueueError, "a put of no rows"),
+        (replaced(admit(group(1, 1)), runs=[]), WireError, "a put of 1 rows tells nothing of their cells"),
         (replaced(admit(group(1, 1)), cells=b"123"), WireError, "16 bytes were announced, and 3 came"),
         (replaced(admit(group(1, 2)), rows=ints([[1, 2, 0]])), WireError, "1 rows come with 2 versions"),
         (replaced(admit(group(1, 1)), runs=one_run({"prompt_ids": -1}, 1)), ColumnError, "length -1"),

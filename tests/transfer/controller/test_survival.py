@@ -248,6 +248,8 @@ def test_puts_wait_while_a_snapshot_is_restored_and_a_second_one_is_refused(tmp_
     assert stats(queue).tasks["rollout"].ready == 2
     with pytest.raises(QueueError, match="has held rows"):
         queue.ask(Restore(state))
+    queue.start()
+    assert stats(queue).tasks["rollout"].ready == 2, "the journal has the snapshot"
 
 
 def test_a_table_of_another_journal_is_refused(tmp_path: Path) -> None:
@@ -370,8 +372,8 @@ def test_leases_of_lost_rows_are_forgotten(tmp_path: Path) -> None:
     claim(queue, "rollout")
     queue.units[0].die()
     queue.join(queue.units[0])
-    assert queue.controller._claims.leases() == []
-    assert not queue.controller._claims._holders
+    assert queue.controller._leases.leases() == []
+    assert not queue.controller._leases._holders
 
 
 def test_a_snapshot_that_nobody_lets_go_of_is_held_for_as_long_as_a_lease(tmp_path: Path) -> None:

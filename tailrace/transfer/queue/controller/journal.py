@@ -33,6 +33,9 @@ _HEADER_BYTES = _RECORD.size + _CHECK.size
 _LEAST_BYTES = 64 * 2**20
 """A journal shorter than this is not replaced."""
 
+VERSION = 2
+"""Raised with every change of a record, or of what it means: a journal that begins with another one is refused."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +47,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Base of all."""
 
 
-class Base(Record, frozen=True):
+class Base(Record, frozen=True, tag=f"Base {VERSION}"):
     """The first record: a state to which the others are changes."""
 
     tasks: list[TaskSpec]
@@ -132,6 +135,12 @@ class RowsGone(Record, frozen=True):
     """[n, 2]"""
 
 
+class Restored(Record, frozen=True):
+    """An empty queue took over the state of a snapshot, with the units that have its rows."""
+
+    state: ControlState
+
+
 class Advanced(Record, frozen=True):
     """Weights of this version are there."""
 
@@ -167,6 +176,7 @@ Change: TypeAlias = (
     | GaveBack
     | UnitGone
     | RowsGone
+    | Restored
     | Advanced
     | Watched
     | Answered
@@ -186,6 +196,8 @@ class Journal:
         with _explained(path, "opened"):
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         self._bytes = self._base_bytes = 0
+        self.changes = 0
+        """That were appended since it began anew."""
 
     def records(self) -> Iterator[Base | Change]:
         """What was written before. A record that was not written whole ends it, and is cut off.
@@ -230,8 +242,11 @@ class Journal:
             JournalError: it cannot be written, such as to a full disk. The file is as it was before, but the controller
                 is ahead of it: it must end, and be started anew from what is written.
         """
-        with _explained(self._path, "written"):
-            self._bytes += _write(self._file, [change])
+        try:
+            self._bytes += _write(self._file, self._bytes, [change])
+        except OSError as error:
+            raise _error(self._path, "written", error) from None
+        self.changes += 1
 
     def replace(self, base: Base, changes: Sequence[Change]) -> None:
         """Begin anew with these; the old file stays until the new one is whole.
@@ -243,7 +258,7 @@ class Journal:
         with _explained(self._path, "written"):
             file = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             try:
-                written = _write(file, [base, *changes])
+                written = _write(file, 0, [base, *changes])
                 os.replace(new, self._path)
             except OSError:
                 os.close(file)
@@ -251,6 +266,7 @@ class Journal:
                 raise
         os.close(self._file)
         self._file, self._bytes, self._base_bytes = file, written, written
+        self.changes = 0
 
     def close(self) -> None:
         """Let go of the file."""
@@ -281,15 +297,14 @@ class Journal:
         )
 
 
-def _write(file: int, records: Sequence[Base | Change]) -> int:
-    """Add records at the end, all or none; returns their bytes."""
+def _write(file: int, start: int, records: Sequence[Base | Change]) -> int:
+    """Add records at the end, which is at `start`, all or none; returns their bytes."""
     frames: list[bytes] = []
     for record in records:
         data = _ENCODER.encode(record)
         numbers = _RECORD.pack(len(data), zlib.crc32(data))
         frames += (numbers, _CHECK.pack(zlib.crc32(numbers)), data)
     data = b"".join(frames)
-    start = os.lseek(file, 0, os.SEEK_CUR)
     try:
         written = os.write(file, data)
         while written < len(data):
@@ -307,5 +322,9 @@ def _explained(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        fix = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        raise JournalError(f"the journal {path} cannot be {what}: {error.strerror}{fix}") from None
+        raise _error(path, what, error) from None
+
+
+def _error(path: Path, what: str, error: OSError) -> JournalError:
+    fix = "; make room there" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+    return JournalError(f"the journal {path} cannot be {what}: {error.strerror}{fix}")

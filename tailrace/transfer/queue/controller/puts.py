@@ -1,14 +1,15 @@
 """Producers at a controller.
 
-    Admit ──▶ a line for each weight version that rows wait for; the oldest first ──room, units──▶ admissions ──▶ rows
+    Admit ──decide──▶ units: rows are admitted and written ──▶ they enter
+              └─────▶ an obstacle: a line for each weight version that rows wait for; the oldest first
 
 Groups that were lost wait in a line of their own, before all others, and for a unit only: the room that they take was
 theirs before, and those who wait for room may wait for them. A group that is being written is put a second time by a
 producer that was started anew: it stands aside until that writing is over, one way or the other.
 """
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import Enum
 from functools import partial
 
 import msgspec
@@ -25,16 +26,25 @@ from tailrace.errors import (
 )
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller import journal as log
-from tailrace.transfer.queue.controller.admission import Admission, Admissions, Done, Heard, Offer, nobody
-from tailrace.transfer.queue.controller.desk import Desk
-from tailrace.transfer.queue.controller.facts import cell_facts, check_facts, new_rows, part_bytes
-from tailrace.transfer.queue.controller.lines import Line, Wait
+from tailrace.transfer.queue.controller.admission import (
+    Admission,
+    Admissions,
+    Offer,
+    PutAdmission,
+    RestoreAdmission,
+    SmallPut,
+)
+from tailrace.transfer.queue.controller.context import Context
+from tailrace.transfer.queue.controller.inline_cells import cut
+from tailrace.transfer.queue.controller.leases import Leases
 from tailrace.transfer.queue.controller.replay import Pending
+from tailrace.transfer.queue.controller.requests import new_facts, new_rows, part_bytes
+from tailrace.transfer.queue.controller.waiting import Wait, Waiter, WaitLine
 from tailrace.transfer.queue.messages import (
     Admit,
     Admitted,
     Answer,
-    Run,
+    Restore,
     Withdraw,
     Withdrawn,
     Write,
@@ -43,117 +53,165 @@ from tailrace.transfer.queue.messages import (
     row_ids,
     unpack,
 )
+from tailrace.transfer.queue.rows.groups import Standing
 from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_capacity, check_unit
 from tailrace.transfer.queue.rows.state import RowHeader
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
-from tailrace.transfer.wire.messages import Accepted, Failure
+from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.server import Incoming, Ticket
 
 _LOST = -1
 """The line of groups that are put again."""
 
 
-@dataclass(slots=True, eq=False)
-class Small:
-    """A put whose cells came along with its Admit, and which is answered when they are written."""
+class Obstacle(Enum):
+    """What bars rows from coming in."""
 
-    ticket: Ticket
-    cells: bytes
-    error: TailraceError = field(default_factory=lambda: StaleRowError("the units that were to have the rows are gone"))
-    """What its producer is told where they are not."""
+    RECOVERING = "units have not come back"
+    RESTORING = "a snapshot is being restored"
+    BEING_PUT = "another producer writes the group"
+    NO_UNIT = "no unit has room"
+    VERSION = "the weight version is not there"
+    FULL = "the queue is full"
+
+
+class _Put(Waiter):
+    """A producer that wants to put rows."""
+
+    def __init__(self, puts: "Puts", ticket: Ticket, message: Admit, offer: Offer) -> None:
+        super().__init__(ticket, message.wait_s)
+        self._puts = puts
+        self.message = message
+        self.offer = offer
+
+    def attempt(self) -> Answer | Wait:
+        """See `Waiter.attempt`."""
+        return self._puts.admit_now(self)
+
+    def late(self) -> QueueError:
+        """See `Waiter.late`."""
+        reason = self._puts.explain(self.message, self.offer)
+        return QueueTimeout(f"put of {len(self.offer.rows)} rows waited {self.limit}: {reason}; {RAISE_LIMIT}")
+
+    def count_wait(self, seconds: float) -> None:
+        """See `Waiter.count_wait`."""
+        self._puts.wait_s += seconds
 
 
 class Puts:
     """Admits new rows, and lets them in when they are written."""
 
-    def __init__(self, desk: Desk, put_columns: Collection[str], task_columns: Collection[str]) -> None:
+    def __init__(
+        self, context: Context, leases: Leases, put_columns: Collection[str], task_columns: Collection[str]
+    ) -> None:
         """`put_columns`: every row brings them. `task_columns`: tasks write them, so no row brings them."""
-        self._desk = desk
+        self._context = context
+        self._leases = leases
         self._put_columns = frozenset(put_columns)
         self._task_columns = frozenset(task_columns)
         self._admissions = Admissions()
-        self._small: dict[Ticket, list[RowId]] = {}
-        """Rows that the controller is writing, by the put whose answer waits for that."""
-        self._lines: dict[int, Line] = {}
+        self._small: dict[Ticket, PutAdmission] = {}
+        """Those that the controller is writing, by the put whose answer waits for that."""
+        self._restoring: Admission | None = None
+        """The snapshot that is being restored: nobody else is let in."""
+        self._lines: dict[int, WaitLine[_Put]] = {}
         """By the weight version that their rows wait for."""
-        self.barred = False
-        """Whether nobody is let in, because a snapshot is being restored."""
+        self._closed = False
         self.wait_s = 0.0
         """Seconds that puts which have been answered had to wait, in all."""
 
     # Requests
 
-    def admit(self, incoming: Incoming) -> None:
+    def admit(self, incoming: Incoming) -> Reply | None:
         """A producer wants to put rows.
 
         Raises:
             QueueError: it never can.
         """
         message: Admit = incoming.message
-        if self._desk.closed:
+        if self._closed:
             raise QueueClosed("the queue was closed")
         offer = self._offer(message)
-        again = self._desk.control.is_lost(offer.rows)
-        self._line(_LOST if again else message.not_before).join(
-            incoming.ticket,
-            message.wait_s,
-            lambda: self._try(incoming.ticket, message, offer),
-            late=lambda limit: QueueTimeout(
-                f"put of {len(offer.rows)} rows waited {limit:g} s: {self._obstacle(offer)}; {RAISE_LIMIT}"
-            ),
-            reason=lambda: self._obstacle(offer),
-            waited=self._count_wait,
-        )
-        self.serve()
+        put = _Put(self, incoming.ticket, message, offer)
+        if self._lines:
+            self._context.control.check_groups(offer.rows)  # what can never come in does not wait
+            self._line_of(offer).join(put)
+            self.serve()
+            return None
+        answer = self.admit_now(put)
+        if not isinstance(answer, Wait):
+            return Reply(answer)
+        if answer is not Wait.OVER:
+            self._line_of(offer).join(put)
+        return None
 
     def withdraw(self, incoming: Incoming) -> Reply:
         """A producer will not write what was admitted."""
         message: Withdraw = incoming.message
         self.withdraw_rows(row_ids(message.rows))
         groups = unpack(message.groups, 1)[:, 0].tolist()
-        return Reply(Withdrawn(not any(map(self._desk.control.has_entered, groups))))
+        return Reply(Withdrawn(not any(map(self._context.control.has_entered, groups))))
 
-    def written(self, incoming: Incoming) -> Reply:
+    def written(self, incoming: Incoming) -> Reply | None:
         """A unit has rows.
 
         Raises:
             StaleRowError: they were withdrawn, or have left: it is told to forget them.
         """
         message: Written = incoming.message
-        accepted = Reply(Accepted())
-
-        def heard() -> None:
-            self._desk.server.reply(incoming.ticket, accepted.answer)
-
-        if self._admissions.written_whole(message.unit, message.rows, heard):
-            return accepted
-        if strange := self.found(message.unit, row_ids(message.rows), heard):
+        whole, others = self._admissions.written_packed(message.unit, message.rows)
+        strange = self._refuse(message.unit, others)
+        self._finish(whole, None if strange else incoming.ticket)
+        if strange:
             raise StaleRowError(f"{strange[0]} was written too late: its admission was withdrawn, or it has left")
-        return accepted
+        return None if whole else Reply(Accepted())
+
+    def restore(self, incoming: Incoming) -> Reply:
+        """A client has a snapshot for an empty queue, which it writes to the units row by row.
+
+        Raises:
+            QueueError: rows have been here, the state contradicts itself, or there is no unit for it.
+        """
+        message: Restore = incoming.message
+        context, state = self._context, message.state
+        context.control.check_restore(state)
+        if self._restoring is not None:
+            raise QueueError("another snapshot is being restored")
+        nbytes = sum(context.codec.layout(record.facts.lengths).nbytes for record in state.rows)
+        units = [unit.number for unit in context.units.choose(nbytes, context.config.replicas)]
+        if not units:
+            raise QueueError(f"no storage unit has room for the {nbytes} bytes of the snapshot")
+        admission = RestoreAdmission(context, incoming.ticket.client, state, units)
+        if state.rows:
+            self._restoring = admission
+            self._expect(admission)
+        else:
+            self._finish([admission])
+        return Reply(Admitted(admission.packed, units))
 
     # Events
 
-    def found(self, unit: int, rows: Sequence[RowId], heard: Heard = nobody) -> list[RowId]:
-        """A unit has these rows; returns those that it should not have and is told to forget."""
-        control = self._desk.control
-        strange = [
-            row
-            for row in self._admissions.written(unit, rows, heard)
-            if not (control.is_stored(row) and unit in control.units(row))
-        ]
-        if strange:
-            self._desk.dismiss(unit, [PartId(*row, 0) for row in strange])
-        return strange
+    def found(self, unit: int, rows: Sequence[RowId]) -> None:
+        """A unit has these rows, and is told to forget those that it should not have."""
+        whole, strange = self._admissions.written(unit, rows)
+        self._refuse(unit, strange)
+        self._finish(whole)
 
     def withdraw_rows(self, rows: Sequence[RowId]) -> None:
-        """What was admitted together will not be written; harmless where it has entered, or was withdrawn before."""
-        self._admissions.withdraw(rows)
+        """What was admitted together will not be written; harmless where it has entered, or was withdrawn before.
+
+        Raises:
+            QueueError: these are not all rows of it.
+        """
+        admission = self._admissions.all_of(rows)
+        if admission is not None:
+            self._undo(admission)
 
     def withdraw_small(self, ticket: Ticket) -> None:
         """Nobody waits any more for what the controller is writing for this put; harmless where that is nothing."""
         if ticket in self._small:
-            self.withdraw_rows(self._small[ticket])
+            self._undo(self._small[ticket])
 
     def awaits(self, row: RowId) -> bool:
         """Whether a row is on its way."""
@@ -167,45 +225,36 @@ class Puts:
         """Room was made, weights or a unit came, or somebody gave up: let producers in, the oldest rows first."""
         for version in sorted(self._lines):
             line = self._lines[version]
-            line.serve()
-            if line.blocked:
+            _, is_blocked = line.serve()
+            if is_blocked:
                 return
             if not len(line):
                 del self._lines[version]
 
-    def restore(self, pending: Pending, sizes: list[int]) -> None:
+    def resume(self, pending: Pending) -> None:
         """Rows were admitted before the controller was started anew."""
-        record = pending.record
-        self._desk.control.reserve(pending.rows, pending.ids)
-        self._expect(record, self._offered(record.request, pending.rows, sizes), pending.ids)
-
-    def expect(
-        self,
-        client: str,
-        ids: Sequence[RowId],
-        units: Sequence[int],
-        *,
-        done: Done,
-        undone: Callable[[], None],
-        record: log.Reserved | None = None,
-    ) -> None:
-        """A client is going to write these rows to all of these units."""
-        desk = self._desk
-        timer = desk.timers.at(desk.server.now + desk.config.lease_s, lambda: self._admissions.expire(admission))
-        packed = pack(ids) if record is None else record.rows
-        missing = {unit: set(ids) for unit in units}
-        admission = Admission(client, list(ids), packed, missing, done, undone, timer, record)
-        self._admissions.add(admission)
+        record, request = pending.record, pending.record.request
+        self._context.control.reserve(pending.rows, pending.ids)
+        offer = self._offered(request, pending.rows)
+        self._expect(PutAdmission(self._context, record, offer, pending.ids, None))
 
     def lose_unit(self, unit: int) -> None:
-        """A unit died."""
-        self._admissions.lose_unit(unit)
+        """A unit died; what no other unit gets is withdrawn."""
+        for admission in self._admissions:
+            if admission.missing.pop(unit, None) is None:
+                continue
+            if not admission.missing:
+                self._undo(admission)
+            elif admission.is_whole:
+                self._finish([admission])
         self.serve()
 
     def lose_client(self, client: str) -> None:
         """A producer died."""
         self.forget(lambda ticket: ticket.client == client)
-        self._admissions.lose_client(client)
+        for admission in self._admissions:
+            if admission.client == client:
+                self._undo(admission)
 
     def forget(self, gone: Callable[[Ticket], bool]) -> None:
         """Nobody waits for these answers any more."""
@@ -213,7 +262,8 @@ class Puts:
             self.serve()
 
     def close(self) -> None:
-        """Send all producers away."""
+        """Send all producers away, now and later."""
+        self._closed = True
         for line in self._lines.values():
             line.send_away(lambda: QueueClosed("the queue was closed"))
         self._lines.clear()
@@ -226,137 +276,191 @@ class Puts:
     @property
     def blocked_by(self) -> str | None:
         """What the first of them waits for."""
-        return next((line.reason for _, line in sorted(self._lines.items()) if len(line)), None)
+        heads = (line.head for _, line in sorted(self._lines.items()) if len(line))
+        return next((self.explain(head.message, head.offer) for head in heads), None)
 
     def pending(self) -> list[log.Reserved]:
         """What was admitted and is not written, for a journal that begins anew."""
-        return self._admissions.records()
+        return [admission.record for admission in self._admissions if isinstance(admission, PutAdmission)]
 
-    def _line(self, version: int) -> Line:
-        if version not in self._lines:
-            self._lines[version] = self._desk.line(self.serve)
-        return self._lines[version]
+    # Decisions
 
-    def _count_wait(self, seconds: float) -> None:
-        self.wait_s += seconds
+    def admit_now(self, put: _Put) -> Answer | Wait:
+        """Let rows in, if nothing bars them.
 
-    def _offer(self, message: Admit) -> Offer:
-        rows = new_rows(message)
-        for run in message.runs:
-            if missing := sorted(self._put_columns.difference(run.columns)):
-                raise ColumnError(f"rows lack column {missing[0]!r}, which tasks read and none writes")
-            if written := sorted(self._task_columns.intersection(run.columns)):
-                raise ColumnError(f"rows bring column {written[0]!r}, which a task writes; leave it out")
-        if not rows:
-            raise QueueError("got a put of no rows, expected one or more")
-        sizes = part_bytes(self._desk.codec, message.runs)
-        offer = self._offered(message, rows, sizes)
-        if message.cells is not None and len(message.cells) != offer.nbytes:
-            raise WireError(f"cells of {offer.nbytes} bytes were announced, and {len(message.cells)} came")
-        check_capacity(len(rows), offer.nbytes, self._desk.config)
-        check_unit(len(rows), offer.nbytes, max(self._desk.config.storage.max_bytes, self._desk.units.largest))
-        if self._desk.control.being_put(rows) is None:
-            self._desk.control.check_groups(rows)
-        return offer
-
-    def _offered(self, message: Admit, rows: list[RowHeader], sizes: list[int]) -> Offer:
-        check_facts(message.runs, message.versions, len(rows))
-        return Offer(rows, message.not_before, sizes, sum(sizes))
-
-    def _obstacle(self, offer: Offer) -> str:
-        """What bars rows from coming in, in words; nothing where nothing does."""
-        desk, not_before = self._desk, offer.not_before
-        rows, nbytes = len(desk.control), desk.stock.nbytes
-        if desk.recovering:
-            return "units from before the controller was started anew have not all come back yet"
-        if self.barred:
-            return "a snapshot is being restored"
-        if (group_id := desk.control.being_put(offer.rows)) is not None:
-            return f"group {group_id} is being written by another producer"
-        if not desk.units.choose(offer.nbytes, desk.config.replicas):
-            return f"no storage unit has room for {offer.nbytes} bytes; there are {len(desk.units.ready)} units"
-        if desk.control.is_lost(offer.rows):
-            return ""
-        if not_before > desk.control.version:
-            return f"its rows are for weight version {not_before}, the newest is {desk.control.version}"
-        config = desk.config
-        if rows + len(offer.rows) > config.max_rows or nbytes + offer.nbytes > config.max_bytes:
-            return f"{rows} of {config.max_rows} rows and {nbytes} of {config.max_bytes} bytes are taken"
-        return ""
-
-    def _try(self, ticket: Ticket, message: Admit, offer: Offer) -> Answer | Wait:
-        desk = self._desk
-        if desk.control.being_put(offer.rows) is not None:
-            return Wait.ASIDE
-        if self._obstacle(offer):
-            return Wait.HERE
-        desk.control.check_groups(offer.rows)
-        ids = desk.control.reserve(offer.rows)
-        chosen = desk.units.choose(offer.nbytes, desk.config.replicas, preferred=message.preferred, full=message.full)
-        units = [unit.number for unit in chosen]
+        Raises:
+            QueueError: they can never come in.
+        """
+        message, offer = put.message, put.offer
+        units = self._decide(message, offer)
+        if isinstance(units, Obstacle):
+            return Wait.ASIDE if units is Obstacle.BEING_PUT else Wait.HERE
+        ids = self._context.control.reserve(offer.rows)
         request = msgspec.structs.replace(message, cells=None, preferred=[], full=[])  # of use once
-        record = log.Reserved(ticket.client, ticket.number, request, pack(ids), units)
-        desk.note(record)
+        record = log.Reserved(*put.ticket, request, pack(ids), units)
+        self._context.journal.append(record)
         if message.cells is None:
-            self._expect(record, offer, ids)
-            return Admitted(record.rows, record.units)
-        self._write(Small(ticket, message.cells), record, offer, ids)
+            self._expect(PutAdmission(self._context, record, offer, ids, None))
+            return Admitted(record.rows, units)
+        self._write(PutAdmission(self._context, record, offer, ids, SmallPut(put.ticket, message.cells)), offer)
         return Wait.OVER
 
-    def _write(self, small: Small, record: log.Reserved, offer: Offer, ids: list[RowId]) -> None:
+    def explain(self, message: Admit, offer: Offer) -> str:
+        """What bars rows from coming in, in words."""
+        try:
+            obstacle = self._decide(message, offer)
+        except QueueError as error:
+            return str(error)
+        context = self._context
+        control, config = context.control, context.config
+        match obstacle:
+            case Obstacle.RECOVERING:
+                return "units from before the controller was started anew have not all come back yet"
+            case Obstacle.RESTORING:
+                return "a snapshot is being restored"
+            case Obstacle.BEING_PUT:
+                return f"group {control.being_put(offer.rows)} is being written by another producer"
+            case Obstacle.NO_UNIT:
+                return f"no storage unit has room for {offer.nbytes} bytes; there are {context.units.ready} units"
+            case Obstacle.VERSION:
+                return f"its rows are for weight version {offer.not_before}, the newest is {control.version}"
+            case Obstacle.FULL:
+                return (
+                    f"{len(control)} of {config.max_rows} rows and {context.accounts.nbytes} of {config.max_bytes} "
+                    f"bytes are taken"
+                )
+        return "others were before it"
+
+    def _decide(self, message: Admit, offer: Offer) -> list[int] | Obstacle:
+        """The units for rows that may come in, or what bars them now.
+
+        Raises:
+            QueueError: they can never come in.
+        """
+        context = self._context
+        standing = context.control.check_groups(offer.rows)
+        if context.units.recovering:
+            return Obstacle.RECOVERING
+        if self._restoring is not None:
+            return Obstacle.RESTORING
+        if standing is Standing.BEING_PUT:
+            return Obstacle.BEING_PUT
+        units = context.units.choose(
+            offer.nbytes, context.config.replicas, preferred=message.preferred, full=message.full
+        )
+        if not units:
+            return Obstacle.NO_UNIT
+        if standing is not Standing.LOST:
+            if offer.not_before > context.control.version:
+                return Obstacle.VERSION
+            if not self._has_room(offer):
+                return Obstacle.FULL
+        return [unit.number for unit in units]
+
+    def _has_room(self, offer: Offer) -> bool:
+        context = self._context
+        return (
+            len(context.control) + len(offer.rows) <= context.config.max_rows
+            and context.accounts.nbytes + offer.nbytes <= context.config.max_bytes
+        )
+
+    def _line_of(self, offer: Offer) -> "WaitLine[_Put]":
+        version = _LOST if self._context.control.is_lost(offer.rows) else offer.not_before
+        if version not in self._lines:
+            self._lines[version] = WaitLine(self._context.server, self._context.timers, self.serve)
+        return self._lines[version]
+
+    def _offer(self, message: Admit) -> Offer:
+        """What a producer wants to put.
+
+        Raises:
+            QueueError: it never can.
+        """
+        rows = new_rows(message)
+        if not rows:
+            raise QueueError("got a put of no rows, expected one or more")
+        if not message.runs:
+            raise WireError(f"a put of {len(rows)} rows tells nothing of their cells")
+        for run in message.runs:
+            if missing := self._put_columns.difference(run.columns):
+                raise ColumnError(f"rows lack column {min(missing)!r}, which tasks read and none writes")
+            if written := self._task_columns.intersection(run.columns):
+                raise ColumnError(f"rows bring column {min(written)!r}, which a task writes; leave it out")
+        offer = self._offered(message, rows)
+        if message.cells is not None and len(message.cells) != offer.nbytes:
+            raise WireError(f"cells of {offer.nbytes} bytes were announced, and {len(message.cells)} came")
+        config = self._context.config
+        check_capacity(len(rows), offer.nbytes, config)
+        if offer.nbytes > config.storage.max_bytes:
+            check_unit(len(rows), offer.nbytes, max(config.storage.max_bytes, self._context.units.largest))
+        return offer
+
+    def _offered(self, message: Admit, rows: list[RowHeader]) -> Offer:
+        facts = new_facts(message, len(rows))
+        sizes = part_bytes(self._context.codec, message.runs)
+        return Offer(rows, facts, sizes, sum(sizes), message.not_before)
+
+    # Writing
+
+    def _write(self, admission: PutAdmission, offer: Offer) -> None:
         """Write cells that came along, and answer when that has come about."""
-        desk = self._desk
-        self._expect(record, offer, ids, small)
+        small, request = admission.small, admission.record.request
+        assert small is not None, "cells came along"
+        self._small[small.ticket] = admission
+        self._expect(admission)
+        write = Write(0, admission.packed, request.runs, None, told=True)
+        frames = cut(small.cells, request.runs, offer.sizes)
+        for number in admission.record.units:
+            self._context.units.write(number, write, frames, partial(self._on_written, admission, small, number))
 
-        def then(unit: int, result: Reply | TailraceError) -> None:
-            if isinstance(result, Reply) and isinstance(result.answer, Accepted):
-                self.found(unit, ids)
-            elif ids[0] in self._admissions:
-                if isinstance(result, TailraceError) and not isinstance(result, PeerLost | QueueClosed):
-                    small.error = result
-                self._admissions.withdraw(ids)
+    def _on_written(self, admission: PutAdmission, small: SmallPut, unit: int, result: Reply | TailraceError) -> None:
+        is_under_way = self._admissions.is_under_way(admission)
+        if isinstance(result, Reply) and isinstance(result.answer, Accepted):
+            if is_under_way and unit in admission.missing:
+                admission.missing[unit].clear()
+                self._finish([admission] if admission.is_whole else [])
+            else:
+                self._refuse(unit, admission.ids)
+        elif is_under_way:
+            if isinstance(result, TailraceError) and not isinstance(result, PeerLost | QueueClosed):
+                small.error = result
+            self._undo(admission)
 
-        write = Write(0, record.rows, record.request.runs, None, told=True)
-        frames = cut(small.cells, record.request.runs, offer.sizes)
-        for number in record.units:
-            desk.units.write(number, write, frames, partial(then, number))
+    def _expect(self, admission: Admission) -> None:
+        """A client is going to write rows, and has as long as a lease lasts."""
+        context = self._context
+        too_late = partial(self._undo, admission)
+        self._admissions.add(admission, context.timers.at(context.server.now + context.config.lease_s, too_late))
 
-    def _expect(self, record: log.Reserved, offer: Offer, ids: list[RowId], small: Small | None = None) -> None:
-        desk = self._desk
-        desk.stock.add(ids, offer.sizes, record.units)
-        if small is not None:
-            self._small[small.ticket] = ids
+    def _finish(self, whole: Sequence[Admission], told: Ticket | None = None) -> None:
+        """Rows are all written; whoever said so with the request `told` is answered when the journal has it."""
+        for admission in whole:
+            self._forget(admission)
+            admission.confirm()
+        if whole and told is not None:
+            self._context.server.reply(told, Accepted())
+        for admission in whole:
+            admission.enter()
+        if whole:
+            self._leases.serve()
+            self.serve()  # and who puts the same group again has waited for this
 
-        def done(units: Sequence[int], heard: Heard) -> None:
-            desk.note(log.Entered(record.rows, list(units)))
-            heard()
-            facts = cell_facts(record.request.runs, record.request.versions, len(ids))
-            if small is not None:
-                del self._small[small.ticket]
-                desk.server.reply(small.ticket, Admitted(record.rows, []))
-                desk.small.add(ids, facts, offer.sizes, small.cells)
-            left = desk.control.enter(ids, offer.rows, facts, units=tuple(units))
-            desk.stock.leave(dict.fromkeys(left, units))
-            desk.rows_ready()
-            desk.room_made()  # and who puts the same group again has waited for this
+    def _undo(self, admission: Admission) -> None:
+        self._forget(admission)
+        admission.undo()
+        self.serve()
 
-        def undone() -> None:
-            desk.note(log.Withdrew(record.rows))
-            desk.control.withdraw(ids, offer.rows)
-            desk.stock.leave(dict.fromkeys(ids, record.units))
-            if small is not None:
-                del self._small[small.ticket]
-                desk.server.reply(small.ticket, Failure.of(small.error))
-            desk.room_made()
+    def _forget(self, admission: Admission) -> None:
+        self._admissions.remove(admission)
+        if admission is self._restoring:
+            self._restoring = None
+        if isinstance(admission, PutAdmission) and admission.small is not None:
+            del self._small[admission.small.ticket]
 
-        self.expect(record.client, ids, record.units, done=done, undone=undone, record=record)
-
-
-def cut(cells: bytes, runs: Sequence[Run], sizes: Sequence[int]) -> list[bytes]:
-    """A frame for each run, of cells that lie one after the other; `sizes` are those of rows."""
-    frames, row, start = [], 0, 0
-    for run in runs:
-        end = start + sum(sizes[row : row + run.rows])
-        frames.append(cells[start:end])
-        row, start = row + run.rows, end
-    return frames
+    def _refuse(self, unit: int, rows: Iterable[RowId]) -> list[RowId]:
+        """Those of `rows` that a unit should not have; it is told to forget them."""
+        control = self._context.control
+        strange = [row for row in rows if not (control.is_stored(row) and unit in control.units(row))]
+        if strange:
+            self._context.units.dismiss(unit, [PartId(*row, 0) for row in strange])
+        return strange

@@ -7,7 +7,6 @@ import msgspec
 
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
-from tailrace.transfer.queue.controller.facts import acked_facts, cell_facts, new_rows
 from tailrace.transfer.queue.controller.journal import (
     Acked,
     Advanced,
@@ -20,11 +19,13 @@ from tailrace.transfer.queue.controller.journal import (
     Leased,
     Named,
     Reserved,
+    Restored,
     RowsGone,
     UnitGone,
     Watched,
     Withdrew,
 )
+from tailrace.transfer.queue.controller.requests import acked_facts, new_facts, new_rows
 from tailrace.transfer.queue.messages import Admitted, Answer, pack, row_ids
 from tailrace.transfer.queue.policies.base import Policy, RowMeta
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
@@ -131,8 +132,7 @@ class _Player:
                 found.answers[Ticket(change.client, change.number)] = Admitted(change.rows, change.units)
             case Entered():
                 pending = found.pending.pop(row_ids(change.rows)[0])
-                request = pending.record.request
-                facts = cell_facts(request.runs, request.versions, len(pending.rows))
+                facts = new_facts(pending.record.request, len(pending.rows))
                 plane.enter(pending.ids, pending.rows, facts, units=tuple(change.units))
             case Withdrew():
                 pending = found.pending.pop(row_ids(change.rows)[0])
@@ -159,6 +159,8 @@ class _Player:
     def _note(self, change: Base | Change) -> None:
         found = self._found
         match change:
+            case Restored():
+                self._plane.restore(change.state)
             case Advanced():
                 self._plane.advance(change.version)
             case Named():

@@ -1,4 +1,4 @@
-"""The storage units of a queue, as its controller sees them.
+"""The storage units of a queue, as its controller sees them, and what they store.
 
     Join ──▶ new: link to it, ask for its Inventory ──Parts──▶ ready ──silent for a while──▶ dead
     Join of one that is known: a sign of life
@@ -7,17 +7,21 @@ Who waits on whom: nobody on a unit. What it need not store any more is collecte
 then; what it does not hear of because it is gone, the inventory puts right when it comes back.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
 from tailrace.errors import QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.base import RowId, UnitStats
-from tailrace.transfer.queue.controller.timers import Timer, Timers
+from tailrace.transfer.queue.controller.inline_cells import InlineCells
+from tailrace.transfer.queue.controller.journal import Journal, Named
+from tailrace.transfer.queue.controller.waiting import Timer, Timers
 from tailrace.transfer.queue.messages import STORAGE_UNIT, Inventory, Join, Parts, Settle, Unit, Write, pack, unpack
-from tailrace.transfer.queue.storage.base import PartId
+from tailrace.transfer.queue.rows.control_plane import ControlPlane
+from tailrace.transfer.queue.storage.base import PartId, first_number
 from tailrace.transfer.wire.calls import Call, expect
 from tailrace.transfer.wire.connection import Connection, Then
 from tailrace.transfer.wire.frames import Buffer, Reply
@@ -27,6 +31,9 @@ from tailrace.transfer.wire.sockets import reachable
 
 _SETTLE_AT_ONCE = 4096
 """Rows and parts that are not collected for longer."""
+
+StoredParts: TypeAlias = Mapping[RowId, Mapping[int, Sequence[str]]]
+"""Rows of a unit, with the columns of each part by tag."""
 
 
 @dataclass(slots=True, eq=False)
@@ -38,10 +45,10 @@ class KnownUnit:
     join: Join | None = None
     link: Connection | None = None
     endpoint: str = ""
-    expected: bool = False
-    """Whether it is from before the controller was started anew, and has not come back."""
     ready: bool = False
     """Whether it has said what it has: rows may be written to it and read from it."""
+    max_bytes: int = 0
+    """That it can hold."""
     rows: int = 0
     bytes: int = 0
     """Of the rows that it has, as far as the controller knows."""
@@ -50,10 +57,15 @@ class KnownUnit:
     lost_parts: list[PartId] = field(default_factory=list)
     left_rows: list[RowId] = field(default_factory=list)
 
-    @property
-    def room(self) -> int:
-        """Bytes that it can still take."""
-        return 0 if self.join is None else self.join.max_bytes - self.bytes
+
+class UnitObserver(Protocol):
+    """Hears what becomes of units."""
+
+    def unit_listed(self, unit: KnownUnit, expected: StoredParts, listed: set[PartId]) -> None:
+        """A unit has said which parts it has; when it was asked, it should have had `expected`. It is ready."""
+
+    def unit_died(self, unit: KnownUnit) -> None:
+        """A unit was silent for too long, or was started anew without what it had. It is no unit any more."""
 
 
 class Units:
@@ -65,22 +77,21 @@ class Units:
         timers: Timers,
         *,
         limit_s: float,
-        named: Callable[[KnownUnit], None],
-        asked: Callable[[KnownUnit], Callable[[set[PartId]], None]],
-        died: Callable[[KnownUnit], None],
+        journal: Journal,
+        control: ControlPlane,
+        observer: UnitObserver,
     ) -> None:
-        """`named`: a unit got its number. `asked`: a unit is asked what it has; what is returned gets the answer.
-
-        `died`: a unit was silent for `limit_s` seconds, or was started anew without what it had.
-        """
+        """`limit_s`: seconds of silence after which a unit is dead."""
         self._server = server
         self._timers = timers
         self._limit_s = limit_s
-        self._named = named
-        self._asked = asked
-        self._died = died
+        self._journal = journal
+        self._control = control
+        self._observer = observer
         self._units: dict[int, KnownUnit] = {}
         self._names: dict[str, KnownUnit] = {}
+        self._expected: list[KnownUnit] = []
+        """Those from before the controller was started anew that have not come back."""
         self.next_number = 0
         """Of the next unit: another one than of any that has died, which clients may still take for it."""
 
@@ -89,24 +100,24 @@ class Units:
         return self._units.get(number)
 
     @property
-    def ready(self) -> list[KnownUnit]:
-        """Those that rows may be written to."""
-        return [unit for unit in self._units.values() if unit.ready]
+    def ready(self) -> int:
+        """How many may be written to."""
+        return sum(unit.ready for unit in self._units.values())
 
     @property
     def largest(self) -> int:
         """Bytes that the largest of those that have joined holds."""
-        return max((unit.join.max_bytes for unit in self._units.values() if unit.join), default=0)
+        return max((unit.max_bytes for unit in self._units.values()), default=0)
 
     @property
     def recovering(self) -> bool:
-        """Whether a unit that has rows has not come back yet, and may still do so."""
-        return any(unit.rows and unit.expected for unit in self._units.values())
+        """Whether nobody is served yet: a unit that has rows has not come back, and may still do so."""
+        return bool(self._expected) and any(unit.rows for unit in self._expected)
 
     def expect(self, number: int, name: str) -> None:
         """A unit from before the controller was started: it counts as dead where it does not join in time."""
         unit = self._add(number, name)
-        unit.expected = True
+        self._expected.append(unit)
         self._watch(unit)
 
     def join(self, message: Join) -> KnownUnit:
@@ -121,8 +132,8 @@ class Units:
             unit = self._names.get(message.name)
         if unit is None:
             unit = self._add(self.next_number, message.name)
-            self._named(unit)
-        if not unit.expected:  # one that comes back and never says what it has is not waited for any longer
+            self._journal.append(Named(unit.number, unit.name))
+        if unit not in self._expected:  # one that comes back and never says what it has is not waited for any longer
             self._watch(unit)
         if unit.link is None:
             self._connect(unit, message)
@@ -137,13 +148,19 @@ class Units:
         a unit may have less room than the controller knows of, such as where its machine has.
         """
 
+        ready = [unit for unit in self._units.values() if unit.ready]
+        fit = [unit for unit in ready if unit.max_bytes - unit.bytes >= nbytes]
+        wanted = min(replicas, len(ready))
+        if len(fit) < wanted:
+            return []
+
         def taken(unit: KnownUnit) -> tuple[bool, int, bool]:
             is_preferred = unit.number in preferred
             return unit.number in full, unit.bytes - nbytes * is_preferred, not is_preferred
 
-        fit = sorted((unit for unit in self.ready if unit.room >= nbytes), key=taken)
-        wanted = min(replicas, len(self.ready))
-        return fit[:wanted] if len(fit) >= wanted else []
+        if len(fit) > 1:
+            fit.sort(key=taken)
+        return fit[:wanted]
 
     def write(self, number: int, message: Write, frames: Sequence[Buffer], then: Then) -> None:
         """Have a unit that is ready store parts; `then` gets the outcome."""
@@ -177,6 +194,21 @@ class Units:
             elif unit.settle is None:
                 unit.settle = self._timers.at(self._server.now, partial(self._settle, unit))
 
+    def dismiss(self, number: int, parts: Iterable[PartId]) -> None:
+        """A unit has parts of rows that are not in the queue.
+
+        Of rows that have left it takes no others. Those that were never in, such as of a snapshot whose restoring broke
+        off, may come yet.
+        """
+        left, others = set(), []
+        for part in parts:
+            row = RowId(*part[:2])
+            if self._control.has_left(row):
+                left.add(row)
+            else:
+                others.append(part)
+        self.settle([number], parts=others, rows=left)
+
     def listing(self) -> list[Unit]:
         """The units for clients: all that have joined and are not dead, even before they have said what they have."""
         return [
@@ -194,7 +226,7 @@ class Units:
                 alive=unit.ready,
                 rows=unit.rows,
                 bytes=unit.bytes,
-                max_bytes=0 if unit.join is None else unit.join.max_bytes,
+                max_bytes=unit.max_bytes,
             )
             for unit in self._units.values()
         )
@@ -214,9 +246,10 @@ class Units:
         if not ways:
             raise WireError(f"unit {message.name!r} listens at {message.endpoints} alone: not reached from here")
         unit.join = message
+        unit.max_bytes = message.max_bytes
         unit.endpoint = ways[0]
         unit.link = link = self._server.link(unit.endpoint, peer=STORAGE_UNIT)
-        take = self._asked(unit)
+        expected = self._control.stored(unit.number)  # more may come until it answers
 
         def then(result: Reply | TailraceError) -> None:
             if unit.link is not link:
@@ -230,9 +263,10 @@ class Units:
             except TailraceError:
                 self._disconnect(unit)  # its next Join begins anew
             else:
-                unit.ready, unit.expected = True, False
+                unit.ready = True
+                self._expect_no_more(unit)
                 self._watch(unit)
-                take(listed)
+                self._observer.unit_listed(unit, expected, listed)
 
         link.start(Call(unit.endpoint, Inventory()), then)
 
@@ -248,10 +282,13 @@ class Units:
             unit.deadline.cancel()
             unit.deadline = None
         self._disconnect(unit)
-        unit.expected = False
+        self._expect_no_more(unit)
         unit.rows = unit.bytes = 0
         del self._units[unit.number], self._names[unit.name]  # one that comes back is another unit, with no rows
-        self._died(unit)
+        self._observer.unit_died(unit)
+
+    def _expect_no_more(self, unit: KnownUnit) -> None:
+        self._expected = [other for other in self._expected if other is not unit]
 
     def _disconnect(self, unit: KnownUnit) -> None:
         unit.ready = False
@@ -271,6 +308,96 @@ class Units:
             unit.lost_parts.clear()
             unit.left_rows.clear()
             self.insist(unit.number, Settle(pack(parts), rows))
+
+
+class UnitAccounts:
+    """The rows that have been admitted, their bytes, and the units that store them."""
+
+    def __init__(self, units: Units, cells: InlineCells) -> None:
+        """`cells`: copies of some of them."""
+        self._units = units
+        self._cells = cells
+        self._sizes: dict[RowId, int] = {}
+        self._holds: dict[int, str] = {}
+        self._last_hold = first_number()
+        self._held_back: list[tuple[tuple[int, ...], list[RowId]]] = []
+        """Units, and rows that they keep for those who hold."""
+        self.nbytes = 0
+        """Of all rows, each counted once."""
+
+    def add(self, rows: Sequence[RowId], sizes: Sequence[int], units: Collection[int]) -> None:
+        """Rows that are stored by `units` from now on, or that are being written there."""
+        total = sum(sizes)
+        self._sizes.update(zip(rows, sizes, strict=True))
+        self.nbytes += total
+        for number in units:
+            self._count(number, len(rows), total)
+
+    def grow(self, row: RowId, nbytes: int, units: Collection[int]) -> None:
+        """Outputs of a row count."""
+        self._sizes[row] += nbytes
+        self.nbytes += nbytes
+        for number in units:
+            self._count(number, 0, nbytes)
+
+    def forsake(self, rows: Sequence[RowId], number: int) -> None:
+        """A unit counts no more as having these rows, which others have."""
+        for row in rows:
+            self._count(number, -1, -self._sizes[row])
+        self._units.settle([number], rows=rows)
+
+    def leave(self, rows: Mapping[RowId, Collection[int]]) -> None:
+        """Rows that left the queue, with the units that store them."""
+        self._cells.drop(rows)
+        by_units: dict[tuple[int, ...], list[RowId]] = {}
+        for row, units in rows.items():
+            by_units.setdefault(tuple(units), []).append(row)
+        for together, leaving in by_units.items():
+            self._discount(leaving, together)
+            if self._holds:
+                self._held_back.append((together, leaving))
+            else:
+                self._units.settle(together, rows=leaving)
+
+    def withdraw(self, rows: Sequence[RowId], units: Collection[int]) -> None:
+        """Rows of a snapshot that was not restored after all; it may be tried again, with the same ids."""
+        self._discount(rows, units)
+        self._units.settle(units, parts=[PartId(*row, 0) for row in rows])
+
+    def size(self, row: RowId) -> int:
+        """Bytes of a row."""
+        return self._sizes[row]
+
+    def hold(self, client: str) -> int:
+        """Have units keep what leaves from now on, for a client that reads a snapshot. Returns what to release."""
+        self._last_hold += 1
+        self._holds[self._last_hold] = client
+        return self._last_hold
+
+    def release(self, hold: int) -> None:
+        """A snapshot has been read; harmless where its hold is gone."""
+        self._holds.pop(hold, None)
+        if not self._holds:
+            for units, rows in self._held_back:
+                self._units.settle(units, rows=rows)
+            self._held_back.clear()
+
+    def lose_client(self, client: str) -> None:
+        """A client that was reading a snapshot is gone."""
+        for hold in [hold for hold, holder in self._holds.items() if holder == client]:
+            self.release(hold)
+
+    def _discount(self, rows: Sequence[RowId], units: Collection[int]) -> None:
+        total = sum(self._sizes.pop(row) for row in rows)
+        self.nbytes -= total
+        for number in units:
+            self._count(number, -len(rows), -total)
+
+    def _count(self, number: int, rows: int, nbytes: int) -> None:
+        unit = self._units.get(number)
+        if unit is not None:
+            unit.rows += rows
+            unit.bytes += nbytes
 
 
 def _listed(message: Parts) -> set[PartId]:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.transfer.queue.controller.timers import Timer, Timers
+from tailrace.transfer.queue.controller.waiting import Timer, Timers
 
 
 def test_what_is_due_is_done_in_the_order_of_the_times_and_once() -> None:

@@ -2,18 +2,29 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
-from tailrace.errors import QueueClosed, QueueTimeout
+from tailrace.errors import QueueClosed, QueueError, QueueTimeout
 from tailrace.transfer.queue.base import RowId, TaskStats
 from tailrace.transfer.queue.controller import journal as log
-from tailrace.transfer.queue.controller.desk import Desk
-from tailrace.transfer.queue.controller.facts import acked_facts, part_bytes
-from tailrace.transfer.queue.controller.lines import Line, Wait
-from tailrace.transfer.queue.messages import NO_UNIT, Ack, Answer, Claim, Claimed, Nack, Renew, pack, row_ids
+from tailrace.transfer.queue.controller.context import Context
+from tailrace.transfer.queue.controller.requests import acked_facts, part_bytes
+from tailrace.transfer.queue.controller.waiting import Wait, Waiter, WaitLine
+from tailrace.transfer.queue.messages import (
+    NO_UNIT,
+    Ack,
+    Answer,
+    Claim,
+    Claimed,
+    Nack,
+    Renew,
+    pack,
+    row_ids,
+)
 from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_limit
-from tailrace.transfer.queue.rows.state import Ended, Lease, LeaseRecord
+from tailrace.transfer.queue.rows.state import ControlState, Ended, Lease, LeaseRecord
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
@@ -21,22 +32,51 @@ from tailrace.transfer.wire.messages import Accepted
 from tailrace.transfer.wire.server import Incoming, Ticket
 
 
-class Claims:
+class _Claim(Waiter):
+    """A consumer that wants rows."""
+
+    def __init__(self, leases: "Leases", ticket: Ticket, message: Claim) -> None:
+        super().__init__(ticket, message.wait_s)
+        self._leases = leases
+        self.message = message
+
+    def attempt(self) -> Answer | Wait:
+        """See `Waiter.attempt`."""
+        return self._leases.lease_now(self.ticket, self.message)
+
+    def late(self) -> QueueError:
+        """See `Waiter.late`."""
+        task, rank = self.message.task, self.message.rank
+        whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
+        counts = self._leases.stats()[task]
+        return QueueTimeout(
+            f"claim of {whose} waited {self.limit}: of its rows {counts.waiting} lack inputs, {counts.ready} are ready "
+            f"and {counts.leased} leased; {RAISE_LIMIT}"
+        )
+
+    def count_wait(self, seconds: float) -> None:
+        """See `Waiter.count_wait`."""
+        self._leases.wait_s[self.message.task] += seconds
+
+
+class Leases:
     """Hands out rows and takes back what became of them."""
 
-    def __init__(self, desk: Desk, tasks: Sequence[QueueTask]) -> None:
-        self._desk = desk
+    def __init__(self, context: Context, tasks: Sequence[QueueTask]) -> None:
+        self._context = context
         self._specs = {task.spec.name: task.spec for task in tasks}
-        self._lines: dict[str, dict[int | None, Line]] = {
+        self._lines: dict[str, dict[int | None, WaitLine[_Claim]]] = {
             task.spec.name: {
-                rank: desk.line(lambda name=task.spec.name: self._serve(name))  # type: ignore[misc]
+                rank: WaitLine(context.server, context.timers, partial(self._serve, task.spec.name))
                 for rank in task.policy.ranks
             }
             for task in tasks
         }
         self._holders: dict[int, log.Leased] = {}
         """Of each lease that may be live: to whom it went, and which rows at first."""
-        self._wait_s = dict.fromkeys(self._specs, 0.0)
+        self._closed = False
+        self.wait_s = dict.fromkeys(self._specs, 0.0)
+        """By task, seconds that claims which have been answered had to wait, in all."""
 
     # Requests
 
@@ -47,47 +87,37 @@ class Claims:
             QueueError: no such task or rank.
         """
         message: Claim = incoming.message
-        if self._desk.closed:
+        if self._closed:
             raise QueueClosed("the queue was closed")
-        task, rank = message.task, message.rank
-        self._desk.control.check_claim(task, rank)
+        self._context.control.check_claim(message.task, message.rank)
         check_limit(message.limit)
-        whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
-        self._lines[task][rank].join(
-            incoming.ticket,
-            message.wait_s,
-            lambda: self._try(incoming.ticket, message),
-            late=lambda limit: self._too_late(whose, task, limit),
-            reason=lambda: "no rows are ready that its policy hands out",
-            waited=lambda seconds: self._count_wait(task, seconds),
-        )
-        self._serve(task)
+        self._lines[message.task][message.rank].join(_Claim(self, incoming.ticket, message))
+        self._serve(message.task)
 
-    def ack(self, incoming: Incoming) -> Reply:
-        """Rows were worked on, and their outputs written.
+    def ack(self, incoming: Incoming) -> bool:
+        """Rows were worked on, and their outputs written. Whether rows have left.
 
         Raises:
             LeaseError, StaleRowError, ColumnError: see `ControlPlane.ack`.
         """
         message: Ack = incoming.message
-        desk = self._desk
+        context = self._context
+        control, accounts = context.control, context.accounts
         facts = acked_facts(message)
-        sizes = part_bytes(desk.codec, message.runs)
-        units = {row: desk.control.units(row) for row in facts}
+        sizes = part_bytes(context.codec, message.runs)
+        units = {row: control.units(row) for row in facts}
         unwritten = row_ids(message.unwritten)
-        retired = desk.control.ack(message.lease_id, facts, missed=message.missed, unwritten=unwritten)
-        desk.note(log.Acked(*incoming.ticket, message))
+        retired = control.ack(message.lease_id, facts, missed=message.missed, unwritten=unwritten)
+        context.journal.append(log.Acked(*incoming.ticket, message))
         for row, nbytes in zip(facts, sizes, strict=False):  # a task without outputs sends no runs
-            desk.stock.grow(row, nbytes, units[row])
-        desk.stock.leave({row: units[row] for row in retired})
+            accounts.grow(row, nbytes, units[row])
+        accounts.leave({row: units[row] for row in retired})
         for number in message.missed:
-            missing = [row for row, own in units.items() if number in own and desk.control.is_stored(row)]
-            desk.stock.forsake(missing, number)
+            missing = [row for row, own in units.items() if number in own and control.is_stored(row)]
+            accounts.forsake(missing, number)
         self._forget_if_over(message.lease_id)
-        desk.rows_ready()
-        if retired:
-            desk.room_made()
-        return Reply(Accepted())
+        self.serve()
+        return bool(retired)
 
     def nack(self, incoming: Incoming) -> Reply:
         """Rows come back.
@@ -106,7 +136,7 @@ class Claims:
             LeaseError: see `ControlPlane.renew`.
         """
         message: Renew = incoming.message
-        self._desk.control.renew(message.lease_id, self._desk.server.now)
+        self._context.control.renew(message.lease_id, self._context.server.now)
         return Reply(Accepted())
 
     # Events
@@ -114,22 +144,22 @@ class Claims:
     def serve(self) -> None:
         """Rows may have become ready."""
         for task in self._lines:
-            if self._desk.control.ready_rows(task):
+            if self._context.control.ready_rows(task):
                 self._serve(task)
 
     def give_back(self, lease_id: int, rows: Sequence[RowId] | None) -> None:
         """A consumer does not want (some) rows of its lease any more, be it none."""
-        self._ended([Ended(lease_id, self._desk.control.nack(lease_id, rows))], expired=False)
+        self._ended([Ended(lease_id, self._context.control.nack(lease_id, rows))], expired=False)
 
     def expire(self) -> None:
         """Leases whose time is over end."""
-        self._ended(self._desk.control.expire(self._desk.server.now), expired=True)
+        self._ended(self._context.control.expire(self._context.server.now), expired=True)
 
     def lose_client(self, client: str) -> None:
         """A consumer died."""
         self.forget(lambda ticket: ticket.client == client)
         held = [number for number, lease in self._holders.items() if lease.client == client]
-        self._ended(list(map(self._desk.control.end, held)), expired=True)
+        self._ended(list(map(self._context.control.end, held)), expired=True)
 
     def forget(self, gone: Callable[[Ticket], bool]) -> None:
         """Nobody waits for these answers any more."""
@@ -138,20 +168,25 @@ class Claims:
                 self._serve(task)
 
     def close(self) -> None:
-        """Send all consumers away."""
+        """Send all consumers away, now and later."""
+        self._closed = True
         for lines in self._lines.values():
             for line in lines.values():
                 line.send_away(lambda: QueueClosed("the queue was closed"))
 
-    def restore(self, leases: Sequence[log.Leased]) -> list[LeaseRecord]:
-        """Leases from before the controller was started anew."""
-        self._holders = {lease.lease_id: lease for lease in leases}
-        return [LeaseRecord(lease.lease_id, lease.task, row_ids(lease.rows)) for lease in leases]
+    def restore(self, state: ControlState, leases: Sequence[log.Leased]) -> dict[Ticket, Answer]:
+        """The state of before the controller was started anew, with the leases that go on.
 
-    def answers(self, leases: Sequence[Lease]) -> dict[Ticket, Answer]:
-        """What the claims were answered, or would have been, that these leases went to."""
-        holders = ((lease, self._holders[lease.id]) for lease in leases)
-        return {Ticket(holder.client, holder.number): self._claimed(lease) for lease, holder in holders}
+        Returns what the claims were answered, or would have been, that these leases went to.
+        """
+        context = self._context
+        records = [LeaseRecord(lease.lease_id, lease.task, row_ids(lease.rows)) for lease in leases]
+        live = context.control.restore(state, leases=records, now=context.server.now)
+        self._holders = {lease.lease_id: lease for lease in leases}
+        return {
+            Ticket(holder.client, holder.number): self._claimed(lease)
+            for holder, lease in zip(leases, live, strict=True)
+        }
 
     def forget_over(self) -> None:
         """Rows were lost: leases that held no others are over."""
@@ -163,59 +198,55 @@ class Claims:
         return [
             log.Leased(lease.client, lease.number, number, lease.task, pack(rows))
             for number, lease in self._holders.items()
-            if (rows := self._desk.control.leased(number))
+            if (rows := self._context.control.leased(number))
         ]
 
     def is_live(self, lease_id: int) -> bool:
         """Whether something may still be written under a lease."""
-        return bool(self._desk.control.leased(lease_id))
+        return bool(self._context.control.leased(lease_id))
 
     def stats(self) -> Mapping[str, TaskStats]:
         """Counts by task."""
-        counts = self._desk.control.stats()
+        counts = self._context.control.stats()
         for name, lines in self._lines.items():
             waiting = sum(map(len, lines.values()))
-            counts[name] = replace(counts[name], claims=waiting, wait_s=self._wait_s[name])
+            counts[name] = replace(counts[name], claims=waiting, wait_s=self.wait_s[name])
         return counts
 
-    def _too_late(self, whose: str, task: str, limit: float) -> QueueTimeout:
-        counts = self._desk.control.stats()[task]
-        return QueueTimeout(
-            f"claim of {whose} waited {limit:g} s: of its rows {counts.waiting} lack inputs, {counts.ready} are ready "
-            f"and {counts.leased} leased; {RAISE_LIMIT}"
-        )
+    def lease_now(self, ticket: Ticket, message: Claim) -> Claimed | Wait:
+        """Lease rows, if there are some.
 
-    def _count_wait(self, task: str, seconds: float) -> None:
-        self._wait_s[task] += seconds
-
-    def _serve(self, task: str) -> None:
-        lines = list(self._lines[task].values())
-        while any([line.serve() for line in lines]) and len(lines) > 1:
-            pass  # a rank may have waited for another to take its part
-
-    def _try(self, ticket: Ticket, message: Claim) -> Claimed | Wait:
-        desk = self._desk
-        if desk.recovering:
+        Raises:
+            QueueError: see `ControlPlane.claim`.
+        """
+        context = self._context
+        if context.units.recovering:
             return Wait.HERE
-        lease = desk.control.claim(message.task, limit=message.limit, rank=message.rank, now=desk.server.now)
+        now = context.server.now
+        lease = context.control.claim(message.task, limit=message.limit, rank=message.rank, now=now)
         if lease is None:
             return Wait.HERE
         record = log.Leased(*ticket, lease.id, lease.task, pack(lease.rows))
-        desk.note(record)
+        context.journal.append(record)
         self._holders[lease.id] = record
         return self._claimed(lease)
 
+    def _serve(self, task: str) -> None:
+        lines = list(self._lines[task].values())
+        while any([line.serve()[0] for line in lines]) and len(lines) > 1:
+            pass  # a rank may have waited for another to take its part
+
     def _claimed(self, lease: Lease) -> Claimed:
-        control = self._desk.control
+        control = self._context.control
         rows = np.array([(*row.id, row.group_id, row.order) for row in lease.rows.values()], dtype=np.int64)
         units = [control.units(row) for row in lease.rows]
         width = max(map(len, units))
         spec = self._specs[lease.task]
         tags = np.array([control.tags(lease.task, row) for row in lease.rows], dtype=np.int64)
-        cells = None if tags.any() else self._desk.small.read(list(lease.rows), spec.reads)
+        cells = None if tags.any() else self._context.cells.read(list(lease.rows), spec.reads)
         return Claimed(
             lease.id,
-            self._desk.config.lease_s,
+            self._context.config.lease_s,
             pack(rows),
             pack(np.array([_spread(number, lease.id, width) for number in units], dtype=np.int64)),
             width,
@@ -231,16 +262,16 @@ class Claims:
         """
         for ended in leases:
             if ended.rows:
-                self._desk.note(log.GaveBack(ended.lease, pack(ended.rows), expired))
+                self._context.journal.append(log.GaveBack(ended.lease, pack(ended.rows), expired))
                 self._settle(ended)
             self._forget_if_over(ended.lease)
         if any(ended.rows for ended in leases):
-            self._desk.rows_ready()
+            self.serve()
 
     def _settle(self, ended: Ended) -> None:
         if self._specs[self._holders[ended.lease].task].writes:
             for row in ended.rows:
-                self._desk.units.settle(self._desk.control.units(row), parts=[PartId(*row, ended.lease)])
+                self._context.units.settle(self._context.control.units(row), parts=[PartId(*row, ended.lease)])
 
     def _forget_if_over(self, lease_id: int) -> None:
         if not self.is_live(lease_id):

@@ -11,7 +11,7 @@ import numpy as np
 
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.cells import PartCodec
-from tailrace.transfer.queue.messages import Inline, pack
+from tailrace.transfer.queue.messages import Inline, Run, pack
 from tailrace.transfer.queue.policies.base import CellFacts
 
 _MAX_BYTES = 64 * 2**20
@@ -20,7 +20,7 @@ _MAX_ROWS = 16
 """Of a claim that is answered with cells: a unit reads many rows at once sooner."""
 
 
-class SmallCells:
+class InlineCells:
     """Copies of the parts that puts have brought along."""
 
     def __init__(self, codec: PartCodec) -> None:
@@ -59,3 +59,15 @@ class SmallCells:
             parts.append(part)
             end += len(part)
         return Inline(pack(np.array(lengths, np.int64)), pack(np.array(starts, np.int64)), b"".join(parts))
+
+
+def cut(cells: bytes, runs: Sequence[Run], sizes: Sequence[int]) -> list[bytes]:
+    """A frame for each run, of cells that lie one after the other; `sizes` are those of rows."""
+    if len(runs) == 1:
+        return [cells]
+    frames, row, start = [], 0, 0
+    for run in runs:
+        end = start + sum(sizes[row : row + run.rows])
+        frames.append(cells[start:end])
+        row, start = row + run.rows, end
+    return frames

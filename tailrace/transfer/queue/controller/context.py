@@ -1,0 +1,28 @@
+"""What the parts of a controller work on together."""
+
+from dataclasses import dataclass
+
+from tailrace.config.transfer import ServiceQueueConfig
+from tailrace.transfer.queue.cells import PartCodec
+from tailrace.transfer.queue.controller.inline_cells import InlineCells
+from tailrace.transfer.queue.controller.journal import Journal
+from tailrace.transfer.queue.controller.units import UnitAccounts, Units
+from tailrace.transfer.queue.controller.waiting import Timers
+from tailrace.transfer.queue.rows.control_plane import ControlPlane
+from tailrace.transfer.wire.server import Server
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Context:
+    """The state of a controller, and what it speaks through."""
+
+    server: Server
+    timers: Timers
+    config: ServiceQueueConfig
+    codec: PartCodec
+    journal: Journal
+    """Every decision is written there before anybody hears of it."""
+    control: ControlPlane
+    units: Units
+    accounts: UnitAccounts
+    cells: InlineCells
