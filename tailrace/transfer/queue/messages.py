@@ -191,8 +191,6 @@ class Ack(Message, frozen=True):
     runs: list[Run]
     missed: list[Count]
     """Units that have some of the rows but could not be written to: they count no more as having them."""
-    unwritten: bytes = b""
-    """[n, 2]: rows of which the sender does not know the units, so that their outputs are nowhere: it is refused."""
 
 
 class Nack(Message, frozen=True):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tailrace.errors import ColumnError, LeaseError, PeerLost, StaleRowError, StorageFull
+from tailrace.errors import ColumnError, LeaseError, PeerLost, StaleRowError, StorageFull, TailraceError
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import Row, RowId
 from tailrace.transfer.queue.client.ack import ack_rows, nack_rows
@@ -117,16 +117,24 @@ def test_wrong_outputs_are_refused_before_anything_is_sent(session: Session) -> 
             Play(ack_rows(session, held((0,), (0,)), {ROWS[0]: output}, timeout=5.0))
 
 
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (StaleRowError("it is gone"), StaleRowError, "it is gone"),
+        (LeaseError("not under this lease"), LeaseError, "not under this lease"),
+        (ColumnError("its outputs are missing"), LeaseError, "is acked with a claim that it is not in"),
+    ],
+)
 def test_outputs_of_a_row_that_is_not_of_the_claim_are_not_written_and_the_controller_says_why(
-    session: Session,
+    session: Session, answer: TailraceError, error: type[TailraceError], text: str
 ) -> None:
     outputs = {row: {"response_ids": tokens(1)} for row in (ROWS[0], RowId(8, 8))}
     play = Play(ack_rows(session, held((0,), (0,)), outputs, timeout=5.0))
     [ack] = play.step.calls
     assert isinstance(ack.message, Ack)
-    assert row_ids(ack.message.unwritten) == [RowId(8, 8)]
-    with pytest.raises(LeaseError, match="not under this lease"):
-        play.answer(LeaseError("not under this lease"))
+    assert (row_ids(ack.message.rows), ack.message.runs) == ([RowId(8, 8)], [])
+    with pytest.raises(error, match=text):
+        play.answer(answer)
 
 
 def test_an_ack_of_nothing_says_nothing(session: Session) -> None:

@@ -219,6 +219,31 @@ def test_a_snapshot_is_of_one_moment_and_its_parts_stay_until_it_was_read(tmp_pa
     assert [record.consumed.keys() for record in exported.state.rows] == [{0, 1}]
 
 
+def test_a_snapshot_keeps_no_rows_that_had_left_before_it(tmp_path: Path) -> None:
+    queue = site(tmp_path)
+    [unit] = queue.units
+
+    def pass_through(number: int) -> None:
+        store(queue, group(number, 1))
+        work(queue, "rollout", response_ids=3)
+        work(queue, "reward", reward=1)
+        lease, rows = claim(queue, "actor", limit=1)
+        ack(queue, lease, rows)
+        queue.tick(1.0)
+
+    first = queue.ask(Export()).hold
+    pass_through(1)
+    second = queue.ask(Export()).hold
+    pass_through(2)
+    assert len(unit.parts) == 6
+    queue.ask(Release(first))
+    queue.tick(1.0)
+    assert len(unit.parts) == 3, "those of the second row"
+    queue.ask(Release(second))
+    queue.tick(1.0)
+    assert not unit.parts
+
+
 def test_a_reader_of_a_snapshot_that_dies_lets_go_of_it(tmp_path: Path) -> None:
     queue = site(tmp_path)
     store(queue, group(1, 1))

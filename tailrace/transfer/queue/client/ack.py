@@ -6,9 +6,10 @@ Outputs that find no room are written again until the ack's timeout. A nack and 
 are one call to the controller. Bad input is refused before anything is sent.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from tailrace.errors import PeerLost, StaleRowError, StorageFull, TailraceError
+from tailrace.errors import ColumnError, LeaseError, PeerLost, StaleRowError, StorageFull, TailraceError
 from tailrace.transfer.queue import base
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client.session import Session
@@ -33,15 +34,26 @@ def ack_rows(
     ordered = ({column: cells[column] for column in task.writes} for cells in outputs.values())
     batch = Batch(session.codec.measure_rows(ordered))
     missed: list[int] = []
-    unwritten: Collection[RowId] = ()
     if task.writes:
-        unwritten = outputs.keys() - {row.id for row in claimed.rows}
-    if task.writes and not unwritten:
+        if foreign := sorted(outputs.keys() - {row.id for row in claimed.rows}):
+            yield from _refuse(session, claimed, foreign)
         missed = yield from _write_outputs(session, claimed, list(outputs), batch, timeout)
     versions = packed_versions(outputs.values())
-    message = Ack(claimed.lease_id, pack(outputs), versions, batch.runs, missed, pack(unwritten))
+    message = Ack(claimed.lease_id, pack(outputs), versions, batch.runs, missed)
     yield from ask(Call(session.controller, message), Accepted)
     session.acked.add(claimed.lease_id, len(outputs))
+
+
+def _refuse(session: Session, claimed: base.Claim, rows: Sequence[RowId]) -> Operation[None]:
+    """Refuse outputs of rows that are not among those of a claim: nothing says which units they belong to.
+
+    Raises:
+        StaleRowError, LeaseError: always. The controller knows whether they are gone, or leased to somebody else.
+    """
+    without_outputs = Ack(claimed.lease_id, pack(rows), packed_versions({} for _ in rows), [], [])
+    with suppress(ColumnError):  # they are under the lease
+        yield from ask(Call(session.controller, without_outputs), Accepted)
+    raise LeaseError(f"{rows[0]} is acked with a claim that it is not in: its outputs are not written")
 
 
 def _write_outputs(

@@ -106,8 +106,7 @@ class Leases:
         facts = acked_facts(message)
         sizes = part_bytes(context.codec, message.runs)
         units = {row: control.units(row) for row in facts}
-        unwritten = row_ids(message.unwritten)
-        retired = control.ack(message.lease_id, facts, missed=message.missed, unwritten=unwritten)
+        retired = control.ack(message.lease_id, facts, missed=message.missed)
         context.journal.append(log.Acked(*incoming.ticket, message))
         for row, nbytes in zip(facts, sizes, strict=False):  # a task without outputs sends no runs
             accounts.grow(row, nbytes, units[row])

@@ -7,6 +7,7 @@ Who waits on whom: nobody on a unit. What it need not store any more is collecte
 then; what it does not hear of because it is gone, the inventory puts right when it comes back.
 """
 
+from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -320,8 +321,8 @@ class UnitAccounts:
         self._sizes: dict[RowId, int] = {}
         self._holds: dict[int, str] = {}
         self._last_hold = first_number()
-        self._held_back: list[tuple[tuple[int, ...], list[RowId]]] = []
-        """Units, and rows that they keep for those who hold."""
+        self._held_back: deque[tuple[int, tuple[int, ...], list[RowId]]] = deque()
+        """The newest hold when rows left, the units, and those rows, which they keep for it and for older ones."""
         self.nbytes = 0
         """Of all rows, each counted once."""
 
@@ -355,7 +356,7 @@ class UnitAccounts:
         for together, leaving in by_units.items():
             self._discount(leaving, together)
             if self._holds:
-                self._held_back.append((together, leaving))
+                self._held_back.append((self._last_hold, together, leaving))
             else:
                 self._units.settle(together, rows=leaving)
 
@@ -377,10 +378,10 @@ class UnitAccounts:
     def release(self, hold: int) -> None:
         """A snapshot has been read; harmless where its hold is gone."""
         self._holds.pop(hold, None)
-        if not self._holds:
-            for units, rows in self._held_back:
-                self._units.settle(units, rows=rows)
-            self._held_back.clear()
+        oldest = min(self._holds, default=self._last_hold + 1)
+        while self._held_back and self._held_back[0][0] < oldest:
+            _, units, rows = self._held_back.popleft()
+            self._units.settle(units, rows=rows)
 
     def lose_client(self, client: str) -> None:
         """A client that was reading a snapshot is gone."""

@@ -271,12 +271,10 @@ class ControlPlane:
         facts: Mapping[RowId, CellFacts],
         *,
         missed: Collection[int] = (),
-        unwritten: Collection[RowId] = (),
     ) -> list[RowId]:
         """Mark leased rows consumed and their outputs, which `facts` tells of, written; return the rows that left.
 
-        `missed`: units that the outputs could not be written to; they count no more as having the rows. `unwritten`:
-        rows whose outputs are nowhere.
+        `missed`: units that the outputs could not be written to; they count no more as having the rows.
 
         Raises:
             StaleRowError, LeaseError: a row is gone, or not under this lease, or no unit has its outputs; nothing was
@@ -290,8 +288,6 @@ class ControlPlane:
         task = self._tasks[lease.task]
         for row, outputs in zip(held, facts.values(), strict=True):
             check_outputs(task.entry.spec, row.meta.id, outputs.lengths)
-            if row.meta.id in unwritten:
-                raise LeaseError(f"{row.meta.id} is acked with a claim that it is not in: its outputs are not written")
             if row.units and not set(row.units).difference(missed):
                 raise StaleRowError(f"the outputs of {row.meta.id} could be written to none of its units {row.units}")
         for row in held if missed else ():
