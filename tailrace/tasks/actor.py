@@ -8,6 +8,8 @@ an update that is interrupted leaves them in the queue, and no row is trained on
 From that step until its ack a row is one that counts no more, should it come again: because the ack failed, because it
 was lost with a storage unit (it is made anew, with its group), or because its lease ended. It is acked then, no more.
 
+It claims for all ranks of the trainer, and hands it whole claims; the trainer shares their samples among its ranks.
+
 With several mini-batches a step, the ratio of the loss needs the log-probabilities of the weights at the start of the
 step: they are computed for each claim as it comes, and the optimizer steps follow when the whole batch is there, in the
 order of the prompts: groups that were whole first are mostly short ones.

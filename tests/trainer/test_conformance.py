@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.config.trainer import SingleTrainerBackend
+from tailrace.config.trainer import AdapterTrainerBackend, SingleTrainerBackend
 from tailrace.conformance.trainer import TrainerContract
 from tests.conftest import TinyModel
 
@@ -29,3 +29,7 @@ class TestSingleWithQwen3(OurContract):
     @classmethod
     def model_dir(cls, tiny_model: TinyModel) -> Path:
         return tiny_model("qwen3")
+
+
+class TestTwoRanksBehindOneObject(TrainerContract):
+    backend = AdapterTrainerBackend(path="tests.trainer.ranks.TwoRanks")

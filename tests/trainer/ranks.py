@@ -1,0 +1,56 @@
+"""A trainer of two ranks behind one object, as the contract has it: data-parallel, both in this process."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tailrace.trainer.backends.single import SingleTrainer
+from tailrace.trainer.base import Loss, TrainSample, UpdateResult
+from tailrace.types import FloatArray
+
+
+class TwoRanks(SingleTrainer):
+    """This object is rank 0 and holds rank 1. Each has all weights and every other group."""
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._other = SingleTrainer(*arguments, **keywords)
+
+    def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        parts = super().log_probs(samples[::2]), self._other.log_probs(samples[1::2])
+        return [parts[number % 2][number // 2] for number in range(len(samples))]
+
+    def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
+        super().accumulate([sample for sample in samples if sample.group_id % 2 == 0], loss)
+        self._other.accumulate([sample for sample in samples if sample.group_id % 2], loss)
+
+    def apply(self) -> UpdateResult:
+        """Add up what the ranks have, and step by all of it."""
+        for mine, theirs in zip(self._model.parameters(), self._other._model.parameters(), strict=True):
+            if theirs.grad is not None:
+                mine.grad = theirs.grad.clone() if mine.grad is None else mine.grad + theirs.grad
+        ours, others = self._sums, self._other._sums
+        ours.losses += others.losses
+        ours.groups += others.groups
+        ours.denominator += others.denominator
+        for name, value in others.metrics.items():
+            ours.metrics[name] = ours.metrics.get(name, 0.0) + value
+        self._other.discard()
+        result = super().apply()
+        self._share()
+        return result
+
+    def discard(self) -> None:
+        super().discard()
+        self._other.discard()
+
+    def load(self, directory: Path) -> None:
+        super().load(directory)
+        self._share()
+
+    @torch.no_grad()
+    def _share(self) -> None:
+        for mine, theirs in zip(self._model.parameters(), self._other._model.parameters(), strict=True):
+            theirs.copy_(mine)
