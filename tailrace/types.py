@@ -11,7 +11,7 @@ Shape legend, used in every docstring of the project:
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,25 @@ class Sample:
     weight_versions: IntArray
     """[R], the version of the weights that made each token."""
     finish_reason: FinishReason
+
+    @classmethod
+    def of(
+        cls,
+        request: Request,
+        tokens: npt.ArrayLike,
+        log_probs: npt.ArrayLike,
+        versions: npt.ArrayLike,
+        reason: FinishReason,
+    ) -> Self:
+        """What has become of `request`: [R] tokens, the log-probability and the version of each. Copies are kept."""
+        return cls(
+            request_id=request.request_id,
+            group_id=request.group_id,
+            response_ids=np.array(tokens, np.int64),
+            rollout_log_probs=np.array(log_probs, np.float32),
+            weight_versions=np.array(versions, np.int64),
+            finish_reason=reason,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -109,7 +109,7 @@ class EngineCore(Core):
                 f"request {request.request_id} needs up to {needed} blocks of {self._config.block_size} tokens, and "
                 f"the cache has {self._least_blocks}; raise kv_cache_gib or lower max_new_tokens"
             )
-        self._stop_rules.rule(request)
+        self._stop_rules.check(request)
 
     def add(self, request: Request) -> None:
         """Queue a request that `check` accepted."""

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from tailrace.engine.base import EngineStats
@@ -90,7 +89,7 @@ class OneByOneCore(Core, ABC):
             RequestError: it can never be.
         """
         check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._vocab_size)
-        self._stop_rules.rule(request)
+        self._stop_rules.check(request)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -141,11 +140,4 @@ class OneByOneCore(Core, ABC):
         )
 
     def _sample(self, request: Request, tokens: list[int], log_probs: list[float], reason: FinishReason) -> Sample:
-        return Sample(
-            request_id=request.request_id,
-            group_id=request.group_id,
-            response_ids=np.array(tokens, np.int64),
-            rollout_log_probs=np.array(log_probs, np.float32),
-            weight_versions=np.full(len(tokens), self._version, np.int64),
-            finish_reason=reason,
-        )
+        return Sample.of(request, tokens, log_probs, [self._version] * len(tokens), reason)

@@ -78,8 +78,9 @@ def test_stop_strings_without_a_tokenizer_are_refused(tiny_model: TinyModel, tmp
     shutil.copytree(tiny_model(family), directory, ignore=shutil.ignore_patterns("tokenizer*"))
     rules = StopRules(directory, eos_ids=(), max_model_len=64)
     with pytest.raises(RequestError, match=r"request 3 has stop strings, and .* has no tokenizer .*; use stop_token"):
-        rules.rule(make_request(3, stop=("x",)))
+        rules.check(make_request(3, stop=("x",)))
+    rules.check(make_request(4))
     assert rules.rule(make_request(4)).max_tokens == 8
     (directory / "tokenizer.json").write_text("{}")
     with pytest.raises(RequestError, match=r"request 5 has stop strings, and .* has no tokenizer"):
-        rules.rule(make_request(5, stop=("x",)))
+        rules.check(make_request(5, stop=("x",)))

@@ -70,14 +70,8 @@ class _Response:
 
     def finish(self, reason: FinishReason) -> Sample:
         made = len(self.versions)
-        return Sample(
-            request_id=self.request.request_id,
-            group_id=self.request.group_id,
-            response_ids=self.script.response_ids[:made].astype(np.int64),
-            rollout_log_probs=self.script.log_probs[:made].astype(np.float32),
-            weight_versions=np.array(self.versions, np.int64),
-            finish_reason=reason,
-        )
+        tokens, log_probs = self.script.response_ids[:made], self.script.log_probs[:made]
+        return Sample.of(self.request, tokens, log_probs, self.versions, reason)
 
 
 class FakeCore(Core):

@@ -79,14 +79,7 @@ class _Response:
         return self.rule.check(token, len(self.tokens))
 
     def finish(self, reason: FinishReason) -> Sample:
-        return Sample(
-            request_id=self.request.request_id,
-            group_id=self.request.group_id,
-            response_ids=np.array(self.tokens, np.int64),
-            rollout_log_probs=np.array(self.log_probs, np.float32),
-            weight_versions=np.array(self.versions, np.int64),
-            finish_reason=reason,
-        )
+        return Sample.of(self.request, self.tokens, self.log_probs, self.versions, reason)
 
 
 class VllmCore(Core):
@@ -126,7 +119,7 @@ class VllmCore(Core):
             RequestError: it can never be.
         """
         check_prompt(request, max_model_len=self.max_model_len, vocab_size=self._architecture.vocab_size)
-        self._stop_rules.rule(request)
+        self._stop_rules.check(request)
         if reason := unsupported(request.sampling):
             raise RequestError(f"request {request.request_id} has {reason}")
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tailrace.engine.scheduling.blocks import Node
 from tailrace.engine.scheduling.step import Draw
 from tailrace.engine.scheduling.stopping import StopRule
@@ -80,11 +78,4 @@ class Sequence:
 
     def finish(self, reason: FinishReason) -> Sample:
         """The sample that it has become."""
-        return Sample(
-            request_id=self.request.request_id,
-            group_id=self.request.group_id,
-            response_ids=np.array(self.tokens[self.prompt_length :], np.int64),
-            rollout_log_probs=np.array(self.log_probs, np.float32),
-            weight_versions=np.array(self.versions, np.int64),
-            finish_reason=reason,
-        )
+        return Sample.of(self.request, self.tokens[self.prompt_length :], self.log_probs, self.versions, reason)

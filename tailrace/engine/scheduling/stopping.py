@@ -74,26 +74,29 @@ class StopRules:
         self._eos_ids = eos_ids
         self._max_model_len = max_model_len
 
-    def rule(self, request: Request) -> StopRule:
-        """What ends this request's response.
+    def check(self, request: Request) -> None:
+        """Whether this request's response can be ended as it asks.
 
         Raises:
             RequestError: it has stop strings, and the model has no tokenizer to find them with.
         """
-        detokenize = None
-        if request.sampling.stop:
-            try:
-                detokenize = self._detokenize
-            except Exception as error:  # the tokenizers library raises bare Exceptions
-                raise RequestError(
-                    f"request {request.request_id} has stop strings, and {self._model_dir} has no tokenizer to find "
-                    f"them with; use stop_token_ids, or add the tokenizer's files ({one_line(error)})"
-                ) from error
+        if not request.sampling.stop:
+            return
+        try:
+            _ = self._detokenize
+        except Exception as error:  # the tokenizers library raises bare Exceptions
+            raise RequestError(
+                f"request {request.request_id} has stop strings, and {self._model_dir} has no tokenizer to find "
+                f"them with; use stop_token_ids, or add the tokenizer's files ({one_line(error)})"
+            ) from error
+
+    def rule(self, request: Request) -> StopRule:
+        """What ends the response of a request that `check` accepted."""
         return StopRule(
             request.sampling,
             eos_ids=self._eos_ids,
             room=self._max_model_len - len(request.prompt_ids),
-            detokenize=detokenize,
+            detokenize=self._detokenize if request.sampling.stop else None,
         )
 
     @functools.cached_property
