@@ -15,6 +15,7 @@ import torch
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Score
 from tailrace.cluster.room import check_this_machine
+from tailrace.config.base import GIB
 from tailrace.config.recipe_text import write_yaml
 from tailrace.config.run import RunConfig
 from tailrace.config.written import shown
@@ -22,7 +23,7 @@ from tailrace.engine.factory import make_backend
 from tailrace.errors import quoted
 from tailrace.host.compute import prepare_torch
 from tailrace.models.info import describe_model
-from tailrace.planning.estimate import GIB, Estimate, MachineSpeed, ModelSize, estimate
+from tailrace.planning.estimate import Estimate, MachineSpeed, ModelSize, estimate
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.checks import check_recipe

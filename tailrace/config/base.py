@@ -32,6 +32,8 @@ Processes = Annotated[int, Field(gt=0, le=1024)]
 """Or threads, of one machine."""
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Bytes = Annotated[int, Field(gt=0, le=2**50)]
+GIB = 2**30
+"""Bytes in a GiB."""
 LOWEST_TEMPERATURE = 0.001
 """Log-probabilities are divided by a temperature: with less they lose what precision they have, or are no numbers."""
 Seconds = Annotated[float, Field(ge=0.001, le=1e6)]

@@ -5,6 +5,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from tailrace.config.base import GIB
 from tailrace.config.engine import EngineConfig, SamplingConfig
 from tailrace.engine.backends.base import Backend
 from tailrace.engine.base import Engine
@@ -12,7 +13,6 @@ from tailrace.engine.factory import make_backend
 from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
 from tailrace.models.loading import check_model
-from tailrace.planning.estimate import GIB
 
 
 def check_engine(config: EngineConfig, model_dir: Path, *, device: str, here: bool = True) -> None:

@@ -5,10 +5,10 @@ from typing import Self
 
 import torch
 
+from tailrace.config.base import GIB
 from tailrace.errors import ConfigError
 from tailrace.models.architecture import Architecture
 
-GIB = 2**30
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 """What configurations call them."""
 

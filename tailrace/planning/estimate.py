@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from tailrace.config.cluster import PoolConfig
 from tailrace.config.run import RunConfig
 
-GIB = 2**30
 BYTES = {"bfloat16": 2, "float32": 4}
 PROCESS_BYTES = 350 * 2**20
 """Of a worker process without weights and cache: Python with torch."""

@@ -16,6 +16,7 @@ from typing import Self
 
 import psutil
 
+from tailrace.config.base import GIB
 from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import RewardError, UserError
 from tailrace.rewards.base import CORRECT, Grade, GradingRequest
@@ -158,8 +159,8 @@ def _check_room(workers: int) -> None:
     available = psutil.virtual_memory().available
     if workers * _WORKER_BYTES > available:
         raise UserError(
-            f"rewards.workers {workers} would take about {workers * _WORKER_BYTES / 2**30:.1f} GiB, and "
-            f"{available / 2**30:.1f} GiB are free; lower it"
+            f"rewards.workers {workers} would take about {workers * _WORKER_BYTES / GIB:.1f} GiB, and "
+            f"{available / GIB:.1f} GiB are free; lower it"
         )
 
 

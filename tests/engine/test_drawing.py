@@ -12,7 +12,7 @@ from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.collectives.shared_memory import SharedMemoryCollective
 from tailrace.engine.kernels.build import AVX512_BF16
 from tailrace.engine.sampling.cpu import CpuDrawing
-from tailrace.engine.sampling.drawing import BLOCK, Drawing, Drawn, TorchDrawing
+from tailrace.engine.sampling.drawing import BLOCK, Drawing, DrawInputs, Drawn, TorchDrawing
 from tailrace.host.cpu import cpu_flags
 
 needs_avx512_bf16 = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="this CPU has no AVX512-BF16")
@@ -41,7 +41,7 @@ def draw(
     padded = torch.full((rows, width * collective.size), torch.nan)  # padding may hold anything
     padded[:, :vocabulary] = logits_NV
     own = padded[:, collective.rank * width : (collective.rank + 1) * width].contiguous()
-    return make(collective).draw(own, torch.full((rows,), greedy), scale_N, uniforms_N, vocabulary)
+    return make(collective).draw(DrawInputs(own, torch.full((rows,), greedy), scale_N, uniforms_N, vocabulary))
 
 
 @both

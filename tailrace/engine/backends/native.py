@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from tailrace.config.base import GIB
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.report import adaptive_tp_event
 from tailrace.engine.backends.base import Backend, limited_context
@@ -16,7 +17,7 @@ from tailrace.engine.kv_cache import DTYPES
 from tailrace.errors import ConfigError
 from tailrace.events import EventLog
 from tailrace.models.architecture import read_architecture
-from tailrace.planning.estimate import GIB, PROCESS_BYTES, EngineSize
+from tailrace.planning.estimate import PROCESS_BYTES, EngineSize
 
 
 class NativeEngine(DrivenEngine):

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tailrace.config.base import GIB
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
 from tailrace.engine.backends.base import Backend, limited_context
 from tailrace.engine.base import Engine, EngineStats
@@ -34,7 +35,7 @@ from tailrace.engine.model.weights import Weights, check_weights
 from tailrace.engine.scheduling.stopping import StopRule, StopRules
 from tailrace.errors import ConfigError, EngineError, ModelError, RequestError, one_line
 from tailrace.models.architecture import read_architecture
-from tailrace.planning.estimate import GIB, EngineSize
+from tailrace.planning.estimate import EngineSize
 from tailrace.types import FinishReason, Request, Sample, WeightVersion
 
 LOWEST_TEMPERATURE = 0.01

@@ -5,6 +5,7 @@ import time
 
 import torch
 
+from tailrace.config.base import GIB
 from tailrace.config.engine import LinkConfig
 from tailrace.engine.collectives.base import Collective, NativeExchange, address_of
 from tailrace.engine.kernels import build
@@ -37,7 +38,7 @@ class EmulatedLink(Collective):
         self.rank, self.size = collective.rank, collective.size
         self._collective = collective
         self._latency_ns = link.latency_us * 1e3
-        self._ns_per_byte = 1e9 / (link.bandwidth_gib_per_s * 2**30)
+        self._ns_per_byte = 1e9 / (link.bandwidth_gib_per_s * GIB)
         self._link: _Link | None = None  # C++ keeps its address
         if (native := collective.native) is not None:
             self._link = _Link(

@@ -16,7 +16,7 @@ from typing import Self
 import msgspec
 import torch
 
-from tailrace.engine.kv_cache import GIB
+from tailrace.config.base import GIB
 from tailrace.engine.memory import MEMORY_BACKED, memory_backed
 from tailrace.errors import EngineError
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from math import lcm
 from multiprocessing.connection import wait
 
+from tailrace.config.base import GIB
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.collectives.factory import meeting_bytes
 from tailrace.engine.collectives.rendezvous import rendezvous
-from tailrace.engine.kv_cache import GIB
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.wire import Answer, Measure, Meet, Order, Switch
 from tailrace.engine.scheduling.migration import Migration

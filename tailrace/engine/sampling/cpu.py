@@ -4,12 +4,11 @@ import ctypes
 from ctypes import c_int, c_int64, c_void_p
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tailrace.engine.collectives.base import Collective
 from tailrace.engine.kernels.build import AVX512_BF16, load
-from tailrace.engine.sampling.drawing import BLOCK, Drawn, own_tokens
+from tailrace.engine.sampling.drawing import BLOCK, DrawInputs, Drawn, own_tokens
 
 
 class CpuDrawing:
@@ -28,15 +27,9 @@ class CpuDrawing:
         assert collective.size == 1 or native is not None, "C++ has to be able to call the exchange"
         self._exchange = (native.gather, native.exchange) if native is not None else (None, None)
 
-    def draw(
-        self,
-        logits_NV: torch.Tensor,
-        greedy_N: torch.Tensor,
-        scale_N: torch.Tensor,
-        uniforms_N: npt.NDArray[np.float64],
-        vocab_size: int,
-    ) -> Drawn:
+    def draw(self, inputs: DrawInputs) -> Drawn:
         """See `Drawing`."""
+        logits_NV, greedy_N, scale_N, uniforms_N, vocab_size = inputs
         rows, width = logits_NV.shape
         rank, ranks = self._collective.rank, self._collective.size
         drawn = Drawn(np.empty(rows, np.int64), np.empty(rows), np.empty(rows))

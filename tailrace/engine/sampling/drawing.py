@@ -25,6 +25,21 @@ CPU_ENTRIES = 2**16
 """Logits whose exponentials a CPU holds at a time: they stay in its cache."""
 
 
+class DrawInputs(NamedTuple):
+    """What N tokens are drawn from."""
+
+    logits_NV: torch.Tensor
+    """[N, V_local] fp32, this rank's, V_local a multiple of BLOCK; `draw` sets those beyond the vocabulary to -inf."""
+    greedy_N: torch.Tensor
+    """bool"""
+    scale_N: torch.Tensor
+    """fp32"""
+    uniforms_N: npt.NDArray[np.float64]
+    """In [0, 1)."""
+    vocab_size: int
+    """Tokens of all ranks together."""
+
+
 class Drawn(NamedTuple):
     """N tokens, the same on every rank."""
 
@@ -38,22 +53,8 @@ class Drawn(NamedTuple):
 class Drawing(Protocol):
     """How one rank takes part."""
 
-    def draw(
-        self,
-        logits_NV: torch.Tensor,
-        greedy_N: torch.Tensor,
-        scale_N: torch.Tensor,
-        uniforms_N: npt.NDArray[np.float64],
-        vocab_size: int,
-    ) -> Drawn:
-        """Invert each row's cumulative weights at a number in [0, 1); of greedy rows take the first of the likeliest.
-
-        Args:
-            logits_NV: [N, V_local] fp32, this rank's, V_local a multiple of BLOCK; those beyond the vocabulary are set
-                to -inf.
-            greedy_N: bool.
-            scale_N: fp32.
-            vocab_size: Tokens of all ranks together.
+    def draw(self, inputs: DrawInputs) -> Drawn:
+        """Invert each row's cumulative weights at its number; of greedy rows take the first of the likeliest.
 
         Raises:
             EngineError: a rank did not take part.
@@ -79,15 +80,9 @@ class TorchDrawing:
 
     collective: Collective
 
-    def draw(
-        self,
-        logits_NV: torch.Tensor,
-        greedy_N: torch.Tensor,
-        scale_N: torch.Tensor,
-        uniforms_N: npt.NDArray[np.float64],
-        vocab_size: int,
-    ) -> Drawn:
+    def draw(self, inputs: DrawInputs) -> Drawn:
         """See `Drawing`."""
+        logits_NV, greedy_N, scale_N, uniforms_N, vocab_size = inputs
         logits_NV[:, own_tokens(self.collective.rank, logits_NV.shape[1], vocab_size) :] = -torch.inf
         maxima_N, likeliest_N = self._likeliest(logits_NV)
         blocks = -(-vocab_size // BLOCK)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tailrace.engine.collectives.base import Collective
-from tailrace.engine.sampling.drawing import Drawing, own_tokens, whole_rows
+from tailrace.engine.sampling.drawing import Drawing, DrawInputs, own_tokens, whole_rows
 from tailrace.errors import EngineError
 
 FIRST_CANDIDATES = 256
@@ -133,7 +133,7 @@ class Sampler:
         """
         if rows.filters is not None:
             self._filter(logits_NV, rows.scale_N, rows.filters)
-        drawn = self._drawing.draw(logits_NV, rows.greedy_N, rows.scale_N, uniforms_N, self._vocab_size)
+        drawn = self._drawing.draw(DrawInputs(logits_NV, rows.greedy_N, rows.scale_N, uniforms_N, self._vocab_size))
         if not np.isfinite(drawn.totals_N).all():
             raise EngineError("the logits are not finite; were the last weights?")
         return drawn.tokens_N.tolist(), (np.log(drawn.weights_N) - np.log(drawn.totals_N)).tolist()
