@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from tailrace.events import Event
+from tailrace.registers.events import EventKind
 
 POOLS = {"rollout-0": "rollout", "trainer": "trainer"}
 """Of the workers whose time is looked at."""
@@ -37,7 +38,7 @@ class Turn:
         lines = (directory / "events.jsonl").read_text().splitlines()
         self.events: list[Event] = [msgspec.json.decode(line, type=Event) for line in lines]
         self.cpu: dict[str, float] = json.loads((directory / "cpu.json").read_text())
-        steps = [event for event in self.events if event.task == "step"]
+        steps = [event for event in self.events if event.task == EventKind.STEP]
         self.steps: Sequence[Event] = steps[warm_up:]
         """Those that count."""
         self.window = Window(steps[warm_up - 1].end, steps[-1].end)
@@ -51,7 +52,7 @@ class Turn:
         """Of a pool's time in these states of its activity."""
         inside = {state: 0.0 for state in ("busy", "weights", "data", "idle")}
         for event in self.events:
-            if event.task == "activity" and POOLS.get(event.worker) == pool and event.end > event.start:
+            if event.task == EventKind.ACTIVITY and POOLS.get(event.worker) == pool and event.end > event.start:
                 part = self.window.of(event) / (event.end - event.start)
                 for state, seconds in event.metrics.items():
                     inside[state] += part * seconds
@@ -78,7 +79,9 @@ class Turn:
         Those of both pools added up, so at least that in which either does.
         """
         stopped = sum(
-            self.window.of(event) for event in self.events if event.task in ("weights_publish", "update_weights")
+            self.window.of(event)
+            for event in self.events
+            if event.task in (EventKind.WEIGHTS_PUBLISH, EventKind.UPDATE_WEIGHTS)
         )
         waiting = sum(self.share(pool, "weights") for pool in POOLS.values())
         return waiting + stopped / self.window.seconds
@@ -92,7 +95,7 @@ class Turn:
         seen = {
             POOLS[event.actor]: event.info["cores"]
             for event in self.events
-            if event.task == "worker_started" and event.actor in POOLS
+            if event.task == EventKind.WORKER_STARTED and event.actor in POOLS
         }
         wanted = {pool: [core] for pool, core in cores.items()}
         if seen != wanted:

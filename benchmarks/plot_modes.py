@@ -13,6 +13,7 @@ from bench_pipeline import BUILD, MODES, WARM_UP
 from pipeline_figures import Turn
 
 from tailrace.events import Event
+from tailrace.registers.events import EventKind
 
 PICTURE = Path(__file__).parent.parent / "docs" / "images" / "modes.svg"
 
@@ -39,13 +40,13 @@ def bars(events: Sequence[Event]) -> Iterator[Bar]:
     """What is drawn of a run's events."""
     published: dict[int, float] = {}
     for event in sorted(events, key=lambda event: event.start):
-        if event.task == "rollout":
+        if event.task == EventKind.ROLLOUT:
             yield Bar("rollout", event.start, event.end, event.step)
-        elif event.task in ("actor", "optimizer"):
+        elif event.task in (EventKind.ACTOR, EventKind.OPTIMIZER):
             yield Bar("trainer", event.start, event.end, event.step)
-        elif event.task == "weights_publish" and event.version is not None:
+        elif event.task == EventKind.WEIGHTS_PUBLISH and event.version is not None:
             published[event.version] = event.start
-        elif event.task == "update_weights":
+        elif event.task == EventKind.UPDATE_WEIGHTS:
             yield Bar("weights", published.get(event.version or 0, event.start), event.end, None)
 
 

@@ -12,6 +12,7 @@ from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
 from tailrace.host.compute import prepare_torch
+from tailrace.registers.events import EventKind
 from tailrace.run.colocated import build_pipeline, open_parts
 from tailrace.run.inputs import load_inputs
 from tailrace.run.queue import open_queue, run_table
@@ -23,7 +24,7 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "quickstart.yaml"
 
 def take_turns(event: Event) -> None:
     """A sink: after each step, report it and wait for the next turn."""
-    if event.task == "step":
+    if event.task == EventKind.STEP:
         gate.done(
             seconds=event.end - event.start,
             reward=event.metrics["reward"],

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Literal, ParamSpec, TypeVar
 
 from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -55,7 +56,7 @@ class Activity:
             begin, seconds = self._begin, self._seconds
             self._begin, self._seconds = self._counted_to, dict.fromkeys(STATES, 0.0)
             end = self._counted_to
-        self._log.emit(Event(task="activity", actor=self._actor, start=begin, end=end, metrics=seconds))
+        self._log.emit(Event(task=EventKind.ACTIVITY, actor=self._actor, start=begin, end=end, metrics=seconds))
 
     @contextmanager
     def _in(self, state: State) -> Iterator[None]:

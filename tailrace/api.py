@@ -22,6 +22,7 @@ from tailrace.errors import ConfigError
 from tailrace.events import read_events
 from tailrace.host.interrupt import Interrupt
 from tailrace.prompts.given import prompts_section, written_rows
+from tailrace.registers.events import EventKind
 from tailrace.rewards.given import reward_section
 
 if TYPE_CHECKING:
@@ -113,8 +114,8 @@ class Trainer:
             directory=directory.path,
             model=directory.model,
             report=directory.report,
-            metrics=last.get("step", {}),
-            evaluation=last.get("evaluation", {}),
+            metrics=last.get(EventKind.STEP, {}),
+            evaluation=last.get(EventKind.EVALUATION, {}),
         )
 
     def init_engines(self, *, workers: Collection[str] | None = None) -> "Engines":

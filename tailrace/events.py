@@ -15,13 +15,14 @@ from typing import Any
 import msgspec
 
 from tailrace.errors import UNREADABLE, UserError
+from tailrace.registers.events import About, EventKind, about
 
 
 class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Who did what, from when to when, how much of it, with which weights."""
 
     task: str
-    """rollout, sample, reward, advantage, actor, update_weights, evaluation, checkpoint, step, run …"""
+    """What was done: an `EventKind`, or a task of a caller's own."""
     actor: str
     """Who of them did it: driver, rollout, engine, reward, trainer … A row of the timeline for each worker."""
     start: float
@@ -41,11 +42,13 @@ class Event(msgspec.Struct, kw_only=True, omit_defaults=True):
     worker: str = ""
     """The process that did it, such as rollout-0; empty for the run's own."""
 
+    @property
+    def about(self) -> About:
+        """How events of its kind are shown and counted."""
+        return about(self.task)
+
 
 Sink = Callable[[Event], None]
-
-SAMPLES_TASK = "samples"
-"""Of events that carry texts for people, see `tailrace.report.samples`."""
 
 
 class EventLog:
@@ -120,7 +123,7 @@ class EventFile:
         Raises:
             UserError: it cannot be written.
         """
-        if event.task == SAMPLES_TASK:
+        if event.task == EventKind.SAMPLES:
             return
         try:
             self._file.write(msgspec.json.encode(event) + b"\n")

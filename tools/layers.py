@@ -7,16 +7,17 @@ may import, so that nothing can be imported in a circle. `python -m tools.layers
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 
-NOUNS = {"errors", "events", "host", "config", "types"}
+NOUNS = {"errors", "events", "host", "config", "registers", "types"}
 """What everybody above may import."""
 
 ROOMS: Mapping[str, Mapping[str, set[str]]] = {
     "tailrace": {
         "errors": set(),
+        "registers": set(),
         "host": {"errors"},
-        "events": {"errors"},
-        "activity": {"events"},
-        "config": {"errors", "host"},
+        "events": {"errors", "registers"},
+        "activity": {"events", "registers"},
+        "config": {"errors", "host", "registers"},
         "types": {"config"},
         "algorithms": NOUNS,
         "rewards": NOUNS,

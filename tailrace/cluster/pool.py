@@ -21,6 +21,7 @@ from tailrace.cluster.base import Cluster, Report, WorkerHandle, WorkerSpec, eac
 from tailrace.config.cluster import ClusterConfig
 from tailrace.errors import ClusterError, TailraceError, WorkerDied
 from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
 
 _WINDOW_S = 600.0
 _LAST_WORDS_S = 5.0
@@ -205,7 +206,9 @@ class Pool:
         self._handles[index] = handle
         self._tell_change()
         info = dict(handle.facts)
-        self._log.emit(Event(task="worker_started", actor=handle.name, start=began, end=self._log.now(), info=info))
+        self._log.emit(
+            Event(task=EventKind.WORKER_STARTED, actor=handle.name, start=began, end=self._log.now(), info=info)
+        )
 
     async def _tend(self, index: int) -> None:
         while True:
@@ -265,7 +268,7 @@ class Pool:
             self._tell_change()
         now = self._log.now()
         info = {"pid": death.pid, "how": death.how}
-        self._log.emit(Event(task="worker_died", actor=death.worker, start=now, end=now, info=info))
+        self._log.emit(Event(task=EventKind.WORKER_DIED, actor=death.worker, start=now, end=now, info=info))
 
     def _tell_change(self) -> None:
         self._changed.set()

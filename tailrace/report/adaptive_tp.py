@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tailrace.events import Event
-from tailrace.report.figures import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, Figure
+from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind
+from tailrace.report.figures import Figure
 from tailrace.report.run_data import RunData
 from tailrace.report.workers import worker_order
 
@@ -16,7 +17,7 @@ _ENGINE_COLOURS = (ORANGE, GREEN, PURPLE, BLUE)
 
 def adaptive_tp_figure(run: RunData) -> Figure | None:
     """Unfinished responses and TP over the time of the run; nothing where no engine decided about TP."""
-    events = list(run.of("adaptive_tp"))[-_SHOWN:]
+    events = list(run.of(EventKind.ADAPTIVE_TP))[-_SHOWN:]
     if not events:
         return None
     kept = [event for event in events if not _changes(event) and "decision" in event.info]

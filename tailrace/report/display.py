@@ -22,8 +22,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.events import Event
+from tailrace.registers.events import EventKind, title
 from tailrace.report.progress import Progress
-from tailrace.report.run_data import first_and_last
+from tailrace.report.run_data import first_and_last, shown_step
 from tailrace.report.text import duration, metric
 from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_of, worker_order
 
@@ -76,20 +77,20 @@ class Display:
         """Take one event; one that says nothing to the display is passed over."""
         with self._lock:
             self._progress.add(event, at=time.monotonic())
-            for error in self._new_failures(event):
-                self._console.print(f"grading failed · {error}", markup=False, highlight=False, soft_wrap=True)
-            if event.task == "warning":
-                self._console.print(warning_text(event), markup=False, highlight=False, soft_wrap=True)
-            if _is_death(event) and self._console.is_interactive:
-                self._console.print(death_text(event), markup=False, highlight=False, soft_wrap=True)
-            if not self._console.is_interactive:
-                for line in plain_lines(event, self._progress):
-                    self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            for line in self._lines(event):
+                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _lines(self, event: Event) -> Iterator[str]:
+        """What is written above a live display, or into a log file."""
+        for error in self._new_failures(event):
+            yield f"grading failed · {error}"
+        if event.about.is_urgent or not self._console.is_interactive:
+            yield from plain_lines(event, self._progress)
 
     def _new_failures(self, event: Event) -> Iterator[str]:
         """The first error of each kind that grading failed with, and its traceback: how often is among the figures."""
         tracebacks = event.info.get("tracebacks", {})
-        for error in event.info.get("errors", ()) if event.task in ("reward", "evaluation") else ():
+        for error in event.info.get("errors", ()) if event.task in (EventKind.REWARD, EventKind.EVALUATION) else ():
             kind = str(error).partition(":")[0].partition(" (")[0]
             if kind not in self._failures:
                 self._failures.add(kind)
@@ -101,35 +102,30 @@ class Display:
 
 
 def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
-    """What a log file says of an event: a line for a start, a step, an evaluation or something written."""
-    if event.task == "run":
-        yield progress.headline
-    elif event.task == "step" and event.step is not None:
-        said = [name for name in _LINE if _says_something(name, (event.metrics.get(name),))]
-        figures = [f"{name} {metric(name).write(event.metrics[name])}" for name in said]
-        warnings = [f"{name} {event.metrics[name]:.0f}" for name in _WARNINGS if event.metrics.get(name)]
-        left = f"{duration(progress.remaining)} left" if progress.remaining else "done"
-        took = duration(event.end - event.start)
-        yield " · ".join([f"step {event.step + 1}/{progress.total_steps}", *figures, *warnings, took, left])
-    elif event.task == "evaluation" and event.step is not None:
-        figures = [f"{name} {metric(name).write(value)}" for name, value in event.metrics.items()]
-        yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
-    elif _is_death(event):
-        yield death_text(event)
-    elif event.task == "worker_started" and event.info.get("pid") and worker_of(event) in progress.dead:
-        yield f"{worker_of(event)} started again (process {event.info['pid']})"
-    elif event.task in ("checkpoint", "export") and "path" in event.info:
-        yield f"{event.task} · {event.info['path']}"
+    """What a log file says of an event: a line for a start, a step, an evaluation, a worker or what the kind tells."""
+    match event.task:
+        case EventKind.RUN:
+            yield progress.headline
+        case EventKind.STEP if event.step is not None:
+            yield _step_line(event, progress)
+        case EventKind.EVALUATION if event.step is not None:
+            figures = [f"{name} {metric(name).write(value)}" for name, value in event.metrics.items()]
+            yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
+        case EventKind.WORKER_DIED if kind_of(worker_of(event)) != "trainer":  # the run itself tells that one's
+            yield death_text(event)
+        case EventKind.WORKER_STARTED if event.info.get("pid") and worker_of(event) in progress.dead:
+            yield f"{worker_of(event)} started again (process {event.info['pid']})"
+        case task if event.about.tells in event.info:
+            yield f"{title(task)} · {event.info[event.about.tells]}"
 
 
-def warning_text(event: Event) -> str:
-    """What a run warned of, in a line."""
-    return f"warning · {event.info.get('text')}"
-
-
-def _is_death(event: Event) -> bool:
-    """One to tell of: that of the trainer is told by the run itself, with where it goes on."""
-    return event.task == "worker_died" and kind_of(worker_of(event)) != "trainer"
+def _step_line(event: Event, progress: Progress) -> str:
+    said = [name for name in _LINE if _says_something(name, (event.metrics.get(name),))]
+    figures = [f"{name} {metric(name).write(event.metrics[name])}" for name in said]
+    warnings = [f"{name} {event.metrics[name]:.0f}" for name in _WARNINGS if event.metrics.get(name)]
+    left = f"{duration(progress.remaining)} left" if progress.remaining else "done"
+    took = duration(event.end - event.start)
+    return " · ".join([f"step {shown_step(event)}/{progress.total_steps}", *figures, *warnings, took, left])
 
 
 def draw(progress: Progress, *, now: float) -> RenderableType:
@@ -229,7 +225,7 @@ def _time_split(seconds: dict[str, float]) -> RenderableType:
     for (task, spent), colour in zip(seconds.items(), cycle(_COLOURS), strict=False):
         if spent > 0:
             bar.append("█" * round(_BAR_WIDTH * spent / total), style=colour)
-            legend.append(Text.assemble(("■ ", colour), f"{task.replace('_', ' ')} {100 * spent / total:.0f} %"))
+            legend.append(Text.assemble(("■ ", colour), f"{title(task)} {100 * spent / total:.0f} %"))
     return Group(bar, Columns(legend, padding=(0, 2)))
 
 

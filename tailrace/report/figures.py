@@ -9,32 +9,9 @@ from typing import Any
 import numpy as np
 
 from tailrace.events import Event
+from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind, about, title
 from tailrace.report.run_data import RunData, metric_names, metric_series, shown_step
 from tailrace.report.text import metric
-
-BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4285c9", "#d97f26", "#22997a", "#cf4f45", "#9069c6", "#84909c"
-
-TASK_COLOURS = {
-    "sample": "#7fb0de",
-    "rollout": BLUE,
-    "reward": ORANGE,
-    "reference": "#b59a2b",
-    "advantage": "#c978a6",
-    "actor": GREEN,
-    "optimizer": "#5fbf9f",
-    "update_weights": RED,
-    "weights_publish": "#a8559b",
-    "weights_transfer": "#e2958c",
-    "weights_wait": "#c3a06a",
-    "weights_drain": "#8f8fc0",
-    "weights_in_flight": "#b9a09d",
-    "evaluation": PURPLE,
-    "worker_started": "#9aa84f",
-    "checkpoint": "#a4734b",
-    "export": "#b7a595",
-    "step": GREY,
-}
-"""Legible on white and on black, and told apart by people who confuse red and green."""
 
 _STEP = "Training step"
 _CHARTED = frozenset(
@@ -261,7 +238,7 @@ def task_time_figure(events: Sequence[Event]) -> Figure | None:
     data = []
     for name, colour in zip(names, task_colours([name.removeprefix("time/") for name in names]), strict=True):
         steps, seconds = metric_series(events, name)
-        task = name.removeprefix("time/").replace("_", " ")
+        task = title(name.removeprefix("time/"))
         hover = "step %{x}: %{y:.2f} s"
         data.append(
             {"type": "bar", "name": task, "x": steps, "y": seconds, "marker": {"color": colour}, "hovertemplate": hover}
@@ -279,7 +256,7 @@ def task_time_figure(events: Sequence[Event]) -> Figure | None:
 def failures_figure(run: RunData) -> Figure | None:
     """Gradings that failed, by kind; nothing where none did."""
     kinds: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-    for event in run.of("reward"):
+    for event in run.of(EventKind.REWARD):
         for kind, count in (event.info.get("failures") or {}).items():
             kinds[kind][0 if event.step is None else shown_step(event)] += count
     if not kinds:
@@ -305,7 +282,7 @@ def failures_figure(run: RunData) -> Figure | None:
 def task_colours(tasks: Iterable[str]) -> list[str]:
     """A colour for each task: its own, or one of those that are left."""
     spare = (RED, PURPLE, ORANGE, GREEN, BLUE, GREY)
-    return [TASK_COLOURS.get(task) or spare[index % len(spare)] for index, task in enumerate(tasks)]
+    return [about(task).colour or spare[index % len(spare)] for index, task in enumerate(tasks)]
 
 
 def moving_mean(values: Sequence[float], window: int) -> list[float]:

@@ -14,6 +14,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from tailrace.events import Event
+from tailrace.registers.events import EventKind
 from tailrace.report.adaptive_tp import adaptive_tp_figure
 from tailrace.report.figures import Section, detail_sections, progress_sections
 from tailrace.report.run_data import (
@@ -100,7 +101,7 @@ def _json(value: Any) -> Markup:
 def _warnings(run: RunData) -> Iterator[tuple[str, str]]:
     """When each kind of warning was given, and the last of its texts."""
     kinds: dict[str, list[Event]] = {}
-    for event in run.of("warning"):
+    for event in run.of(EventKind.WARNING):
         kinds.setdefault(str(event.info["kind"]), []).append(event)
     for events in kinds.values():
         more = f", {len(events)} times since step {shown_step(events[0])}" if len(events) > 1 else ""
@@ -215,7 +216,7 @@ def _staleness_card(run: RunData) -> Iterator[Card]:
 
 
 def _deaths_card(run: RunData) -> Iterator[Card]:
-    died = Counter(map(worker_of, run.of("worker_died")))
+    died = Counter(map(worker_of, run.of(EventKind.WORKER_DIED)))
     if died:
         workers = ", ".join(f"{worker} × {times}" if times > 1 else worker for worker, times in died.items())
         yield Card("Deaths of workers", number(died.total()), f"{workers}; {restarts(run)} started anew", warning=True)
@@ -223,7 +224,7 @@ def _deaths_card(run: RunData) -> Iterator[Card]:
 
 def _expired_card(run: RunData) -> Iterator[Card]:
     """The queue's counts at the end: it keeps them in checkpoints."""
-    *_, last = ({}, *(event.metrics for event in run.of("queue")))
+    *_, last = ({}, *(event.metrics for event in run.of(EventKind.QUEUE)))
     rows = {name.removeprefix("expired/"): n for name, n in last.items() if name.startswith("expired/") and n}
     if rows:
         tasks = ", ".join(f"{task} {number(count)}" for task, count in rows.items())

@@ -6,26 +6,12 @@ from collections import defaultdict, deque
 from collections.abc import Mapping
 
 from tailrace.events import Event
+from tailrace.registers.events import EventKind
 from tailrace.report.text import setting
 from tailrace.report.workers import worker_of
 
 _LATELY = 10
 """What a worker said of its time lately: so many events."""
-_NEXT = {
-    "run": "starting",
-    "rollout": "grading",
-    "reward": "training",
-    "reference": "training",
-    "advantage": "training",
-    "actor": "training",
-    "optimizer": "training",
-    "update_weights": "generating",
-    "step": "generating",
-    "evaluation": "generating",
-    "checkpoint": "generating",
-    "export": "finished",
-}
-"""What usually follows the end of a task."""
 
 
 class Progress:
@@ -62,18 +48,18 @@ class Progress:
         """Take an event that arrived at the monotonic time `at`; pass over what is not known."""
         self._last_end = max(self._last_end, event.end)
         self._seen_at = at
-        if event.task == "run":
+        if event.task == EventKind.RUN:
             self._add_run(event)
-        elif event.task == "step":
+        elif event.task == EventKind.STEP:
             self._add_step(event)
-        elif event.task == "activity":
+        elif event.task == EventKind.ACTIVITY:
             self.activities[worker_of(event)].append(event.metrics)
-        elif event.task == "queue":
+        elif event.task == EventKind.QUEUE:
             self.queue = event.metrics
-        elif event.task == "worker_died":
+        elif event.task == EventKind.WORKER_DIED:
             self.deaths += 1
             self.dead.add(worker_of(event))
-        elif event.task == "evaluation":
+        elif event.task == EventKind.EVALUATION:
             self._add_evaluation(event)
         self._follow(event)
 
@@ -122,10 +108,10 @@ class Progress:
 
     def _follow(self, event: Event) -> None:
         """Guess what is going on from what has just ended."""
-        if event.task == "sample":
+        if event.task == EventKind.SAMPLE:
             self._responses += 1
             self.phase = f"generating: {self._responses} responses finished"
             return
-        if event.task == "step":
+        if event.task == EventKind.STEP:
             self._responses = 0
-        self.phase = _NEXT.get(event.task, self.phase)
+        self.phase = event.about.phase or self.phase

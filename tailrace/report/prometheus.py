@@ -1,16 +1,25 @@
-"""A sink that serves what a run does to Prometheus, as it happens."""
+"""A sink that serves what a run does to Prometheus, as it happens; `tailrace.registers` has the series."""
+
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.metrics import MetricWrapperBase
 
 from tailrace.activity import STATES
 from tailrace.events import Event
 from tailrace.host.metrics_server import MetricsServer
-from tailrace.report.workers import VERSION_TASKS, worker_of
+from tailrace.registers import prometheus as series
+from tailrace.registers.events import ABOUT, EventKind
+from tailrace.registers.prometheus import Series
+from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS, TASK_ROWS
+from tailrace.report.workers import worker_of
 
 SETTING = "observe.metrics_port"
-"""Who asks for the port."""
+"""The key of a recipe that gives the port."""
 _STALENESS = "staleness/"
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+
+M = TypeVar("M", bound=MetricWrapperBase)
 
 
 class PrometheusSink:
@@ -32,13 +41,13 @@ class PrometheusSink:
     def __call__(self, event: Event) -> None:
         """Take one event; one that says nothing here is passed over."""
         match event.task:
-            case "run":
+            case EventKind.RUN:
                 self._step.begin(event)
-            case "step":
+            case EventKind.STEP:
                 self._step.add(event)
-            case "evaluation":
+            case EventKind.EVALUATION:
                 self._step.evaluate(event)
-            case "queue":
+            case EventKind.QUEUE:
                 self._queue.set(event)
             case _:
                 self._workers.add(event)
@@ -48,23 +57,23 @@ class PrometheusSink:
         self._server.close()
 
 
+def _made(kind: type[M], entry: Series, registry: CollectorRegistry) -> M:
+    return kind(entry.name, entry.help, entry.labels, registry=registry)
+
+
 class _StepMetrics:
     """What was trained."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._total = Gauge("tailrace_total_steps", "Training steps that the run is to make.", registry=registry)
-        self._steps = Gauge("tailrace_trained_steps", "Training steps made so far.", registry=registry)
-        self._resumes = Counter("tailrace_resumes", "Times that it went on from a checkpoint.", registry=registry)
-        self._seconds = Gauge("tailrace_step_seconds", "Time that the last step took.", registry=registry)
-        self._last = Gauge("tailrace_step_metric", "Figures of the last step.", ["name"], registry=registry)
-        self._evaluation = Gauge(
-            "tailrace_evaluation_metric", "Figures of the last evaluation.", ["name"], registry=registry
-        )
-        self._samples = Counter("tailrace_samples", "Samples trained on.", registry=registry)
-        self._tokens = Counter("tailrace_tokens", "Response tokens trained on.", registry=registry)
-        self._staleness = Histogram(
-            "tailrace_staleness", "Of the samples trained on, in versions.", buckets=_VERSIONS, registry=registry
-        )
+        self._total = _made(Gauge, series.TOTAL_STEPS, registry)
+        self._steps = _made(Gauge, series.TRAINED_STEPS, registry)
+        self._resumes = _made(Counter, series.RESUMES, registry)
+        self._seconds = _made(Gauge, series.STEP_SECONDS, registry)
+        self._last = _made(Gauge, series.STEP_METRIC, registry)
+        self._evaluation = _made(Gauge, series.EVALUATION_METRIC, registry)
+        self._samples = _made(Counter, series.SAMPLES, registry)
+        self._tokens = _made(Counter, series.TOKENS, registry)
+        self._staleness = Histogram(series.STALENESS.name, series.STALENESS.help, buckets=_VERSIONS, registry=registry)
 
     def begin(self, event: Event) -> None:
         self._total.set(event.info.get("total_steps") or 0)
@@ -93,57 +102,46 @@ class _WorkerMetrics:
     """What workers do and what becomes of them. In a run of one process its actors count as workers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._seconds = Counter(
-            "tailrace_worker_seconds", "Time of a worker by what it did.", ["worker", "state"], registry=registry
-        )
-        self._version = Gauge(
-            "tailrace_weight_version", "Newest weights that a worker has.", ["worker"], registry=registry
-        )
-        self._starts = Counter("tailrace_worker_starts", "Times that a worker started.", ["worker"], registry=registry)
-        self._deaths = Counter("tailrace_worker_deaths", "Times that a worker died.", ["worker"], registry=registry)
+        self._seconds = _made(Counter, series.WORKER_SECONDS, registry)
+        self._version = _made(Gauge, series.WEIGHT_VERSION, registry)
+        self._counted = {task: _made(Counter, entry.series, registry) for task, entry in ABOUT.items() if entry.series}
+        """By kind of event."""
 
     def add(self, event: Event) -> None:
         worker = worker_of(event)
-        match event.task:
-            case "activity":
-                for state in STATES:
-                    self._seconds.labels(worker, state).inc(event.metrics.get(state, 0.0))
-            case task if task in VERSION_TASKS:
-                self._version.labels(worker).set(event.version or 0)
-            case "worker_started":
-                self._starts.labels(worker).inc()
-                self._deaths.labels(worker)  # 0 can be watched, an absent series not
-            case "worker_died":
-                self._deaths.labels(worker).inc()
+        if event.task == EventKind.ACTIVITY:
+            for state in STATES:
+                self._seconds.labels(worker, state).inc(event.metrics.get(state, 0.0))
+        if event.about.gives_version:
+            self._version.labels(worker).set(event.version or 0)
+        if event.task == EventKind.WORKER_STARTED:
+            for counter in self._counted.values():
+                counter.labels(worker)  # 0 can be watched, an absent series not
+        if event.task in self._counted:
+            self._counted[event.task].labels(worker).inc()
 
 
 class _QueueMetrics:
     """What the queue holds; under the names that a served queue gives it."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._of_task = Gauge(
-            "tailrace_queue_task_rows", "Rows of a task by state.", ["task", "state"], registry=registry
-        )
-        self._rows = Gauge("tailrace_queue_rows", "Rows stored.", registry=registry)
-        self._bytes = Gauge("tailrace_queue_bytes", "Bytes of cells stored.", registry=registry)
-        self._lost = Gauge("tailrace_queue_lost_groups", "Groups that have to be put again.", registry=registry)
-        self._expired = Counter(
-            "tailrace_queue_task_expired_rows",
-            "Rows whose lease expired or whose holder died.",
-            ["task"],
-            registry=registry,
-        )
-        self._had_expired: dict[str, float] = {}
-        """By task, as the queue has counted: one that is restored from a checkpoint goes on from there."""
+        self._rows = _made(Gauge, TASK_ROWS, registry)
+        self._of_task = {
+            count.name: _made(Counter, count.series, registry)
+            for count in TASK_COUNTS
+            if count.observed and count.series.type == "counter"
+        }
+        self._of_queue = {count.name: _made(Gauge, count.series, registry) for count in QUEUE_COUNTS if count.observed}
+        self._had: dict[str, float] = {}
+        """The counters as the queue has counted: one that is restored from a checkpoint goes on from there."""
 
     def set(self, event: Event) -> None:
+        for name, gauge in self._of_queue.items():
+            gauge.set(event.metrics.get(name, 0.0))
         for name, value in event.metrics.items():
-            state, _, task = name.partition("/")
-            if state == "expired":
-                self._expired.labels(task).inc(max(0.0, value - self._had_expired.get(task, value)))
-                self._had_expired[task] = value
+            count, _, task = name.partition("/")
+            if count in self._of_task:
+                self._of_task[count].labels(task).inc(max(0.0, value - self._had.get(name, value)))
+                self._had[name] = value
             elif task:
-                self._of_task.labels(task, state).set(value)
-        self._rows.set(event.metrics.get("rows", 0.0))
-        self._bytes.set(event.metrics.get("bytes", 0.0))
-        self._lost.set(event.metrics.get("lost_groups", 0.0))
+                self._rows.labels(task, count).set(value)

@@ -12,11 +12,10 @@ import msgspec
 
 from tailrace.errors import UserError
 from tailrace.events import Event, owner_only, read_events
+from tailrace.registers.events import EventKind
 from tailrace.report.samples import SAMPLES_FILE, SampleRecord, read_samples
 
 EVENTS_FILE = "events.jsonl"
-
-_NO_WORK = frozenset({"run", "activity", "queue", "worker_died", "warning", "end"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,27 +33,27 @@ class RunData:
     @property
     def steps(self) -> list[Event]:
         """The finished training steps, by number."""
-        return _newest_by_step(self.of("step"))
+        return _newest_by_step(self.of(EventKind.STEP))
 
     @property
     def spans(self) -> list[Event]:
         """The work, without what workers and queue say of themselves many times a minute."""
-        return [event for event in self.events if is_work(event)]
+        return [event for event in self.events if event.about.is_work]
 
     @property
     def evaluations(self) -> list[Event]:
         """The evaluations, by number of steps before them."""
-        return _newest_by_step(self.of("evaluation"))
+        return _newest_by_step(self.of(EventKind.EVALUATION))
 
     @property
     def samples(self) -> list[Event]:
         """Every finished response of a training step."""
-        return [event for event in self.of("sample") if event.step is not None]
+        return [event for event in self.of(EventKind.SAMPLE) if event.step is not None]
 
     @property
     def info(self) -> dict[str, Any]:
         """What the newest `run` event says: version, machine, number of steps."""
-        return next((event.info for event in reversed(self.events) if event.task == "run"), {})
+        return next((event.info for event in reversed(self.events) if event.task == EventKind.RUN), {})
 
     @property
     def config(self) -> dict[str, Any]:
@@ -69,7 +68,7 @@ class RunData:
     @property
     def resumes(self) -> int:
         """How often the run was resumed."""
-        return sum(1 for event in self.of("run") if event.info.get("resumed_from"))
+        return sum(1 for event in self.of(EventKind.RUN) if event.info.get("resumed_from"))
 
     @property
     def is_finished(self) -> bool:
@@ -80,8 +79,8 @@ class RunData:
     @property
     def end(self) -> dict[str, Any]:
         """How it has ended; empty where it goes on, or was killed."""
-        last = next((event for event in reversed(self.events) if event.task in ("run", "end")), None)
-        return last.info if last is not None and last.task == "end" else {}
+        last = next((event for event in reversed(self.events) if event.task in (EventKind.RUN, EventKind.END)), None)
+        return last.info if last is not None and last.task == EventKind.END else {}
 
     @property
     def seconds(self) -> float:
@@ -141,19 +140,14 @@ def drop_superseded(events: Iterable[Event]) -> list[Event]:
     """
     kept: list[Event] = []
     for event in events:
-        if event.task == "run":
+        if event.task == EventKind.RUN:
             kept = [
                 _no_later(before, event.start)
                 for before in kept
-                if before.end <= event.start or before.task == "worker_died" or _wrote(before, event)
+                if before.end <= event.start or before.about.survives_resume or _wrote(before, event)
             ]
         kept.append(event)
     return kept
-
-
-def is_work(event: Event) -> bool:
-    """Whether an event is a span of work."""
-    return event.task not in _NO_WORK
 
 
 def metric_series(events: Iterable[Event], name: str) -> tuple[list[int], list[float]]:
@@ -184,8 +178,8 @@ def step_of(event: Event) -> int:
 
 
 def shown_step(event: Event) -> int:
-    """The step of an event as it is shown, from 1; of an evaluation or a checkpoint how many steps came before."""
-    return step_of(event) + (event.task not in ("evaluation", "checkpoint"))
+    """The step of an event as it is shown, from 1; of an evaluation or a checkpoint the steps before it."""
+    return step_of(event) + (not event.about.step_is_count)
 
 
 def median_seconds(events: Sequence[Event]) -> float:
@@ -194,13 +188,13 @@ def median_seconds(events: Sequence[Event]) -> float:
 
 
 def _no_later(event: Event, time: float) -> Event:
-    late = event.task == "worker_died" and event.end > time
+    late = event.about.survives_resume and event.end > time
     return msgspec.structs.replace(event, start=time, end=time) if late else event
 
 
 def _wrote(event: Event, attempt: Event) -> bool:
     """Whether `event` is the writing of the checkpoint from which `attempt` goes on."""
-    return event.task == "checkpoint" and event.info.get("path") == attempt.info.get("resumed_from")
+    return event.task == EventKind.CHECKPOINT and event.info.get("path") == attempt.info.get("resumed_from")
 
 
 def _newest_by_step(events: Iterable[Event]) -> list[Event]:

@@ -15,7 +15,8 @@ from typing import Literal
 import msgspec
 
 from tailrace.errors import UNREADABLE, UserError
-from tailrace.events import SAMPLES_TASK, Event, drop_cut_line, owner_only
+from tailrace.events import Event, drop_cut_line, owner_only
+from tailrace.registers.events import EventKind
 
 SAMPLES_FILE = "samples.jsonl"
 
@@ -87,7 +88,7 @@ def shown_text(text: str, limit: int) -> str:
 def samples_event(records: Sequence[SampleRecord], *, actor: str, time: float, step: int) -> Event:
     """What carries `records` to the sinks. `time`: seconds of the run."""
     return Event(
-        task=SAMPLES_TASK,
+        task=EventKind.SAMPLES,
         actor=actor,
         start=time,
         end=time,
@@ -129,10 +130,10 @@ class SampleFile:
             UserError: the file cannot be written.
         """
         try:
-            if event.task == "run":
+            if event.task == EventKind.RUN:
                 trained = event.info.get("trained_steps", 0) if event.info.get("resumed_from") else -1
                 self._keep(lambda place: place[1] <= trained)
-            elif event.task == SAMPLES_TASK:
+            elif event.task == EventKind.SAMPLES:
                 self._add(samples_in(event))
         except OSError as error:
             raise self._refused(error) from None

@@ -20,9 +20,11 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter  # type
 
 from tailrace.config.pipeline import ObserveConfig
 from tailrace.errors import UserError, one_line
-from tailrace.events import SAMPLES_TASK, Event
+from tailrace.events import Event
 from tailrace.host.metrics_server import check_port
+from tailrace.registers.events import EventKind
 from tailrace.report.prometheus import SETTING, PrometheusSink
+from tailrace.report.run_data import shown_step
 from tailrace.report.sample_text import figures, grouped, reward_words, visible
 from tailrace.report.samples import SampleRecord, samples_in
 
@@ -83,13 +85,13 @@ class TensorBoardSink:
     def __call__(self, event: Event) -> None:
         """Write a `step`, `evaluation` or `samples` event; remember the length of a `sample`."""
         self._lengths.add(event)
-        if event.task == SAMPLES_TASK:
+        if event.task == EventKind.SAMPLES:
             self._write_samples(samples_in(event))
         scalars = tagged_scalars(event)
         if (position := steps_done(event)) is None or not scalars:
             return
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        lengths = self._lengths.pop(position - 1) if event.task == "step" else []
+        lengths = self._lengths.pop(position - 1) if event.task == EventKind.STEP else []
         if lengths:
             values.append(Summary.Value(tag=LENGTHS_TAG, histo=_histogram(lengths)))
         self._writer.add_event(TensorBoardEvent(wall_time=time.time(), step=position, summary=Summary(value=values)))
@@ -154,9 +156,9 @@ class StepLengths:
 
     def add(self, event: Event) -> None:
         """Take a `sample` event; forget all with another attempt at the run, which makes them again."""
-        if event.task == "run":
+        if event.task == EventKind.RUN:
             self._of_step.clear()
-        elif event.task == "sample" and event.step is not None and event.tokens is not None:
+        elif event.task == EventKind.SAMPLE and event.step is not None and event.tokens is not None:
             self._of_step.setdefault(event.step, []).append(event.tokens)
 
     def pop(self, step: int) -> list[int]:
@@ -165,18 +167,20 @@ class StepLengths:
 
 
 def steps_done(event: Event) -> int | None:
-    """Where it stands on the axis: steps count from 1, as in the display; an evaluation is of the steps before it."""
-    return event.step + 1 if event.task == "step" and event.step is not None else event.step
+    """Where an event with a step stands on the axis."""
+    return None if event.step is None else shown_step(event)
 
 
 def tagged_scalars(event: Event) -> dict[str, float]:
     """The finite metrics of a `step` (as train/…, or with the prefix they have) or an `evaluation` (as eval/…)."""
-    finite = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
-    if event.task == "step":
-        return {name if "/" in name else f"train/{name}": value for name, value in finite.items()}
-    if event.task == "evaluation":
-        return {f"eval/{name}": value for name, value in finite.items()}
-    return {}
+    prefix = event.about.scalars
+    if prefix is None:
+        return {}
+    return {
+        name if prefix == "train" and "/" in name else f"{prefix}/{name}": value
+        for name, value in event.metrics.items()
+        if math.isfinite(value)
+    }
 
 
 def markdown(records: Iterable[SampleRecord]) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tailrace.events import Event
+from tailrace.registers.events import title
 from tailrace.report.figures import task_colours
 from tailrace.report.lanes import assign_lanes
 from tailrace.report.run_data import RunData, shown_step
 from tailrace.report.text import duration
-from tailrace.report.workers import death_text, row_name, row_of, row_order, weight_flights, worker_of
+from tailrace.report.workers import mark_text, row_name, row_of, row_order, weight_flights, worker_of
 
 STEPS_SHOWN = 3
 """Steps in one window of the timeline."""
@@ -49,12 +50,12 @@ def timeline(run: RunData) -> dict[str, Any] | None:
         return None
     windows = thin_out(make_windows(run), len(events))
     shown = [event for event in events if _is_in(event, windows)]
-    deaths = list(run.of("worker_died"))
-    rows, places = _rows(shown, deaths)
+    marks = [event for event in run.events if event.about.mark == "worker"]
+    rows, places = _rows(shown, marks)
     return {
         "rows": [{name: row[name] for name in ("name", "middle", "height")} for row in rows],
         "tracks": _tracks(shown, places),
-        "deaths": [_mark(event, rows) for event in deaths],
+        "marks": [_mark(event, rows) for event in marks],
         "windows": [{"label": window.label, "start": window.start, "end": window.end} for window in windows],
         "selected": _representative(windows),
         "height": round(_MARGIN + _PIXELS * sum(row["height"] for row in rows)),
@@ -103,16 +104,16 @@ def _is_in(event: Event, windows: Iterable[Window]) -> bool:
     return any(event.start < window.end and event.end > window.start for window in windows)
 
 
-def _rows(events: Sequence[Event], deaths: Iterable[Event]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
-    """A row for each actor, one for its responses, and one for a worker of which nothing is known but its death.
+def _rows(events: Sequence[Event], marks: Iterable[Event]) -> tuple[list[dict[str, Any]], list[tuple[float, float]]]:
+    """A row for each actor, one for its responses, and one for a worker of which nothing is known but its mark.
 
     With them, for each event the middle and the height of its bar.
     """
     members: dict[_Row, list[int]] = defaultdict(list)
     for index, event in enumerate(events):
-        members[_Row(*row_of(event), event.task == "sample")].append(index)
+        members[_Row(*row_of(event), event.about.row == "responses")].append(index)
     known = {row.worker for row in members}
-    for event in deaths:
+    for event in marks:
         if worker_of(event) not in known:
             members[_Row(*row_of(event), False)] = []
     rows: list[dict[str, Any]] = []
@@ -155,16 +156,17 @@ class _Row(NamedTuple):
 
 
 def _mark(event: Event, rows: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The death of a worker, on the first of its rows."""
+    """What happened to a worker at one moment, on the first of its rows."""
     row = next(row for row in rows if row["worker"] == worker_of(event))
-    return {"time": round(event.end, 4), "y": row["middle"], "text": death_text(event)}
+    return {"name": title(event.task), "time": round(event.end, 4), "y": row["middle"], "text": mark_text(event)}
 
 
 def _tracks(events: Sequence[Event], places: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
     """The spans of each task, a column for each property."""
     tasks = list(dict.fromkeys(event.task for event in events))
     tracks: dict[str, dict[str, Any]] = {
-        task: {"task": task, "colour": colour, "start": [], "seconds": [], "y": [], "height": [], "text": []}
+        task: {"task": task, "name": title(task), "colour": colour}
+        | {column: [] for column in ("start", "seconds", "y", "height", "text")}
         for task, colour in zip(tasks, task_colours(tasks), strict=True)
     }
     for event, (middle, height) in zip(events, places, strict=True):

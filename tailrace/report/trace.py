@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from tailrace.events import Event
+from tailrace.registers.events import EventKind
 from tailrace.report.lanes import assign_lanes
-from tailrace.report.run_data import is_work, load_run, shown_step, write_file
-from tailrace.report.workers import VERSION_TASKS, death_text, row_name, row_of, row_order, weight_flights
+from tailrace.report.run_data import load_run, shown_step, write_file
+from tailrace.report.workers import mark_text, row_name, row_of, row_order, weight_flights
 
 TraceEvent = dict[str, Any]
 
@@ -63,9 +64,10 @@ def _in_microseconds(event: Event) -> _Span:
 
 
 def _row_events(pid: int, name: str, spans: Sequence[_Span]) -> Iterator[TraceEvent]:
-    yield from (_instant(pid, span) for span in spans if span.event.task in ("run", "worker_died"))
-    samples = [span for span in spans if span.event.task == "sample"]
-    others = [span for span in spans if is_work(span.event) and span.event.task != "sample"]
+    yield from (_instant(pid, span) for span in spans if span.event.about.mark)
+    work = [span for span in spans if span.event.about.is_work]
+    samples = [span for span in work if span.event.about.row == "responses"]
+    others = [span for span in work if span.event.about.row != "responses"]
     yield from _threads(pid, _FIRST_THREAD, name, others)
     yield from _threads(pid, _FIRST_SAMPLE_THREAD, "responses", samples)
     yield from _response_counters(pid, samples)
@@ -89,13 +91,8 @@ def _name(kind: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
 
 
 def _instant(pid: int, span: _Span) -> TraceEvent:
-    event = span.event
-    if event.task == "run":
-        resumed = event.info.get("resumed_from")
-        scope, name = "g", f"resumed from {resumed}" if resumed else "start"
-    else:
-        scope, name = "p", death_text(event)
-    return {"ph": "i", "s": scope, "name": name, "pid": pid, "tid": _FIRST_THREAD, "ts": span.start}
+    scope = "g" if span.event.about.mark == "run" else "p"
+    return {"ph": "i", "s": scope, "name": mark_text(span.event), "pid": pid, "tid": _FIRST_THREAD, "ts": span.start}
 
 
 def _complete(pid: int, tid: int, span: _Span) -> TraceEvent:
@@ -130,11 +127,11 @@ def _response_counters(pid: int, samples: Iterable[_Span]) -> Iterator[TraceEven
 def _reported_counters(pid: int, span: _Span) -> Iterator[TraceEvent]:
     """What a worker or the queue says of itself."""
     event = span.event
-    if event.task == "activity" and span.end > span.start:
+    if event.task == EventKind.ACTIVITY and span.end > span.start:
         yield _counter(pid, "busy (%)", span.start, round(100 * event.metrics["busy"] / (event.end - event.start), 1))
-    elif event.task in VERSION_TASKS:
+    elif event.about.gives_version:
         yield _counter(pid, "weight version", span.end, event.version or 0)
-    elif event.task == "queue":
+    elif event.task == EventKind.QUEUE:
         for name, value in event.metrics.items():
             yield _counter(pid, f"queue: {name}", span.end, value)
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from tailrace.events import Event
-from tailrace.report.figures import BLUE, GREY, ORANGE, RED, Figure, Section, task_colours
+from tailrace.registers.events import BLUE, GREY, ORANGE, RED, EventKind
+from tailrace.report.figures import Figure, Section, task_colours
 from tailrace.report.run_data import RunData, metric_names
 from tailrace.report.text import duration, number, percent
 from tailrace.report.workers import STATE_TITLES, WorkerSummary, summaries, weight_flights
@@ -127,7 +128,7 @@ def weights_figure(run: RunData) -> Figure | None:
 
 
 def _depths_figure(run: RunData, state: str, title: str, caption: str) -> Figure | None:
-    events = list(run.of("queue"))
+    events = list(run.of(EventKind.QUEUE))
     names = [name for name in metric_names(events) if name.startswith(f"{state}/")]
     tasks = [name.removeprefix(f"{state}/") for name in names]
     data = [
@@ -138,7 +139,7 @@ def _depths_figure(run: RunData, state: str, title: str, caption: str) -> Figure
 
 
 def _size_figure(run: RunData) -> Figure | None:
-    events = list(run.of("queue"))
+    events = list(run.of(EventKind.QUEUE))
     if not events:
         return None
     data = [_line(events, "rows", "rows", {"color": BLUE, "width": 1.6})]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tailrace.activity import STATES, State
 from tailrace.events import Event
+from tailrace.registers.events import EventKind, title
 from tailrace.report.run_data import RunData
 
 STATE_TITLES: dict[State, str] = {
@@ -17,8 +18,6 @@ STATE_TITLES: dict[State, str] = {
     "idle": "idle",
 }
 """The states of `tailrace.activity`, in the order in which they are shown."""
-VERSION_TASKS = ("weights_publish", "update_weights")
-"""Whose end gives a worker its newest version: the trainer that it has published, an engine that it generates with."""
 _ACTORS = ("driver", "rollout", "engine", "reward", "reference", "trainer", "weights")
 """Kinds of workers, and the actors within each, in the order of their rows."""
 
@@ -54,11 +53,13 @@ def worker_of(event: Event) -> str:
 
 def row_of(event: Event) -> tuple[str, str]:
     """The worker and the actor in whose row it stands."""
-    if event.task in ("worker_started", "worker_died"):
-        return worker_of(event), kind_of(worker_of(event))
-    if event.task == "weights_transfer":
-        return worker_of(event), "weights"
-    return event.worker, event.actor
+    match event.about.row:
+        case "worker":
+            return worker_of(event), kind_of(worker_of(event))
+        case "weights":
+            return worker_of(event), "weights"
+        case _:
+            return event.worker, event.actor
 
 
 def kind_of(worker: str) -> str:
@@ -89,13 +90,25 @@ def death_text(event: Event) -> str:
     return ": ".join(word for word in (f"{worker_of(event)} died", str(event.info.get("how") or "")) if word)
 
 
+def mark_text(event: Event) -> str:
+    """What the mark of an event in the timeline says."""
+    match event.task:
+        case EventKind.RUN:
+            resumed = event.info.get("resumed_from")
+            return f"resumed from {resumed}" if resumed else "start"
+        case EventKind.WORKER_DIED:
+            return death_text(event)
+        case task:
+            return title(task)
+
+
 def summaries(run: RunData) -> list[WorkerSummary]:
     """One for each worker that has said where its time goes."""
     seconds: dict[str, dict[str, float]] = defaultdict(lambda: dict.fromkeys(STATES, 0.0))
     for event in _after_warm_up(run):
         for state in STATES:
             seconds[worker_of(event)][state] += event.metrics.get(state, 0.0)
-    deaths = Counter(map(worker_of, run.of("worker_died")))
+    deaths = Counter(map(worker_of, run.of(EventKind.WORKER_DIED)))
     flights: dict[str, list[float]] = defaultdict(list)
     for event in weight_flights(run.events):
         flights[event.worker].append(event.end - event.start)
@@ -115,8 +128,8 @@ def restarts(run: RunData) -> int:
     """Workers that were started after one of the same name had died."""
     died: set[str] = set()
     count = 0
-    for event in run.of("worker_died", "worker_started"):
-        if event.task == "worker_died":
+    for event in run.of(EventKind.WORKER_DIED, EventKind.WORKER_STARTED):
+        if event.task == EventKind.WORKER_DIED:
             died.add(worker_of(event))
         elif worker_of(event) in died:
             count += 1
@@ -129,17 +142,17 @@ def weight_flights(events: Iterable[Event]) -> list[Event]:
     For a worker that was started after the publication its way begins with the worker.
     """
     events = sorted(events, key=lambda event: event.end)
-    published = {event.version: event.start for event in events if event.task == "weights_publish"}
+    published = {event.version: event.start for event in events if event.task == EventKind.WEIGHTS_PUBLISH}
     started: dict[str, float] = {}
     flights: list[Event] = []
     for event in events:
-        if event.task == "worker_started":
+        if event.task == EventKind.WORKER_STARTED:
             started[worker_of(event)] = event.end
-        elif event.task == "update_weights" and event.worker and event.version in published:
+        elif event.task == EventKind.UPDATE_WEIGHTS and event.worker and event.version in published:
             begun = max(published[event.version], started.get(event.worker, 0.0))
             flights.append(
                 Event(
-                    task="weights_in_flight",
+                    task=EventKind.WEIGHTS_IN_FLIGHT,
                     actor="weights",
                     start=min(begun, event.start),
                     end=event.end,
@@ -156,6 +169,6 @@ def _place(actor: str) -> int:
 
 def _after_warm_up(run: RunData) -> Sequence[Event]:
     """What workers said of their time after the first step; all of it where they have said nothing since."""
-    said = list(run.of("activity"))
+    said = list(run.of(EventKind.ACTIVITY))
     steps = run.steps
     return [event for event in said if steps and event.start >= steps[0].end] or said

@@ -18,6 +18,7 @@ import msgspec
 
 from tailrace.errors import UNREADABLE, CheckpointError, QueueError
 from tailrace.events import EventLog
+from tailrace.registers.events import EventKind
 from tailrace.trainer.base import Trainer
 from tailrace.trainer.checkpoint import CheckpointStore
 from tailrace.transfer.queue.base import TransferQueue
@@ -145,7 +146,7 @@ class Checkpointer:
             if models is not None:
                 models.rename(directory / MODELS)
 
-        with self._log.span("checkpoint", "trainer", step=trained_steps, version=trained_steps) as span:
+        with self._log.span(EventKind.CHECKPOINT, "trainer", step=trained_steps, version=trained_steps) as span:
             loop = asyncio.get_running_loop()
             path = await loop.run_in_executor(self._executor, lambda: self._store.save(trained_steps, write))
             span.info = {"path": str(path)}

@@ -19,6 +19,7 @@ from tailrace.engine.base import Engine
 from tailrace.engine.checks import check_context
 from tailrace.engine.opening import open_engine
 from tailrace.events import EventLog
+from tailrace.registers.events import EventKind
 from tailrace.rewards.answers import check_answers
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.inputs import Inputs
@@ -165,7 +166,7 @@ class EngineWeights:
 
     async def publish(self, version: WeightVersion) -> None:
         """See `Publisher`."""
-        with self._log.span("update_weights", "engine", version=version):
+        with self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version):
             await self._parts.engine.update_weights(version, self._parts.trainer.weights())
 
     async def settle(self, version: WeightVersion) -> None:

@@ -17,6 +17,7 @@ from tailrace.engine.base import SampleStream
 from tailrace.errors import NothingGraded
 from tailrace.events import EventLog
 from tailrace.prompts.order import evaluation_seed
+from tailrace.registers.events import EventKind
 from tailrace.report.samples import SampleRecord, samples_event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
@@ -129,7 +130,7 @@ class Evaluator:
         Raises:
             NothingGraded: all gradings have failed, and no evaluation before had one that succeeded.
         """
-        with self._log.span("evaluation", self._actor, step=step, samples=self.count) as span:
+        with self._log.span(EventKind.EVALUATION, self._actor, step=step, samples=self.count) as span:
             span.version = step
             answers = await self._answers(each)
             span.tokens = sum(len(answer.sample.response_ids) for answer in answers)

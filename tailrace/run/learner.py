@@ -17,6 +17,7 @@ import torch
 
 from tailrace.errors import CheckpointError, NothingGraded, TrainingError, one_line
 from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
 from tailrace.report.samples import samples_event
 from tailrace.run.checkpoint import MODEL_FILE, Checkpointer, ModelState, RunState, read_model_state
 from tailrace.run.recording import SampleRecorder
@@ -246,7 +247,9 @@ class LocalLearner(Learner):
     async def export(self, directory: Path) -> None:
         """See `Learner`."""
         async with self._turn:
-            with self._log.span("export", "trainer", version=self._trained_steps, info={"path": str(directory)}):
+            with self._log.span(
+                EventKind.EXPORT, "trainer", version=self._trained_steps, info={"path": str(directory)}
+            ):
                 await self._compute(lambda: self._trainer.export(directory, dtype=self._export_dtype))
 
     async def evidence(self) -> dict[str, Any]:
@@ -265,7 +268,7 @@ class LocalLearner(Learner):
         if warning is not None and not self._warned:
             info = {"kind": "on_policy_mismatch", "text": warning}
             self._run_log.emit(
-                Event(task="warning", actor="driver", start=event.end, end=event.end, step=step, info=info)
+                Event(task=EventKind.WARNING, actor="driver", start=event.end, end=event.end, step=step, info=info)
             )
         self._warned = warning is not None
 
@@ -285,7 +288,7 @@ class LocalLearner(Learner):
     def _step_event(self, step: int, start: float, result: StepResult) -> Event:
         end = self._log.now()
         return Event(
-            task="step",
+            task=EventKind.STEP,
             actor="driver",
             start=start,
             end=end,

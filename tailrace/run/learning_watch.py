@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, Sink
 from tailrace.planning.signs import Signs, StepFigures
+from tailrace.registers.events import EventKind
 
 
 class LearningWatch:
@@ -18,9 +19,9 @@ class LearningWatch:
 
     def __call__(self, event: Event) -> None:
         """Take one event; another attempt at the run begins anew."""
-        if event.task == "run":
+        if event.task == EventKind.RUN:
             self._signs = Signs()
-        elif event.task == "step" and event.samples:
+        elif event.task == EventKind.STEP and event.samples:
             groups = max(1, event.samples // self._group_size)
             figures = StepFigures.of(event.metrics, groups=groups, samples=event.samples)
             for sign in self._signs.add(figures):
@@ -28,7 +29,7 @@ class LearningWatch:
 
     def _tell(self, kind: str, text: str, value: float, step: Event) -> None:
         warning = Event(
-            task="warning",
+            task=EventKind.WARNING,
             actor="driver",
             start=step.end,
             end=step.end,

@@ -12,6 +12,7 @@ from dataclasses import replace
 from tailrace.config.columns import ColumnKind
 from tailrace.config.run import RunConfig
 from tailrace.events import Event
+from tailrace.registers.events import EventKind
 from tailrace.report.samples import samples_event
 from tailrace.run.recording import SampleRecorder
 from tailrace.run.step_metrics import response_tokens, step_metrics
@@ -62,7 +63,7 @@ class LoopDiary:
             self._tell(samples_event(samples, actor="driver", time=end, step=step))
         self._tell(
             Event(
-                task="step",
+                task=EventKind.STEP,
                 actor="driver",
                 start=start,
                 end=end,
@@ -78,4 +79,4 @@ class LoopDiary:
         """It has ended; what it has put since its last weights was its last step."""
         self.step(self._version + 1)
         now = self._clock()
-        self._tell(Event(task="end", actor="driver", start=now, end=now, info={"how": "closed"}))
+        self._tell(Event(task=EventKind.END, actor="driver", start=now, end=now, info={"how": "closed"}))

@@ -24,6 +24,7 @@ from tailrace.errors import (
 )
 from tailrace.events import Event, EventFile, EventLog
 from tailrace.host.interrupt import Interrupt
+from tailrace.registers.events import EventKind
 from tailrace.report.samples import SampleFile
 from tailrace.report.workers import death_text
 from tailrace.rewards.answers import check_answers
@@ -49,10 +50,10 @@ _CLOSE_LIMIT_S = 120.0
 
 def log_warnings(event: Event) -> None:
     """A sink for a program without a display: the log has what that would show of warnings and deaths."""
-    if event.task == "warning":
-        _log.warning(event.info["text"])
-    elif event.task == "worker_died":
+    if event.task == EventKind.WORKER_DIED:
         _log.warning(death_text(event))
+    elif event.about.is_urgent:
+        _log.warning(event.info[event.about.tells])
 
 
 class LoopRuntime:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from tailrace.activity import Activity
 from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
 from tailrace.transfer.queue.base import QueueStats, TransferQueue
 
 
@@ -40,7 +41,7 @@ class Observer:
         now = self._log.now()
         for activity in self._activities:
             activity.emit()
-        self._log.emit(Event(task="queue", actor="driver", start=now, end=now, metrics=queue_metrics(stats)))
+        self._log.emit(Event(task=EventKind.QUEUE, actor="driver", start=now, end=now, metrics=queue_metrics(stats)))
         return stats.closed
 
 

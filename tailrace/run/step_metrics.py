@@ -10,6 +10,7 @@ import numpy as np
 
 from tailrace.events import Event
 from tailrace.planning.admission import staleness
+from tailrace.registers.events import EventKind
 from tailrace.rewards.base import CORRECT, failure_kind
 from tailrace.tasks.actor import StepResult
 from tailrace.trainer.base import UpdateResult
@@ -23,16 +24,14 @@ class TaskTimes:
     `time/<task>`: seconds of each task since the step before; tasks overlap, so they may exceed the wall clock.
     """
 
-    TASKS = ("rollout", "reward", "reference", "advantage", "actor", "optimizer", "update_weights")
-
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
 
     def __call__(self, event: Event) -> None:
         """Count one span."""
-        if event.task in self.TASKS:
+        if event.about.is_timed:
             self._seconds[event.task] = self._seconds.get(event.task, 0.0) + event.end - event.start
-        elif event.task == "step":
+        elif event.task == EventKind.STEP:
             event.metrics |= {f"time/{task}": seconds for task, seconds in self._seconds.items()}
             self._seconds = {}
 

@@ -41,6 +41,7 @@ from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.host.streams import outliving_readers, unencodable_replaced
 from tailrace.prompts.load import tell_dropped
+from tailrace.registers.events import EventKind
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.samples import SampleFile
@@ -360,7 +361,7 @@ def begin_log(config: RunConfig, start: Resume | None, sinks: tuple[Sink, ...], 
         "total_steps": total_steps,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }
-    log.emit(Event(task="run", actor="driver", start=log.now(), end=log.now(), info=info))
+    log.emit(Event(task=EventKind.RUN, actor="driver", start=log.now(), end=log.now(), info=info))
     return log
 
 
@@ -369,7 +370,7 @@ def end_event(log: EventLog, error: BaseException | None, *, finished: bool) -> 
     info = {"how": "finished" if finished else "interrupted"}
     if not (finished or error is None or isinstance(error, asyncio.CancelledError | KeyboardInterrupt)):
         info = {"how": "failed", "error": one_line(error)}
-    return Event(task="end", actor="driver", start=log.now(), end=log.now(), info=info)
+    return Event(task=EventKind.END, actor="driver", start=log.now(), end=log.now(), info=info)
 
 
 async def _train(pipeline: Pipeline, directory: RunDirectory, interrupt: Interrupt) -> bool:

@@ -30,6 +30,7 @@ from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.errors import AlgorithmError, NonFiniteError, NothingGraded
 from tailrace.events import EventLog
 from tailrace.host.user_code import describe
+from tailrace.registers.events import EventKind
 from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
 from tailrace.transfer.queue.adapters.dataloader import StreamingLoader
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
@@ -200,12 +201,12 @@ class Actor:
 
     async def _accumulate(self, step: int, samples: Sequence[TrainSample]) -> None:
         tokens = sum(len(sample.response_ids) for sample in samples)
-        with self._log.span("actor", self._row, step=step, version=step, samples=len(samples), tokens=tokens):
+        with self._log.span(EventKind.ACTOR, self._row, step=step, version=step, samples=len(samples), tokens=tokens):
             await self._compute(lambda: self._trainer.accumulate(samples, self._loss))
 
     async def _apply(self, step: int) -> UpdateResult:
         try:
-            with self._log.span("optimizer", self._row, step=step, version=step) as span:
+            with self._log.span(EventKind.OPTIMIZER, self._row, step=step, version=step) as span:
                 result = await self._compute(self._trainer.apply)
                 span.metrics = {"loss": result.loss, "grad_norm": result.grad_norm, "lr": result.lr}
         except NonFiniteError:  # instead of an optimizer step: it has changed no weight

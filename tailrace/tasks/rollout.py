@@ -21,6 +21,7 @@ from tailrace.engine.base import Engine
 from tailrace.errors import EngineError
 from tailrace.events import Event, EventLog
 from tailrace.planning.admission import oldest_version
+from tailrace.registers.events import EventKind
 from tailrace.tasks.gate import OpenGate, WeightsGate
 from tailrace.transfer.queue.base import Claim, Row, TransferQueue
 from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, next_claim
@@ -102,7 +103,7 @@ class RolloutTask:
             taken = stack.enter_context(self._room.taken(len(claim.rows)))
             await stack.enter_async_context(held(self._queue, claim))
             await stack.enter_async_context(self._gate.generating(oldest_version(steps[-1], self._max_staleness)))
-            with self._log.span("rollout", "rollout", step=steps[0], samples=len(claim.rows)) as span:
+            with self._log.span(EventKind.ROLLOUT, "rollout", step=steps[0], samples=len(claim.rows)) as span:
                 span.version = self._engine.stats().version
                 await self._stream(claim, span, taken)
 
@@ -147,7 +148,7 @@ class RolloutTask:
 
     def _sample_event(self, sample: Sample, start: float, step: int) -> Event:
         return Event(
-            task="sample",
+            task=EventKind.SAMPLE,
             actor="engine",
             start=start,
             end=self._log.now(),

@@ -35,6 +35,7 @@ from tailrace.config.weights import WeightsMode
 from tailrace.engine.base import Engine
 from tailrace.errors import SenderLost, WeightsError, WeightsTimeout
 from tailrace.events import EventLog
+from tailrace.registers.events import EventKind
 from tailrace.types import WeightVersion
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class EngineUpdater:
                 if self._mode == "sub_step":
                     await stack.enter_async_context(self._source.turn())
                 if self._mode in ("delayed", "sub_step"):
-                    with self._log.span("weights_drain", "engine", version=arrived):
+                    with self._log.span(EventKind.WEIGHTS_DRAIN, "engine", version=arrived):
                         if self._mode == "delayed":
                             await self._finish()
                         await stack.enter_async_context(self._drained())
@@ -167,7 +168,7 @@ class EngineUpdater:
         with (
             self._activity.waiting("weights"),
             self._source.weights() as (version, tensors),
-            self._log.span("update_weights", "engine", version=version),
+            self._log.span(EventKind.UPDATE_WEIGHTS, "engine", version=version),
         ):
             await self._engine.update_weights(version, tensors.items())
         self.version = version

@@ -73,7 +73,8 @@ def test_a_death_is_marked_on_the_row_of_its_worker_where_its_new_start_is_a_bar
     drawn = timeline(run_of(separated_run()))
     assert drawn is not None
     row = next(row for row in drawn["rows"] if row["name"] == "rollout-1")
-    assert drawn["deaths"] == [{"time": DIED, "y": row["middle"], "text": "rollout-1 died: killed by signal 9"}]
+    text = "rollout-1 died: killed by signal 9"
+    assert drawn["marks"] == [{"name": "worker died", "time": DIED, "y": row["middle"], "text": text}]
     starts = next(track for track in drawn["tracks"] if track["task"] == "worker_started")
     again = starts["start"].index(DIED + 1)
     assert starts["seconds"][again] == STARTED - DIED - 1
@@ -86,7 +87,7 @@ def test_a_worker_that_died_before_it_did_anything_has_a_row_for_its_mark() -> N
     drawn = timeline(run_of([work, died]))
     assert drawn is not None
     assert [row["name"] for row in drawn["rows"]] == ["driver", "reward-3"]
-    assert drawn["deaths"][0]["y"] == drawn["rows"][1]["middle"]
+    assert drawn["marks"][0]["y"] == drawn["rows"][1]["middle"]
 
 
 def test_the_way_of_weights_is_a_bar_with_its_version_from_publication_to_installation() -> None:

@@ -16,7 +16,8 @@ import pytest
 from tailrace.cluster.local import LocalCluster
 from tailrace.events import Event, read_events
 from tailrace.planning.signs import Kind
-from tailrace.report.run_data import RunData, is_work
+from tailrace.registers.events import EventKind
+from tailrace.report.run_data import RunData
 from tailrace.report.samples import read_samples
 from tailrace.report.text import metric
 from tailrace.report.timeline import timeline
@@ -121,7 +122,7 @@ SPANS = {"rollout", "sample", "actor", "optimizer", "update_weights", "evaluatio
     ],
 )
 def test_every_span_of_work_with_weights_has_their_version(observed: Observed, name: str, spans: set[str]) -> None:
-    work = [event for event in observed(name) if is_work(event)]
+    work = [event for event in observed(name) if event.about.is_work]
     versioned = {event.task for event in work if event.version is not None}
     assert versioned == spans | {"reference"}
     assert {event.task for event in work if event.version is None} <= {"reward", "advantage", "worker_started"}
@@ -159,6 +160,11 @@ def test_every_mode_keeps_the_texts_of_the_same_prompts(directory_of: Callable[[
     )
     assert ours == theirs
     assert [one[0] for one in ours].count("training") == 4 * 2 * 4
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_event_of_a_run_is_of_a_kind_in_the_register(observed: Observed, name: str) -> None:
+    assert {event.task for event in observed(name)} <= {str(kind) for kind in EventKind}
 
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -7,6 +7,7 @@ import msgspec
 
 from tailrace.engine.adaptive_tp.adaptive import Verdict
 from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
 
 
 def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
@@ -35,7 +36,7 @@ def adaptive_tp_event(verdict: Verdict, log: EventLog) -> Event:
     if verdict.failure:
         info["failure"] = verdict.failure
     return Event(
-        task="adaptive_tp",
+        task=EventKind.ADAPTIVE_TP,
         actor="engine",
         start=log.at(verdict.began_at),
         end=log.at(verdict.ended_at),

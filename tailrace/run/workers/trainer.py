@@ -11,6 +11,7 @@ from typing import Any
 
 from tailrace.cluster.base import WorkerContext
 from tailrace.events import EventLog
+from tailrace.registers.events import EventKind
 from tailrace.run.checkpoint import RunState
 from tailrace.run.parts import make_learner
 from tailrace.run.workers.base import RunWorker, UntilClosed
@@ -63,7 +64,7 @@ class TrainerWorker(RunWorker):
     async def settle(self, version: WeightVersion) -> None:
         """See `Publisher`. A synchronous update waits for every engine."""
         if self.config.weights_mode == "synchronous":
-            with self.activity.waiting("weights"), self.log.span("weights_wait", "trainer", version=version):
+            with self.activity.waiting("weights"), self.log.span(EventKind.WEIGHTS_WAIT, "trainer", version=version):
                 await self._sender.installed(version, timeout_s=self.config.weights.timeout_s)
 
     async def train(self, step: int) -> int:

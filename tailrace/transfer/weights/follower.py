@@ -17,6 +17,7 @@ from pathlib import Path
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, TailraceError, WeightsError
 from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
 from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.weights.address import WeightsAddress, way_to
 from tailrace.transfer.weights.bell import Bell
@@ -391,7 +392,7 @@ class Follower(Service, Owner):
         manifest = download.holding.manifest
         self._log.emit(
             Event(
-                task="weights_transfer",
+                task=EventKind.WEIGHTS_TRANSFER,
                 actor=self._name,
                 start=end - (self.server.now - download.started),
                 end=end,

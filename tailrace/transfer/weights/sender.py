@@ -22,6 +22,7 @@ import torch
 
 from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import Event, EventLog
+from tailrace.registers.events import EventKind
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
 from tailrace.transfer.weights.messages import NO_VERSION, WEIGHTS, known
 from tailrace.transfer.weights.roster import Roster
@@ -176,11 +177,16 @@ class WeightSender:
             self._write(manifest, list(sources.values()))
             if self._log is not None:
                 metrics = {"bytes": float(manifest.nbytes)}
-                event = Event(
-                    task="weights_publish", actor="trainer", start=start, end=self._log.now(), metrics=metrics
+                self._log.emit(
+                    Event(
+                        task=EventKind.WEIGHTS_PUBLISH,
+                        actor="trainer",
+                        start=start,
+                        end=self._log.now(),
+                        version=version,
+                        metrics=metrics,
+                    )
                 )
-                event.version = version
-                self._log.emit(event)
 
     async def installed(self, version: WeightVersion, *, timeout_s: float) -> None:
         """Wait until every receiver that is there has installed `version` or a later one; none may be there.

@@ -1,0 +1,257 @@
+"""The kinds of events. Emitters name a kind; display, report, timeline, Prometheus and TensorBoard read its entry."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, Self
+
+from tailrace.registers.prometheus import WORKER_DEATHS, WORKER_STARTS, Series
+
+BLUE, ORANGE, GREEN, RED, PURPLE, GREY = "#4285c9", "#d97f26", "#22997a", "#cf4f45", "#9069c6", "#84909c"
+"""Legible on white and on black, and told apart by people who confuse red and green, as are those of the kinds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """How a kind of event is shown and counted."""
+
+    meaning: str
+    """A sentence for `docs/metrics.md`, in Markdown."""
+    is_work: bool = True
+    """Whether it is a span of work: a bar in the timeline."""
+    colour: str | None = None
+    """The colour of its bars; None takes one that is left."""
+    row: Literal["actor", "worker", "weights", "responses"] = "actor"
+    """Its row in the timeline: that of its actor or its worker, the worker's row of weights, or thin bars below."""
+    mark: Literal["run", "worker"] | None = None
+    """A mark in the timeline: across the run, or at its worker."""
+    is_timed: bool = False
+    """Whether a `step` event has the seconds that it took since the step before, as `time/<task>`."""
+    gives_version: bool = False
+    """Whether its worker has the weights `version` from its end on."""
+    step_is_count: bool = False
+    """Whether its `step` is the number of steps before it; otherwise it is a step's number, from 0."""
+    scalars: Literal["train", "eval"] | None = None
+    """The prefix of its metrics in TensorBoard and W&B; None leaves them out."""
+    series: Series | None = None
+    """The counter of Prometheus that counts these events, for each worker."""
+    survives_resume: bool = False
+    """Whether it stays true when a resumed run discards what it had done after its checkpoint."""
+    phase: str = ""
+    """What the display says that the run does after it; empty changes nothing."""
+    tells: str = ""
+    """The entry of `info` that a log line tells; empty for no such line."""
+    is_urgent: bool = False
+    """Whether that line stands on a terminal too, above the live display."""
+
+
+class EventKind(StrEnum):
+    """What `Event.task` may be. The values stand in `events.jsonl`, so they never change.
+
+    A task of a caller's own queue table is none of these; `about` has an entry for it all the same.
+    """
+
+    about: About
+
+    def __new__(cls, task: str, about: About) -> Self:
+        """A member whose value is `task`."""
+        kind = str.__new__(cls, task)
+        kind._value_ = task
+        kind.about = about
+        return kind
+
+    RUN = (
+        "run",
+        About(
+            meaning="The start of an attempt at the run: a new run, or one that goes on from a checkpoint.",
+            is_work=False,
+            mark="run",
+            phase="starting",
+        ),
+    )
+    END = "end", About(meaning="How the run has ended: absent where it was killed.", is_work=False)
+    STEP = (
+        "step",
+        About(
+            meaning="One training step. A mean is over its samples, or over its response tokens, as said.",
+            colour=GREY,
+            scalars="train",
+            phase="generating",
+        ),
+    )
+    EVALUATION = (
+        "evaluation",
+        About(
+            meaning="Answers to prompts that are not trained on ([evaluation.py](../tailrace/run/evaluation.py)).",
+            colour=PURPLE,
+            step_is_count=True,
+            scalars="eval",
+            phase="generating",
+        ),
+    )
+    ROLLOUT = (
+        "rollout",
+        About(meaning="The responses of one claim of prompts.", colour=BLUE, is_timed=True, phase="grading"),
+    )
+    SAMPLE = "sample", About(meaning="One response, while it is generated.", colour="#7fb0de", row="responses")
+    REWARD = (
+        "reward",
+        About(meaning="The grading of one claim of responses.", colour=ORANGE, is_timed=True, phase="training"),
+    )
+    REFERENCE = (
+        "reference",
+        About(meaning="Log-probabilities of the initial weights.", colour="#b59a2b", is_timed=True, phase="training"),
+    )
+    ADVANTAGE = (
+        "advantage",
+        About(meaning="The advantages of whole groups.", colour="#c978a6", is_timed=True, phase="training"),
+    )
+    ACTOR = (
+        "actor",
+        About(
+            meaning="Forward and backward passes over one part of a batch.",
+            colour=GREEN,
+            is_timed=True,
+            phase="training",
+        ),
+    )
+    OPTIMIZER = (
+        "optimizer",
+        About(meaning="One optimizer step.", colour="#5fbf9f", is_timed=True, phase="training"),
+    )
+    UPDATE_WEIGHTS = (
+        "update_weights",
+        About(
+            meaning="The installation of new weights in an engine.",
+            colour=RED,
+            is_timed=True,
+            gives_version=True,
+            phase="generating",
+        ),
+    )
+    WEIGHTS_PUBLISH = (
+        "weights_publish",
+        About(
+            meaning="The publication of one version of the weights, in separated runs ([weights.md](weights.md)).",
+            colour="#a8559b",
+            gives_version=True,
+        ),
+    )
+    WEIGHTS_TRANSFER = (
+        "weights_transfer",
+        About(
+            meaning="The way of one version of the weights to a worker, in separated runs ([weights.md](weights.md)).",
+            colour="#e2958c",
+            row="weights",
+        ),
+    )
+    WEIGHTS_WAIT = "weights_wait", About(meaning="The trainer waits until engines have its weights.", colour="#c3a06a")
+    WEIGHTS_DRAIN = (
+        "weights_drain",
+        About(meaning="An engine finishes its responses before new weights go in.", colour="#8f8fc0"),
+    )
+    WEIGHTS_IN_FLIGHT = (
+        "weights_in_flight",
+        About(
+            meaning="From the publication of weights until a worker has installed them. Made by the report.",
+            colour="#b9a09d",
+        ),
+    )
+    CHECKPOINT = (
+        "checkpoint",
+        About(
+            meaning="The writing of a checkpoint.",
+            colour="#a4734b",
+            step_is_count=True,
+            phase="generating",
+            tells="path",
+        ),
+    )
+    EXPORT = (
+        "export",
+        About(meaning="The writing of the trained model.", colour="#b7a595", phase="finished", tells="path"),
+    )
+    SAMPLES = (
+        "samples",
+        About(
+            meaning="Texts for people, see [observing.md](observing.md#samples); `samples.jsonl` has them.",
+            is_work=False,
+        ),
+    )
+    WARNING = (
+        "warning",
+        About(
+            meaning=(
+                "A sign that nothing is learned, see [observing.md](observing.md#warnings): the figure that has passed "
+                "its bound, under the name of the sign ([signs.py](../tailrace/planning/signs.py)). The warning of "
+                "`on_policy_mismatch` has none."
+            ),
+            is_work=False,
+            tells="text",
+            is_urgent=True,
+        ),
+    )
+    WORKER_STARTED = (
+        "worker_started",
+        About(
+            meaning="The start of a worker's process, in separated runs.",
+            colour="#9aa84f",
+            row="worker",
+            series=WORKER_STARTS,
+        ),
+    )
+    WORKER_DIED = (
+        "worker_died",
+        About(
+            meaning="The death of a worker's process, in separated runs.",
+            is_work=False,
+            row="worker",
+            mark="worker",
+            series=WORKER_DEATHS,
+            survives_resume=True,
+            is_urgent=True,
+        ),
+    )
+    ACTIVITY = (
+        "activity",
+        About(
+            meaning=(
+                "Where the time of one worker went, about once a second ([activity.py](../tailrace/activity.py)); in "
+                "separated runs only."
+            ),
+            is_work=False,
+        ),
+    )
+    QUEUE = (
+        "queue",
+        About(
+            meaning=(
+                "What the transfer queue holds, about once a second "
+                "([queue_observer.py](../tailrace/run/queue_observer.py))."
+            ),
+            is_work=False,
+        ),
+    )
+    ADAPTIVE_TP = (
+        "adaptive_tp",
+        About(
+            meaning=(
+                "One decision about tensor parallelism ([report.py](../tailrace/engine/adaptive_tp/report.py), "
+                "[adaptive_tp.md](adaptive_tp.md))."
+            ),
+        ),
+    )
+
+
+_OTHER = About(meaning="A task of a caller's own.")
+ABOUT = {str(kind): kind.about for kind in EventKind}
+"""The entries by `Event.task`."""
+
+
+def about(task: str) -> About:
+    """The entry of `Event.task`; that of a piece of work where the register has none."""
+    return ABOUT.get(task, _OTHER)
+
+
+def title(task: str) -> str:
+    """What `Event.task` is called: update weights."""
+    return task.replace("_", " ")

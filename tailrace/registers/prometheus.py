@@ -1,0 +1,82 @@
+"""The series that a run answers Prometheus with. Their names are a contract with dashboards."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One metric of Prometheus."""
+
+    name: str
+    """As it is registered: a counter is scraped as `<name>_total`."""
+    type: Literal["gauge", "counter", "histogram"] = "gauge"
+    help: str
+    """A sentence, which Prometheus shows and `docs/metrics.md`."""
+    labels: tuple[str, ...] = ()
+    note: str = ""
+    """A further sentence for `docs/metrics.md`."""
+
+    @property
+    def scraped_name(self) -> str:
+        """The name in a scrape."""
+        return f"{self.name}_total" if self.type == "counter" else self.name
+
+
+TOTAL_STEPS = Series(name="tailrace_total_steps", help="Training steps that the run is to make.")
+TRAINED_STEPS = Series(
+    name="tailrace_trained_steps", help="Training steps made so far.", note="After a resume 0 until its first step."
+)
+RESUMES = Series(
+    name="tailrace_resumes",
+    type="counter",
+    help="Times that it went on from a checkpoint.",
+    note="By `--resume`, or since its trainer had died.",
+)
+STEP_SECONDS = Series(name="tailrace_step_seconds", help="Time that the last step took.")
+STEP_METRIC = Series(
+    name="tailrace_step_metric",
+    help="Figures of the last step.",
+    labels=("name",),
+    note="Without `staleness/<versions>`.",
+)
+EVALUATION_METRIC = Series(name="tailrace_evaluation_metric", help="Figures of the last evaluation.", labels=("name",))
+SAMPLES = Series(name="tailrace_samples", type="counter", help="Samples trained on.")
+TOKENS = Series(name="tailrace_tokens", type="counter", help="Response tokens trained on.")
+STALENESS = Series(name="tailrace_staleness", type="histogram", help="Of the samples trained on, in versions.")
+WORKER_SECONDS = Series(
+    name="tailrace_worker_seconds",
+    type="counter",
+    help="Time of a worker by what it did.",
+    labels=("worker", "state"),
+    note="The states are those of `activity`.",
+)
+WEIGHT_VERSION = Series(
+    name="tailrace_weight_version",
+    help="Newest weights that a worker has.",
+    labels=("worker",),
+    note="Of the trainer: that it has published.",
+)
+WORKER_STARTS = Series(
+    name="tailrace_worker_starts", type="counter", help="Times that a worker started.", labels=("worker",)
+)
+WORKER_DEATHS = Series(
+    name="tailrace_worker_deaths", type="counter", help="Times that a worker died.", labels=("worker",)
+)
+
+RUN_SERIES = (
+    TOTAL_STEPS,
+    TRAINED_STEPS,
+    RESUMES,
+    STEP_SECONDS,
+    STEP_METRIC,
+    EVALUATION_METRIC,
+    SAMPLES,
+    TOKENS,
+    STALENESS,
+    WORKER_SECONDS,
+    WEIGHT_VERSION,
+    WORKER_STARTS,
+    WORKER_DEATHS,
+)
+"""Of a run, without those of its queue."""
