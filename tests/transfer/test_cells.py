@@ -256,7 +256,9 @@ def test_many_parts_are_measured_as_each_alone(columns: list[str], data: st.Data
     lengths = np.array(rows, np.int64).reshape(len(rows), len(columns))
     layouts = [CODEC.layout(dict(zip(columns, of_row, strict=True))) for of_row in rows]
     sizes = CODEC.cell_sizes(columns, lengths)
-    assert CODEC.sizes(columns, lengths).tolist() == [layout.nbytes for layout in layouts]
+    for times in (1, 40):  # few are looked at one by one
+        many = np.tile(lengths, (times, 1))
+        assert CODEC.sizes(columns, many).tolist() == times * [layout.nbytes for layout in layouts]
     assert (np.cumsum(sizes, axis=1) - sizes).tolist() == [list(layout.offsets.values()) for layout in layouts]
 
 
@@ -273,3 +275,5 @@ def test_many_parts_are_measured_as_each_alone(columns: list[str], data: st.Data
 def test_lengths_of_no_cell_are_not_measured(columns: list[str], lengths: list[int], message: str) -> None:
     with pytest.raises(ColumnError, match=message):
         CODEC.sizes(columns, np.array([[1, 1], lengths], np.int64))
+    with pytest.raises(ColumnError, match=message):
+        CODEC.sizes(columns, np.array([*[[1, 1]] * 40, lengths], np.int64))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
@@ -39,9 +39,22 @@ Chunk = bytes | IntArray | FloatArray
 """A cell ready to be written: an array as it came, everything else encoded."""
 
 
-_Widths = tuple[IntArray, IntArray, IntArray]
-"""Of columns: the smallest length and the largest one, and bytes for each unit of length."""
 _MAX_WIDTHS = 1024
+_FEW_CELLS = 32
+"""Up to so many are sooner looked at one by one than as an array."""
+
+
+class _Widths(NamedTuple):
+    """The lengths that the cells of some columns may have."""
+
+    shortest: IntArray
+    """The smallest length of a cell, [columns]."""
+    longest: IntArray
+    """The largest one, [columns]."""
+    units: IntArray
+    """Bytes for each unit of length, [columns]."""
+    each: list[tuple[int, int, int]]
+    """All three, by column."""
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
@@ -184,8 +197,19 @@ class PartCodec:
         Raises:
             ColumnError: as for `cell_sizes`.
         """
-        sizes: IntArray = self.cell_sizes(columns, lengths).sum(axis=1, dtype=np.int64)
-        return sizes
+        if len(lengths) * max(1, len(columns)) > _FEW_CELLS:
+            sizes: IntArray = self.cell_sizes(columns, lengths).sum(axis=1, dtype=np.int64)
+            return sizes
+        widths = self._widths.get(tuple(columns)) or self._add_widths(tuple(columns))
+        few = []
+        for row in lengths.tolist():
+            nbytes = 0
+            for length, (shortest, longest, unit) in zip(row, widths.each, strict=True):
+                if not shortest <= length <= longest:
+                    _refuse_lengths(columns, lengths, widths)
+                nbytes += (length * unit + 7) & -8
+            few.append(nbytes)
+        return np.array(few, np.int64)
 
     def cell_sizes(self, columns: Sequence[str], lengths: IntArray) -> IntArray:
         """Bytes of cells with these lengths, [n, columns], padding included: `layout` for many parts at once.
@@ -193,15 +217,10 @@ class PartCodec:
         Raises:
             ColumnError: a column is unknown or named twice, or no cell of it has such a length.
         """
-        shortest, longest, units = self._widths.get(tuple(columns)) or self._add_widths(tuple(columns))
-        wrong = (lengths < shortest) | (lengths > longest)
-        if wrong.any():
-            row, place = np.argwhere(wrong)[0].tolist()
-            expected = "1" if shortest[place] else f"0 to {_MAX_LENGTH}"
-            raise ColumnError(
-                f"column {columns[place]!r}: got a cell of length {lengths[row, place]}, expected {expected}"
-            )
-        padded: IntArray = (lengths * units + 7) & -8
+        widths = self._widths.get(tuple(columns)) or self._add_widths(tuple(columns))
+        if ((lengths < widths.shortest) | (lengths > widths.longest)).any():
+            _refuse_lengths(columns, lengths, widths)
+        padded: IntArray = (lengths * widths.units + 7) & -8
         return padded
 
     def _add_widths(self, columns: tuple[str, ...]) -> _Widths:
@@ -210,7 +229,9 @@ class PartCodec:
             raise ColumnError(f"a part has each column once, got {list(columns)}")
         shortest = np.array([int(form.number) for form in forms], np.int64)
         longest = np.where(shortest, 1, _MAX_LENGTH)
-        widths = shortest, longest, np.array([form.unit for form in forms], np.int64)
+        units = np.array([form.unit for form in forms], np.int64)
+        each = list(zip(shortest.tolist(), longest.tolist(), units.tolist(), strict=True))
+        widths = _Widths(shortest, longest, units, each)
         if len(self._widths) < _MAX_WIDTHS:
             self._widths[columns] = widths
         return widths
@@ -261,6 +282,12 @@ class PartCodec:
 
     def _unknown(self, column: str) -> NoReturn:
         raise ColumnError(f"unknown column {column!r}; known: {sorted(self._formats)}")
+
+
+def _refuse_lengths(columns: Sequence[str], lengths: IntArray, widths: _Widths) -> NoReturn:
+    row, place = np.argwhere((lengths < widths.shortest) | (lengths > widths.longest))[0].tolist()
+    expected = "1" if widths.shortest[place] else f"0 to {_MAX_LENGTH}"
+    raise ColumnError(f"column {columns[place]!r}: got a cell of length {lengths[row, place]}, expected {expected}")
 
 
 def write_rows(parts: Sequence[Parts], memory: memoryview) -> None:

@@ -12,7 +12,7 @@ from tailrace.transfer.queue import controller, rows
 from tailrace.transfer.queue.policies.first_in import FirstIn
 from tests.transfer.controller.fakes import FakeUnit, Site
 from tests.transfer.controller.talk import small
-from tests.transfer.tables import group, one_task
+from tests.transfer.tables import group, table
 
 FOLDERS = tuple(folder for package in (controller, rows) for folder in package.__path__)
 
@@ -34,10 +34,10 @@ def calls_of(action: Callable[[], None]) -> int:
     return calls
 
 
-@pytest.mark.parametrize(("group_size", "most"), [(1, 180), (4, 250)])
+@pytest.mark.parametrize(("group_size", "most"), [(1, 200), (4, 250)])
 def test_a_small_put_takes_few_calls_in_the_controller(tmp_path: Path, group_size: int, most: int) -> None:
     """From its Admit to the answer, with the unit's answer to the write between them."""
-    queue = Site(lambda: one_task(FirstIn(9)), tmp_path, units=[FakeUnit("a"), FakeUnit("b")])
+    queue = Site(lambda: table(FirstIn(9)), tmp_path, units=[FakeUnit("a"), FakeUnit("b")])
 
     def put(number: int) -> None:
         ticket = queue.send(small(group(number, group_size)))

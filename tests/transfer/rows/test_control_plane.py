@@ -254,7 +254,7 @@ def test_a_lost_group_is_put_again_whole_and_passes_all_but_those_who_have_the_l
     rows = group(1, 2)
     stored_on(plane, 1, rows)
     worked(plane, "rollout", response_ids=3)
-    while plane.ready_rows("reward"):
+    while "reward" in plane.ready_tasks:
         worked(plane, "reward", reward=1)
     lease = plane.claim("actor", limit=2, now=0.0)
     assert lease is not None
@@ -266,7 +266,7 @@ def test_a_lost_group_is_put_again_whole_and_passes_all_but_those_who_have_the_l
     stored_on(plane, 2, rows)
     assert plane.lost_groups == []
     assert len(worked(plane, "rollout", response_ids=3)) == 2
-    while plane.ready_rows("reward"):
+    while "reward" in plane.ready_tasks:
         worked(plane, "reward", reward=1)
     assert done not in worked(plane, "actor", limit=1)
     assert len(plane) == 0

@@ -59,11 +59,11 @@ class Offer:
 
     rows: list[RowHeader]
     facts: list[CellFacts]
-    """Of the cells of each row."""
+    """What is known of the cells of each row."""
     sizes: list[int]
     """Bytes of each row."""
     nbytes: int
-    """Of all rows."""
+    """The bytes of all rows."""
     not_before: WeightVersion
     """See `NewRow.not_before`: the newest among them."""
 
@@ -151,7 +151,7 @@ class RestoreAdmission(Admission):
 
 
 class Admissions:
-    """Those under way, by row."""
+    """The admissions under way, by row."""
 
     def __init__(self) -> None:
         self._by_row: dict[RowId, Admission] = {}
@@ -161,7 +161,7 @@ class Admissions:
         return row in self._by_row
 
     def __iter__(self) -> Iterator[Admission]:
-        """All of them, also while they are added and removed."""
+        """All of them; the loop may add and remove some."""
         return iter({id(admission): admission for admission in self._by_row.values()}.values())
 
     def add(self, admission: Admission, timer: Timer) -> None:
@@ -182,7 +182,7 @@ class Admissions:
         return self._by_row.get(admission.ids[0]) is admission
 
     def all_of(self, rows: Sequence[RowId]) -> Admission | None:
-        """That of these rows; None where it is over.
+        """The admission of these rows; None where it is over.
 
         Raises:
             QueueError: these are not all rows of it.

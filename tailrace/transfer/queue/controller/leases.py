@@ -142,12 +142,11 @@ class Leases:
 
     def serve(self) -> None:
         """Rows may have become ready."""
-        for task in self._lines:
-            if self._context.control.ready_rows(task):
-                self._serve(task)
+        for task in self._context.control.ready_tasks:
+            self._serve(task)
 
     def give_back(self, lease_id: int, rows: Sequence[RowId] | None) -> None:
-        """A consumer does not want (some) rows of its lease any more, be it none."""
+        """A consumer does not want (some) rows of its lease any more, if it has some."""
         self._ended([Ended(lease_id, self._context.control.nack(lease_id, rows))], expired=False)
 
     def expire(self) -> None:

@@ -91,7 +91,7 @@ class _Put(Waiter):
 
     def late(self) -> QueueError:
         """See `Waiter.late`."""
-        reason = self._puts.explain(self.message, self.offer)
+        reason = self._puts.explain(self)
         return QueueTimeout(f"put of {len(self.offer.rows)} rows waited {self.limit}: {reason}; {RAISE_LIMIT}")
 
     def count_wait(self, seconds: float) -> None:
@@ -277,7 +277,7 @@ class Puts:
     def blocked_by(self) -> str | None:
         """What the first of them waits for."""
         heads = (line.head for _, line in sorted(self._lines.items()) if len(line))
-        return next((self.explain(head.message, head.offer) for head in heads), None)
+        return next((self.explain(head) for head in heads), None)
 
     def pending(self) -> list[log.Reserved]:
         """What was admitted and is not written, for a journal that begins anew."""
@@ -292,7 +292,7 @@ class Puts:
             QueueError: they can never come in.
         """
         message, offer = put.message, put.offer
-        units = self._decide(message, offer)
+        units = self._decide(put)
         if isinstance(units, Obstacle):
             return Wait.ASIDE if units is Obstacle.BEING_PUT else Wait.HERE
         ids = self._context.control.reserve(offer.rows)
@@ -305,13 +305,13 @@ class Puts:
         self._write(PutAdmission(self._context, record, offer, ids, SmallPut(put.ticket, message.cells)), offer)
         return Wait.OVER
 
-    def explain(self, message: Admit, offer: Offer) -> str:
+    def explain(self, put: _Put) -> str:
         """What bars rows from coming in, in words."""
         try:
-            obstacle = self._decide(message, offer)
+            obstacle = self._decide(put)
         except QueueError as error:
             return str(error)
-        context = self._context
+        context, offer = self._context, put.offer
         control, config = context.control, context.config
         match obstacle:
             case Obstacle.RECOVERING:
@@ -331,13 +331,13 @@ class Puts:
                 )
         return "others were before it"
 
-    def _decide(self, message: Admit, offer: Offer) -> list[int] | Obstacle:
+    def _decide(self, put: _Put) -> list[int] | Obstacle:
         """The units for rows that may come in, or what bars them now.
 
         Raises:
             QueueError: they can never come in.
         """
-        context = self._context
+        context, message, offer = self._context, put.message, put.offer
         standing = context.control.check_groups(offer.rows)
         if context.units.recovering:
             return Obstacle.RECOVERING

@@ -145,7 +145,7 @@ class WaitLine(Generic[W]):
 
     @property
     def head(self) -> W:
-        """The first."""
+        """The first waiter."""
         return self._waiters[0]
 
     def serve(self) -> tuple[bool, bool]:

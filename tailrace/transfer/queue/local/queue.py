@@ -211,9 +211,8 @@ class LocalQueue(TransferQueue):
         )
 
     def _call_consumers(self) -> None:
-        for task in self._consumers:
-            if self._control.ready_rows(task):
-                self._call_ranks(task)
+        for task in self._control.ready_tasks:
+            self._call_ranks(task)
 
     def _call_ranks(self, task: str) -> None:
         for line in self._consumers[task].values():

@@ -99,6 +99,8 @@ class ControlPlane:
         ]
         """Tasks whose outputs nobody reads: what they have consumed they are not handed again after a loss."""
         self._writers = {column: task for task in self._tasks.values() for column in task.entry.spec.writes}
+        self._waiting = [TaskState.WAITING] * len(tasks)
+        """The states of a row that is new to every task."""
         self._missing_by_columns: dict[tuple[str, ...], list[int]] = {}
         self._lease_s = lease_s
         self._slots = Slots[_Row]()
@@ -127,13 +129,10 @@ class ControlPlane:
         """
         return self._row(row).states[self._task(task).index]
 
-    def ready_rows(self, task: str) -> int:
-        """Rows that `task` could claim, as far as states go.
-
-        Raises:
-            QueueError: no such task.
-        """
-        return self._task(task).counts[TaskState.READY]
+    @property
+    def ready_tasks(self) -> list[str]:
+        """The tasks with rows that they could claim, as far as states go."""
+        return [name for name, task in self._tasks.items() if task.counts[TaskState.READY]]
 
     def stats(self) -> dict[str, TaskStats]:
         """Counts by task."""
@@ -299,7 +298,7 @@ class ControlPlane:
         ]
 
     def nack(self, lease_id: int, rows: Sequence[RowId] | None) -> list[RowId]:
-        """Make leased rows ready again, and return them; None gives back all that the lease still holds, be it none.
+        """Make leased rows ready again, and return them; None gives back all that the lease still holds.
 
         Raises:
             StaleRowError, LeaseError: as for `ack`.
@@ -470,13 +469,13 @@ class ControlPlane:
             id=row_id,
             group_id=header.group_id,
             order=header.order,
-            lengths=facts.lengths.copy(),
+            lengths={**facts.lengths},
             version=facts.version,
         )
-        states = [TaskState.WAITING] * len(self._tasks)
+        states = [*self._waiting]
         for index in consumed:
             states[index] = TaskState.CONSUMED
-        row = _Row(meta, header.group_size, units, states, self._missing(tuple(meta.lengths)).copy(), consumed)
+        row = _Row(meta, header.group_size, units, states, [*self._missing(tuple(meta.lengths))], consumed)
         self._slots.fill(row_id, row)
         return row
 
@@ -503,7 +502,7 @@ class ControlPlane:
             return
         task.counts[TaskState.WAITING] += len(left)
         leased = {row.meta.id for row in left if (task.name, row.meta.id) in held} if held else set()
-        task.entry.policy.added([row.meta for row in left], leased=len(leased) == len(left))
+        task.entry.policy.added([row.meta for row in left], leased=bool(leased) and len(leased) == len(left))
         for row in left:
             if row.meta.id in leased:
                 self._move(row, task, TaskState.READY)

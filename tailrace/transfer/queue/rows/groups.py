@@ -5,7 +5,7 @@ put ──▶ in the queue ──all rows left──▶ seen: it never comes aga
 """
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
@@ -59,23 +59,24 @@ class Groups:
             QueueError: a group is not whole.
             GroupExists: a group was here before.
         """
-        sizes = Counter([row.group_id for row in rows])
+        sizes: defaultdict[int, int] = defaultdict(int)
+        for row in rows:
+            sizes[row.group_id] += 1
         for row in rows:
             if row.group_size != sizes[row.group_id]:
                 raise QueueError(
                     f"group {row.group_id} says group_size {row.group_size}, but {sizes[row.group_id]} of its rows "
                     f"were put; put whole groups, with one group_size"
                 )
-        standings = {group_id: self.standing(group_id) for group_id in sizes}
-        found = set(standings.values())
-        if Standing.BEING_PUT in found:
+        standings = [self.standing(group_id) for group_id in sizes]
+        if Standing.BEING_PUT in standings:
             return Standing.BEING_PUT
-        for group_id, standing in standings.items():
+        for group_id, standing in zip(sizes, standings, strict=True):
             if standing is Standing.PRESENT:
                 raise GroupExists(f"group {group_id} is in the queue already; each group is put once")
             if standing is Standing.LEFT:
                 raise GroupExists(f"group {group_id} has been in the queue, and all of its rows were consumed")
-        return Standing.LOST if found == {Standing.LOST} else Standing.NEW
+        return Standing.NEW if Standing.NEW in standings else Standing.LOST
 
     def standing(self, group_id: int) -> Standing:
         """What this group is to the queue now."""
@@ -114,8 +115,9 @@ class Groups:
 
         `last`: tasks whose outputs nobody reads.
         """
-        lost = self._lost.get(row.group_id)
-        return {} if lost is None else dict.fromkeys(lost.left.get(row.order, last), 0)
+        if row.group_id not in self._lost:
+            return {}
+        return dict.fromkeys(self._lost[row.group_id].left.get(row.order, last), 0)
 
 
 class Intervals:
