@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tailrace.errors import QueueError, TailraceError
-from tailrace.transfer.queue.controller.journal import Advanced, Base, Change, Closed, Journal, JournalError
+from tailrace.transfer.queue.controller.journal import Base, Change, Closed, Journal, JournalError, VersionAdvanced
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
 from tests.transfer.tables import table
 
@@ -42,11 +42,11 @@ def test_a_journal_holds_what_was_written(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     assert read(path) == []
     assert read(path) == []
-    records = written(path, Advanced(1), Closed())
+    records = written(path, VersionAdvanced(1), Closed())
     assert read(path) == records
 
 
-LAST_BYTES = 12 + len(msgspec.msgpack.encode(Advanced(2)))
+LAST_BYTES = 12 + len(msgspec.msgpack.encode(VersionAdvanced(2)))
 
 
 @pytest.mark.parametrize("cut", range(1, LAST_BYTES))
@@ -54,28 +54,28 @@ def test_what_was_not_written_whole_is_cut_off_and_written_anew(
     tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "journal"
-    records = written(path, Advanced(1), Advanced(2))
+    records = written(path, VersionAdvanced(1), VersionAdvanced(2))
     data = path.read_bytes()
     path.write_bytes(data[:-cut])
     journal = Journal(path)
     assert list(journal.records()) == records[:-1]
     assert f"its last {LAST_BYTES - cut} of {len(data) - cut} bytes are cut off" in caplog.text
-    journal.append(Advanced(3))
+    journal.append(VersionAdvanced(3))
     journal.close()
-    assert read(path) == [*records[:-1], Advanced(3)]
+    assert read(path) == [*records[:-1], VersionAdvanced(3)]
 
 
 @pytest.mark.parametrize("zeros", [1, 8, 4096])
 def test_zeros_at_the_end_are_nothing(tmp_path: Path, zeros: int) -> None:
     path = tmp_path / "journal"
-    records = written(path, Advanced(1))
+    records = written(path, VersionAdvanced(1))
     path.write_bytes(path.read_bytes() + bytes(zeros))
     assert read(path) == records
 
 
 def test_a_bit_that_was_flipped_is_an_error_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    written(path, Advanced(1), Advanced(2))
+    written(path, VersionAdvanced(1), VersionAdvanced(2))
     data = path.read_bytes()
     for byte in range(len(data)):
         for bit in (0, 7):
@@ -132,12 +132,12 @@ def test_a_full_disk_ends_the_controller_with_the_fix_and_the_file_stays_whole(
     tmp_path: Path, full: Callable[[int], None]
 ) -> None:
     path = tmp_path / "journal"
-    records = written(path, Advanced(1))
+    records = written(path, VersionAdvanced(1))
     journal = Journal(path)
     assert list(journal.records()) == records
     full(5)
     with pytest.raises(JournalError, match=MAKE_ROOM) as caught:
-        journal.append(Advanced(2))
+        journal.append(VersionAdvanced(2))
     assert not isinstance(caught.value, TailraceError), "which would be the answer to a request"
     journal.close()
     assert path.read_bytes()
@@ -146,7 +146,7 @@ def test_a_full_disk_ends_the_controller_with_the_fix_and_the_file_stays_whole(
 
 def test_a_journal_that_cannot_be_replaced_stays_alone(tmp_path: Path, full: Callable[[int], None]) -> None:
     path = tmp_path / "journal"
-    records = written(path, Advanced(1))
+    records = written(path, VersionAdvanced(1))
     journal = Journal(path)
     list(journal.records())
     full(5)

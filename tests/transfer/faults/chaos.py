@@ -19,7 +19,7 @@ from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.client.directory import endpoint
 from tailrace.transfer.queue.client.look import read_stats, read_table
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
-from tailrace.transfer.queue.controller.journal import Acked, Base, Change, Journal, Leased, Reserved
+from tailrace.transfer.queue.controller.journal import Base, Change, Journal, PutAdmitted, RowsAcked, RowsLeased
 from tailrace.transfer.queue.messages import QUEUE, Inventory, Parts, row_ids, unpack
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 from tailrace.transfer.wire.calls import Call, Operation, ask
@@ -141,10 +141,10 @@ def _acks(records: Iterable[Base | Change]) -> Counter[tuple[str, RowId, int]]:
     acks: Counter[tuple[str, RowId, int]] = Counter()
     for record in records:
         match record:
-            case Reserved(rows=rows, request=request):
+            case PutAdmitted(rows=rows, request=request):
                 orders |= zip(row_ids(rows), unpack(request.rows, 3)[:, 2].tolist(), strict=True)
-            case Leased(lease_id=lease_id, task=task):
+            case RowsLeased(lease_id=lease_id, task=task):
                 tasks[lease_id] = task
-            case Acked(request=ack):
+            case RowsAcked(request=ack):
                 acks.update((tasks[ack.lease_id], row, orders[row]) for row in row_ids(ack.rows))
     return acks

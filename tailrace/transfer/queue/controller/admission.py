@@ -82,7 +82,7 @@ class PutAdmission(Admission):
     """New rows."""
 
     def __init__(
-        self, context: Context, record: log.Reserved, offer: Offer, ids: list[RowId], small: SmallPut | None
+        self, context: Context, record: log.PutAdmitted, offer: Offer, ids: list[RowId], small: SmallPut | None
     ) -> None:
         super().__init__(record.client, ids, record.rows, record.units)
         self._context = context
@@ -94,7 +94,7 @@ class PutAdmission(Admission):
 
     def confirm(self) -> None:
         """See `Admission.confirm`."""
-        self._context.journal.append(log.Entered(self.packed, list(self.missing)))
+        self._context.journal.append(log.RowsEntered(self.packed, list(self.missing)))
         if self.small is not None:
             self._context.server.reply(self.small.ticket, Admitted(self.packed, []))
 
@@ -111,7 +111,7 @@ class PutAdmission(Admission):
     def undo(self) -> None:
         """See `Admission.undo`."""
         context = self._context
-        context.journal.append(log.Withdrew(self.packed))
+        context.journal.append(log.PutWithdrawn(self.packed))
         context.control.withdraw(self.ids, self._offer.rows)
         context.accounts.leave(dict.fromkeys(self.ids, self.record.units))
         if self.small is not None:

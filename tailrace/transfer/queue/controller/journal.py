@@ -58,14 +58,14 @@ class Base(Record, frozen=True, tag=f"Base {VERSION}"):
     """The number of the next unit."""
 
 
-class Named(Record, frozen=True):
+class UnitNamed(Record, frozen=True):
     """A unit got its number. The next one gets another, also when this one has died."""
 
     unit: int
     name: str
 
 
-class Reserved(Record, frozen=True):
+class PutAdmitted(Record, frozen=True):
     """New rows were admitted."""
 
     client: str
@@ -76,7 +76,7 @@ class Reserved(Record, frozen=True):
     units: list[int]
 
 
-class Entered(Record, frozen=True):
+class RowsEntered(Record, frozen=True):
     """All rows of an admission are written."""
 
     rows: bytes
@@ -85,14 +85,14 @@ class Entered(Record, frozen=True):
     """Those that have them."""
 
 
-class Withdrew(Record, frozen=True):
+class PutWithdrawn(Record, frozen=True):
     """The rows of an admission will not be written."""
 
     rows: bytes
     """[n, 2]"""
 
 
-class Leased(Record, frozen=True):
+class RowsLeased(Record, frozen=True):
     """Rows went to a task."""
 
     client: str
@@ -103,7 +103,7 @@ class Leased(Record, frozen=True):
     """[n, 2]"""
 
 
-class Acked(Record, frozen=True):
+class RowsAcked(Record, frozen=True):
     """Rows were consumed."""
 
     client: str
@@ -111,7 +111,7 @@ class Acked(Record, frozen=True):
     request: Ack
 
 
-class GaveBack(Record, frozen=True):
+class RowsReturned(Record, frozen=True):
     """Rows under a lease are ready again."""
 
     lease_id: int
@@ -141,20 +141,20 @@ class Restored(Record, frozen=True):
     state: ControlState
 
 
-class Advanced(Record, frozen=True):
+class VersionAdvanced(Record, frozen=True):
     """Weights of this version are there."""
 
     version: int
 
 
-class Watched(Record, frozen=True):
+class ClientWatched(Record, frozen=True):
     """A client promised signs of life."""
 
     client: str
     limit_s: float
 
 
-class Answered(Record, frozen=True):
+class RequestAnswered(Record, frozen=True):
     """An answer that its client may ask for again; only in a journal that was replaced."""
 
     client: str
@@ -167,19 +167,19 @@ class Closed(Record, frozen=True):
 
 
 Change: TypeAlias = (
-    Named
-    | Reserved
-    | Entered
-    | Withdrew
-    | Leased
-    | Acked
-    | GaveBack
+    UnitNamed
+    | PutAdmitted
+    | RowsEntered
+    | PutWithdrawn
+    | RowsLeased
+    | RowsAcked
+    | RowsReturned
     | UnitGone
     | RowsGone
     | Restored
-    | Advanced
-    | Watched
-    | Answered
+    | VersionAdvanced
+    | ClientWatched
+    | RequestAnswered
     | Closed
 )
 

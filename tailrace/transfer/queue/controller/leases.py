@@ -72,7 +72,7 @@ class Leases:
             }
             for task in tasks
         }
-        self._holders: dict[int, log.Leased] = {}
+        self._holders: dict[int, log.RowsLeased] = {}
         """Of each lease that may be live: to whom it went, and which rows at first."""
         self._closed = False
         self.wait_s = dict.fromkeys(self._specs, 0.0)
@@ -107,7 +107,7 @@ class Leases:
         sizes = part_bytes(context.codec, message.runs)
         units = {row: control.units(row) for row in facts}
         retired = control.ack(message.lease_id, facts, missed=message.missed)
-        context.journal.append(log.Acked(*incoming.ticket, message))
+        context.journal.append(log.RowsAcked(*incoming.ticket, message))
         for row, nbytes in zip(facts, sizes, strict=False):  # a task without outputs sends no runs
             accounts.grow(row, nbytes, units[row])
         accounts.leave({row: units[row] for row in retired})
@@ -172,7 +172,7 @@ class Leases:
             for line in lines.values():
                 line.send_away(lambda: QueueClosed("the queue was closed"))
 
-    def restore(self, state: ControlState, leases: Sequence[log.Leased]) -> dict[Ticket, Answer]:
+    def restore(self, state: ControlState, leases: Sequence[log.RowsLeased]) -> dict[Ticket, Answer]:
         """The state of before the controller was started anew, with the leases that go on.
 
         Returns what the claims were answered, or would have been, that these leases went to.
@@ -191,10 +191,10 @@ class Leases:
         for lease_id in list(self._holders):
             self._forget_if_over(lease_id)
 
-    def leases(self) -> list[log.Leased]:
+    def leases(self) -> list[log.RowsLeased]:
         """Those that are live, for a journal that begins anew."""
         return [
-            log.Leased(lease.client, lease.number, number, lease.task, pack(rows))
+            log.RowsLeased(lease.client, lease.number, number, lease.task, pack(rows))
             for number, lease in self._holders.items()
             if (rows := self._context.control.leased(number))
         ]
@@ -224,7 +224,7 @@ class Leases:
         lease = context.control.claim(message.task, limit=message.limit, rank=message.rank, now=now)
         if lease is None:
             return Wait.HERE
-        record = log.Leased(*ticket, lease.id, lease.task, pack(lease.rows))
+        record = log.RowsLeased(*ticket, lease.id, lease.task, pack(lease.rows))
         context.journal.append(record)
         self._holders[lease.id] = record
         return self._claimed(lease)
@@ -260,7 +260,7 @@ class Leases:
         """
         for ended in leases:
             if ended.rows:
-                self._context.journal.append(log.GaveBack(ended.lease, pack(ended.rows), expired))
+                self._context.journal.append(log.RowsReturned(ended.lease, pack(ended.rows), expired))
                 self._settle(ended)
             self._forget_if_over(ended.lease)
         if any(ended.rows for ended in leases):

@@ -279,7 +279,7 @@ class Puts:
         heads = (line.head for _, line in sorted(self._lines.items()) if len(line))
         return next((self.explain(head) for head in heads), None)
 
-    def pending(self) -> list[log.Reserved]:
+    def pending(self) -> list[log.PutAdmitted]:
         """What was admitted and is not written, for a journal that begins anew."""
         return [admission.record for admission in self._admissions if isinstance(admission, PutAdmission)]
 
@@ -297,7 +297,7 @@ class Puts:
             return Wait.ASIDE if units is Obstacle.BEING_PUT else Wait.HERE
         ids = self._context.control.reserve(offer.rows)
         request = msgspec.structs.replace(message, cells=None, preferred=[], full=[])  # of use once
-        record = log.Reserved(*put.ticket, request, pack(ids), units)
+        record = log.PutAdmitted(*put.ticket, request, pack(ids), units)
         self._context.journal.append(record)
         if message.cells is None:
             self._expect(PutAdmission(self._context, record, offer, ids, None))

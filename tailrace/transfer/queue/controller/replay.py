@@ -8,22 +8,22 @@ import msgspec
 from tailrace.errors import QueueError
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.controller.journal import (
-    Acked,
-    Advanced,
-    Answered,
     Base,
     Change,
+    ClientWatched,
     Closed,
-    Entered,
-    GaveBack,
-    Leased,
-    Named,
-    Reserved,
+    PutAdmitted,
+    PutWithdrawn,
+    RequestAnswered,
     Restored,
+    RowsAcked,
+    RowsEntered,
     RowsGone,
+    RowsLeased,
+    RowsReturned,
     UnitGone,
-    Watched,
-    Withdrew,
+    UnitNamed,
+    VersionAdvanced,
 )
 from tailrace.transfer.queue.controller.requests import acked_facts, new_facts, new_rows
 from tailrace.transfer.queue.messages import Admitted, Answer, pack, row_ids
@@ -39,7 +39,7 @@ from tailrace.transfer.wire.server import Ticket
 class Pending:
     """Rows that were admitted and are not all written."""
 
-    record: Reserved
+    record: PutAdmitted
     ids: list[RowId]
     rows: list[RowHeader]
 
@@ -49,7 +49,7 @@ class Recovered:
     """Where a controller stood."""
 
     state: ControlState
-    leases: dict[int, Leased] = field(default_factory=dict)
+    leases: dict[int, RowsLeased] = field(default_factory=dict)
     """With the rows that are still leased."""
     pending: dict[RowId, Pending] = field(default_factory=dict)
     """By first row."""
@@ -125,28 +125,28 @@ class _Player:
     def play(self, change: Base | Change) -> None:
         found, plane = self._found, self._plane
         match change:
-            case Reserved():
+            case PutAdmitted():
                 pending = Pending(change, row_ids(change.rows), new_rows(change.request))
                 plane.reserve(pending.rows, pending.ids)
                 found.pending[pending.ids[0]] = pending
                 found.answers[Ticket(change.client, change.number)] = Admitted(change.rows, change.units)
-            case Entered():
+            case RowsEntered():
                 pending = found.pending.pop(row_ids(change.rows)[0])
                 facts = new_facts(pending.record.request, len(pending.rows))
                 plane.enter(pending.ids, pending.rows, facts, units=tuple(change.units))
-            case Withdrew():
+            case PutWithdrawn():
                 pending = found.pending.pop(row_ids(change.rows)[0])
                 plane.withdraw(pending.ids, pending.rows)
-            case Leased():
+            case RowsLeased():
                 plane.hold(change.lease_id, change.task, row_ids(change.rows), now=0.0)
                 found.leases[change.lease_id] = change
-            case Acked():
+            case RowsAcked():
                 facts_by_row = acked_facts(change.request)
                 plane.ack(change.request.lease_id, facts_by_row, missed=change.request.missed)
                 found.answers[Ticket(change.client, change.number)] = Accepted()
-            case GaveBack(expired=True):
+            case RowsReturned(expired=True):
                 plane.end(change.lease_id)
-            case GaveBack():
+            case RowsReturned():
                 plane.nack(change.lease_id, row_ids(change.rows))
             case UnitGone():
                 plane.lose(change.unit)
@@ -161,14 +161,14 @@ class _Player:
         match change:
             case Restored():
                 self._plane.restore(change.state)
-            case Advanced():
+            case VersionAdvanced():
                 self._plane.advance(change.version)
-            case Named():
+            case UnitNamed():
                 found.units[change.name] = change.unit
                 found.next_unit = max(found.next_unit, change.unit + 1)
-            case Watched():
+            case ClientWatched():
                 found.watched[change.client] = change.limit_s
-            case Answered():
+            case RequestAnswered():
                 found.answers[Ticket(change.client, change.number)] = change.answer
             case Closed():
                 found.closed = True

@@ -209,7 +209,7 @@ class Controller(Service):
     def _advance(self, incoming: Incoming) -> Reply:
         message: Advance = incoming.message
         if message.version > self._context.control.version:
-            self._context.journal.append(log.Advanced(message.version))
+            self._context.journal.append(log.VersionAdvanced(message.version))
             self._context.control.advance(message.version)
             self._puts.serve()
         return Reply(Accepted())
@@ -271,7 +271,7 @@ class Controller(Service):
         client = incoming.ticket.client
         known = self._watches.get(client)
         if known is None or known[0] != message.limit_s:
-            self._context.journal.append(log.Watched(client, message.limit_s))
+            self._context.journal.append(log.ClientWatched(client, message.limit_s))
         self._watch(client, message.limit_s)
         return Reply(Accepted())
 
@@ -380,13 +380,13 @@ class Controller(Service):
 
     def _open_ends(self) -> Iterator[Change]:
         for unit in self._context.units.stats():
-            yield log.Named(unit.number, unit.name)
+            yield log.UnitNamed(unit.number, unit.name)
         yield from self._puts.pending()
         yield from self._leases.leases()
         for client, (limit_s, _) in self._watches.items():
-            yield log.Watched(client, limit_s)
+            yield log.ClientWatched(client, limit_s)
         for ticket, answer in self._context.server.kept():
-            yield log.Answered(ticket.client, ticket.number, cast(Answer, answer))  # as its handlers return
+            yield log.RequestAnswered(ticket.client, ticket.number, cast(Answer, answer))  # as handlers return
 
     def _recover(self, found: Recovered) -> None:
         context = self._context
@@ -410,7 +410,7 @@ class Controller(Service):
         for client, limit_s in found.watched.items():
             self._watch(client, limit_s)
 
-    def _goes_on(self, lease: log.Leased) -> bool:
+    def _goes_on(self, lease: log.RowsLeased) -> bool:
         """Whether a lease outlasts its controller: not where the rows of a batch are split among ranks.
 
         How they were split is not known any more, so no rank may keep its part while another has lost its own.

@@ -18,7 +18,7 @@ import numpy as np
 from tailrace.errors import QueueClosed, TailraceError, WireError
 from tailrace.transfer.queue.base import RowId, UnitStats
 from tailrace.transfer.queue.controller.inline_cells import InlineCells
-from tailrace.transfer.queue.controller.journal import Journal, Named
+from tailrace.transfer.queue.controller.journal import Journal, UnitNamed
 from tailrace.transfer.queue.controller.waiting import Timer, Timers
 from tailrace.transfer.queue.messages import STORAGE_UNIT, Inventory, Join, Parts, Settle, Unit, Write, pack, unpack
 from tailrace.transfer.queue.rows.control_plane import ControlPlane
@@ -133,7 +133,7 @@ class Units:
             unit = self._names.get(message.name)
         if unit is None:
             unit = self._add(self.next_number, message.name)
-            self._journal.append(Named(unit.number, unit.name))
+            self._journal.append(UnitNamed(unit.number, unit.name))
         if unit not in self._expected:  # one that comes back and never says what it has is not waited for any longer
             self._watch(unit)
         if unit.link is None:
