@@ -20,10 +20,8 @@ from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
 from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.weights.address import WeightsAddress, way_to
-from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.broadcast.receiver import BroadcastReceiver
 from tailrace.transfer.weights.download import Download, End, Owner
-from tailrace.transfer.weights.jobs import Jobs
 from tailrace.transfer.weights.media.base import Placed
 from tailrace.transfer.weights.media.factory import backend_of
 from tailrace.transfer.weights.messages import (
@@ -46,6 +44,7 @@ from tailrace.transfer.weights.messages import (
 )
 from tailrace.transfer.weights.segments import Attachments, Pool
 from tailrace.transfer.weights.shelf import Shelf
+from tailrace.transfer.weights.threads import Wakeups, Worker
 from tailrace.transfer.weights.versions import Holding, Manifest
 from tailrace.transfer.wire.connection import Connection, Patience
 from tailrace.transfer.wire.messages import Message
@@ -77,7 +76,7 @@ class Follower(Service, Owner):
         """A host of its own, for one that shares no memory."""
         self.pool = pool
         self._attachments = Attachments()
-        self._placing = Jobs(server, "memory for weights")
+        self._placing = Worker(server, "memory for weights")
         """Finds memory, and is alone with the attachments."""
         self._shelf = Shelf(server)
         self._broadcasts = BroadcastReceiver(server, limit_s=patience.limit_s, changed=self._take_broadcasts)
@@ -90,7 +89,7 @@ class Follower(Service, Owner):
         """The serial of the newest version that was given up."""
         self._wishes: set[str] = set()
         """Turns that are wanted or had."""
-        self.bell = Bell()
+        self.wakeups = Wakeups()
         self.lock = threading.Lock()
         """For what follows, which other threads read."""
         self.received: Holding | None = None
@@ -171,7 +170,7 @@ class Follower(Service, Owner):
                 self._give_back(turn)  # it was asked for again, after it had been given back
             elif not isinstance(what, TailraceError):  # a sender that is lost shows by Follow
                 self.turns.add(turn)
-                self.bell.ring()
+                self.wakeups.notify()
 
         if self._link is not None:  # else `start` asks
             ask(self._link, self._endpoint, TakeTurn(turn), heard, wait=True)
@@ -210,7 +209,7 @@ class Follower(Service, Owner):
                 self._broadcasts.hear(plan)
                 self._advance()
                 self._follow(plan.epoch)
-                self.bell.ring()
+                self.wakeups.notify()
             case (Closed(), _):
                 self._lose(SenderLost("the sender of the weights was closed"))
             case TailraceError() as error:
@@ -227,7 +226,7 @@ class Follower(Service, Owner):
         self._again_at = self.server.now + self.retry_s
         remove_orphans(self.pool.directory.parent)  # it may have been killed
         self.error = error
-        self.bell.ring()
+        self.wakeups.notify()
 
     # Versions
 
@@ -324,7 +323,7 @@ class Follower(Service, Owner):
             self.received, self.refusal = holding, None
         self.tidy()
         self._emit(download)
-        self.bell.ring()
+        self.wakeups.notify()
         self.server.call(self._go_on)
 
     def tidy(self) -> None:
@@ -356,7 +355,7 @@ class Follower(Service, Owner):
             self._give_up(download)
             assert download.error is not None, "it says why it is refused"
             self.refusal = (download.offer.version, download.error)
-            self.bell.ring()
+            self.wakeups.notify()
             self._complain("")  # children that wait for it here get it elsewhere
             self._go_on()
             return

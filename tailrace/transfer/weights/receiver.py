@@ -26,7 +26,7 @@ from tailrace.transfer.weights.follower import Follower
 from tailrace.transfer.weights.media.factory import check_medium
 from tailrace.transfer.weights.messages import WEIGHTS, known
 from tailrace.transfer.weights.segments import SHARED, Pool
-from tailrace.transfer.weights.thread import ServerThread, again
+from tailrace.transfer.weights.threads import ServerThread, copy_of
 from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.server import Server
 from tailrace.transfer.wire.sockets import host_id
@@ -117,7 +117,7 @@ class WeightReceiver:
             self._open = stack.pop_all()
         self._server = server
         self._thread = ServerThread(
-            server, self._follower, self._follower.bell, name=f"weights of {name}", what="this receiver of weights"
+            server, self._follower, self._follower.wakeups, name=f"weights of {name}", what="this receiver of weights"
         )
         server.call(self._follower.start)
         self._thread.start()
@@ -172,7 +172,7 @@ class WeightReceiver:
             WeightsError: this was closed or has failed.
         """
         follower = self._follower
-        end = await follower.bell.until(
+        end = await follower.wakeups.wait_for(
             lambda: self._thread.end or (True if follower.error is None else None), timeout_s=timeout_s
         )
         if isinstance(end, WeightsError):
@@ -219,9 +219,9 @@ class WeightReceiver:
         follower, turn = self._follower, secrets.token_hex(8)
         self._server.call(lambda: follower.take_turn(turn))
         try:
-            found = await follower.bell.until(lambda: turn in follower.turns or self._trouble())
+            found = await follower.wakeups.wait_for(lambda: turn in follower.turns or self._trouble())
             if isinstance(found, WeightsError):
-                raise again(found)
+                raise copy_of(found)
             yield
         finally:
             self._server.call(lambda: follower.end_turn(turn))
@@ -251,9 +251,9 @@ class WeightReceiver:
     ) -> WeightVersion:
         """What `look` finds of `version`; an error that it finds is raised."""
         found: WeightVersion | WeightsError | None
-        found = await self._follower.bell.until(look, timeout_s=timeout_s)
+        found = await self._follower.wakeups.wait_for(look, timeout_s=timeout_s)
         if isinstance(found, WeightsError):
-            raise again(found)
+            raise copy_of(found)
         if found is None:
             raise WeightsTimeout(
                 f"version {version} of the weights has not come within {timeout_s:g} s; here is {self.received}, "

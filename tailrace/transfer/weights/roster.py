@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
 from tailrace.transfer.weights.address import WeightsAddress, host_of, is_far_reaching
-from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.broadcast.broadcaster import Broadcaster
 from tailrace.transfer.weights.messages import (
     NOTHING,
@@ -33,6 +32,7 @@ from tailrace.transfer.weights.messages import (
 )
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.shelf import Shelf
+from tailrace.transfer.weights.threads import Wakeups
 from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.weights.versions import Holding, sum_of
 from tailrace.transfer.wire.frames import Reply
@@ -80,7 +80,7 @@ class Member:
 
 
 class Roster(Service):
-    """Everything is called in the thread of `server`, but for `members` and `bell`."""
+    """Everything is called in the thread of `server`, but for `members` and `wakeups`."""
 
     def __init__(self, server: Server, address: WeightsAddress, *, datacentre: str, limit_s: float) -> None:
         """Nobody is there, and there is no version."""
@@ -88,7 +88,7 @@ class Roster(Service):
         self._limit_s = limit_s
         self.address = address
         self.shelf = Shelf(server)
-        self.bell = Bell()
+        self.wakeups = Wakeups()
         self.members: dict[str, Member] = {}
         """By the names that the wire gives them, in the order in which they came."""
         self.broadcaster = Broadcaster(server, host=host_of(address), limit_s=limit_s, changed=self._regrouped)
@@ -129,7 +129,7 @@ class Roster(Service):
         self._turns.leave(client)
         if self.members.pop(client, None) is not None:
             self._plan()
-            self.bell.ring()
+            self.wakeups.notify()
 
     def _report(self, incoming: Incoming) -> Reply:
         self._hear(incoming.ticket.client, incoming.message.standing)
@@ -186,7 +186,7 @@ class Roster(Service):
         if member is not None:
             member.standing = standing
             member.told = NOTHING
-            self.bell.ring()
+            self.wakeups.notify()
 
     def _distrust(self, child: str, parent: str) -> None:
         """A member cannot reach another one: for a while nobody gets weights from that over the network.
@@ -270,7 +270,7 @@ class Roster(Service):
 
     def _regrouped(self) -> None:
         self._announce()
-        self.bell.ring()
+        self.wakeups.notify()
 
     def _announce(self) -> None:
         self._epoch += 1

@@ -27,7 +27,7 @@ from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
 from tailrace.transfer.weights.messages import NO_VERSION, WEIGHTS, known
 from tailrace.transfer.weights.roster import Roster
 from tailrace.transfer.weights.segments import SHARED, Pool
-from tailrace.transfer.weights.thread import ServerThread
+from tailrace.transfer.weights.threads import ServerThread
 from tailrace.transfer.weights.versions import (
     ALIGNMENT,
     Entry,
@@ -133,7 +133,7 @@ class WeightSender:
         """For receivers; it holds the token."""
         self._roster = Roster(self._server, self.address, datacentre=datacentre, limit_s=limit_s)
         self._thread = ServerThread(
-            self._server, self._roster, self._roster.bell, name="weights", what="this sender of weights"
+            self._server, self._roster, self._roster.wakeups, name="weights", what="this sender of weights"
         )
         self._thread.start()
 
@@ -197,7 +197,7 @@ class WeightSender:
             WeightsTimeout: some have not done so in time.
             WeightsError: this was closed or has failed.
         """
-        found = await self._roster.bell.until(lambda: self._look(version), timeout_s=timeout_s)
+        found = await self._roster.wakeups.wait_for(lambda: self._look(version), timeout_s=timeout_s)
         if isinstance(found, WeightsError):
             raise found
         if found is None:

@@ -179,13 +179,13 @@ async def test_an_engine_goes_on_after_a_trainer_was_silent_for_longer_than_a_re
         engine, receiver, "in_flight", log=log, activity=Activity(log, "rollout"), timeout_s=LIMIT_S
     )
     updating = asyncio.create_task(updater.run())
-    bell = receiver._follower.bell
+    wakeups = receiver._follower.wakeups
     for version in (1, 2):
         process.pipe.send(version)
         async with asyncio.timeout(LIMIT_S), updater.generating(version):
             assert updater.version == version
         os.kill(process.pid, signal.SIGSTOP)
-        assert await bell.until(lambda: receiver._follower.error, timeout_s=LIMIT_S)
+        assert await wakeups.wait_for(lambda: receiver._follower.error, timeout_s=LIMIT_S)
         os.kill(process.pid, signal.SIGCONT)
     assert not updating.done()
     updating.cancel()
@@ -202,7 +202,7 @@ async def test_a_receiver_that_connects_anew_does_not_wait_for_the_one_it_was(st
         before = follower._link
         follower.server.call(lambda: follower._lose(SenderLost("it was silent")))
         is_back = lambda: (follower._link not in (None, before) and follower.error is None) or None  # noqa: B023, E731
-        assert await follower.bell.until(is_back, timeout_s=LIMIT_S)
+        assert await follower.wakeups.wait_for(is_back, timeout_s=LIMIT_S)
         sender.publish(version, tensors(version).items())
         assert await receiver.wait(version, timeout_s=LIMIT_S) == version
         check(receiver, version)

@@ -47,8 +47,8 @@ def on_another_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def joined(sender: WeightSender, count: int) -> None:
     """Until so many receivers are there."""
-    bell = sender._roster.bell
-    assert await bell.until(lambda: len(sender._roster.members) == count or None, timeout_s=LIMIT_S)
+    wakeups = sender._roster.wakeups
+    assert await wakeups.wait_for(lambda: len(sender._roster.members) == count or None, timeout_s=LIMIT_S)
 
 
 class Fetching:
@@ -61,7 +61,7 @@ class Fetching:
 
         def watched(download: Download, *, nbytes: int) -> None:
             changed(download, nbytes=nbytes)
-            follower.bell.ring()
+            follower.wakeups.notify()
 
         follower.changed = watched  # type: ignore[method-assign]
 
@@ -73,7 +73,7 @@ class Fetching:
             holding = None if download is None else download.holding
             return (holding is not None and holding.ready >= chunks) or None
 
-        assert await self._follower.bell.until(look, timeout_s=LIMIT_S)
+        assert await self._follower.wakeups.wait_for(look, timeout_s=LIMIT_S)
 
 
 async def test_a_remote_datacentre_gets_each_version_once(stack: ExitStack) -> None:
@@ -241,8 +241,8 @@ async def test_a_relay_that_one_receiver_could_not_reach_is_trusted_again_with_a
         """As `second` does when it is cut off."""
         monkeypatch.setattr(roster, "_limit_s", limit_s)
         sender._server.call(lambda: roster._distrust(clients[1], clients[0]))
-        sender._server.call(roster.bell.ring)
-        assert await roster.bell.until(lambda: sender.stats().distrusted or None, timeout_s=LIMIT_S) == ["first"]
+        sender._server.call(roster.wakeups.notify)
+        assert await roster.wakeups.wait_for(lambda: sender.stats().distrusted or None, timeout_s=LIMIT_S) == ["first"]
         assert parents() == ["second", "", "second"]
 
     await accuse(limit_s=0.0)
@@ -356,7 +356,7 @@ async def test_a_version_that_is_begun_after_another_is_said_to_be_read(
     sender._server.call(roster.shelf.look)
     (member,) = roster.members.values()
     reads_it = lambda: member.standing.reading == 2 or None  # noqa: E731
-    assert await roster.bell.until(reads_it, timeout_s=LIMIT_S)
+    assert await roster.wakeups.wait_for(reads_it, timeout_s=LIMIT_S)
 
 
 async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(

@@ -206,7 +206,7 @@ async def test_a_receiver_that_is_refused_with_more_than_one_question_under_way_
     with WeightReceiver(address, name="stranger") as engine:
         follower = engine._follower
         for _ in range(2):
-            before = await follower.bell.until(lambda: follower.error, timeout_s=LIMIT_S)
+            before = await follower.wakeups.wait_for(lambda: follower.error, timeout_s=LIMIT_S)
 
             def ask_twice() -> None:
                 if follower._link is None:
@@ -215,7 +215,7 @@ async def test_a_receiver_that_is_refused_with_more_than_one_question_under_way_
 
             engine._server.call(ask_twice)
             again = lambda: None if follower.error is before else True  # noqa: E731, B023
-            assert await follower.bell.until(again, timeout_s=LIMIT_S)
+            assert await follower.wakeups.wait_for(again, timeout_s=LIMIT_S)
         goes_on = threading.Event()
         engine._server.call(goes_on.set)
         assert await asyncio.to_thread(goes_on.wait, LIMIT_S)

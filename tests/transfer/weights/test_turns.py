@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import SenderLost, WeightsError
-from tailrace.transfer.weights.bell import Bell
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
+from tailrace.transfer.weights.threads import Wakeups
 from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.wire.server import Ticket
 from tests.transfer.weights.helpers import LIMIT_S, everybody_listens
@@ -25,7 +25,7 @@ class Place:
         self.stack = stack
         self.sender = stack.enter_context(WeightSender(limit_s=limit_s))
         self._limit_s = limit_s
-        self._bell = Bell()
+        self._wakeups = Wakeups()
         line = self.sender._roster._turns
         for name in ("ask", "end"):
             self._watch(line, name)
@@ -36,7 +36,7 @@ class Place:
 
         def watched(*args: object) -> None:
             method(*args)
-            self._bell.ring()
+            self._wakeups.notify()
 
         setattr(line, name, watched)
 
@@ -45,7 +45,7 @@ class Place:
 
     async def in_line(self, count: int) -> None:
         """Until the sender knows of so many that want or have a turn."""
-        found = await self._bell.until(lambda: len(self._line._wishes) == count or None, timeout_s=LIMIT_S)
+        found = await self._wakeups.wait_for(lambda: len(self._line._wishes) == count or None, timeout_s=LIMIT_S)
         assert found, f"{len(self._line._wishes)} are in line, not {count}"
 
 
@@ -167,7 +167,7 @@ async def test_an_engine_that_connects_again_in_its_turn_keeps_it() -> None:
             before = next(iter(roster.members))
             follower.server.call(lambda: follower._lose(SenderLost("the link is down")))
             forgotten = lambda: None if before in roster.members else True  # noqa: E731
-            assert await roster.bell.until(forgotten, timeout_s=LIMIT_S)
+            assert await roster.wakeups.wait_for(forgotten, timeout_s=LIMIT_S)
             await place.in_line(2)
             assert not waiting.has_it.is_set()
             await holder.leave()

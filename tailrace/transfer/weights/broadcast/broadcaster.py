@@ -20,10 +20,10 @@ from socket import socket
 from threading import Event
 
 from tailrace.errors import WeightsError
-from tailrace.transfer.weights.jobs import Jobs
 from tailrace.transfer.weights.media.process_group import ProcessGroup, address_towards, host_store, listen
 from tailrace.transfer.weights.messages import NOTHING, Backend, Broadcast, Membership
 from tailrace.transfer.weights.segments import Segment
+from tailrace.transfer.weights.threads import Worker
 from tailrace.transfer.weights.versions import Holding
 from tailrace.transfer.wire.server import Server
 
@@ -47,7 +47,7 @@ class Broadcaster:
     def __init__(self, server: Server, *, host: str, limit_s: float, changed: Callable[[], None]) -> None:
         """No group yet. `host`: where members find this process. `changed`: called when plans are other ones now."""
         self._host, self._limit_s, self._changed = host, limit_s, changed
-        self._jobs = Jobs(server, "broadcast of weights")
+        self._worker = Worker(server, "broadcast of weights")
         self._state = State.NO_GROUP
         self._wanted: dict[str, Backend] = {}
         self._tried: dict[str, Backend] = {}
@@ -55,7 +55,7 @@ class Broadcaster:
         self._memberships: dict[str, Membership] = {}
         """Of the group that there is, or that is being formed."""
         self._group: ProcessGroup | None = None
-        """Used in the jobs' thread alone."""
+        """Used in the worker's thread alone."""
         self._given_up = Event()
         """For the group that is being formed."""
         self._promised: Holding | None = None
@@ -129,11 +129,11 @@ class Broadcaster:
         """Begin nothing any more, and hang up as soon as what is going on lets it."""
         self._state = State.CLOSED
         self._given_up.set()
-        self._jobs.start(self._hang_up, lambda _: None)
+        self._worker.start(self._hang_up, lambda _: None)
 
     def join(self) -> None:
         """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
-        self._jobs.join()
+        self._worker.join()
 
     @property
     def _has_group(self) -> bool:
@@ -159,7 +159,7 @@ class Broadcaster:
             refused = error
         self._changed()
         membership = next(iter(self._memberships.values()), None)
-        self._jobs.start(lambda: self._form(membership, listener or refused, given_up), self._on_formed)
+        self._worker.start(lambda: self._form(membership, listener or refused, given_up), self._on_formed)
 
     def _new_memberships(self, *, port: int) -> dict[str, Membership]:
         name, size = secrets.token_hex(8), len(self._wanted) + 1
@@ -184,7 +184,7 @@ class Broadcaster:
     def _start_broadcast(self, holding: Holding) -> None:
         self._state, self._promised, self._broadcasting = State.BROADCASTING, None, holding
         self._changed()
-        self._jobs.start(lambda: self._broadcast(holding), self._on_broadcast)
+        self._worker.start(lambda: self._broadcast(holding), self._on_broadcast)
 
     def _on_broadcast(self, outcome: WeightsError | None) -> None:
         if self._state is State.CLOSED:
@@ -196,7 +196,7 @@ class Broadcaster:
         self._changed()
         self._look()
 
-    # In the jobs' thread
+    # In the worker's thread
 
     def _form(self, membership: Membership | None, listener: socket | WeightsError | None, given_up: Event) -> None:
         """`listener`: or why there is none, where somebody wants a group."""

@@ -20,9 +20,9 @@ from typing import NamedTuple
 import torch
 
 from tailrace.errors import WeightsError
-from tailrace.transfer.weights.jobs import Jobs
 from tailrace.transfer.weights.media.process_group import ProcessGroup, address_towards, reach_store
 from tailrace.transfer.weights.messages import NOTHING, Broadcast, Membership, Plan
+from tailrace.transfer.weights.threads import Worker
 from tailrace.transfer.weights.versions import packed_sums, sum_of
 from tailrace.transfer.wire.server import Server
 
@@ -49,7 +49,7 @@ class BroadcastReceiver:
     def __init__(self, server: Server, *, limit_s: float, changed: Callable[[], None]) -> None:
         """In no group. `changed`: called when `first` is another one, or something is not expected any more."""
         self._server, self._limit_s, self._changed = server, limit_s, changed
-        self._jobs = Jobs(server, "broadcast of weights")
+        self._worker = Worker(server, "broadcast of weights")
         self._membership: Membership | None = None
         """The last that was given."""
         self._given_up = Event()
@@ -57,7 +57,7 @@ class BroadcastReceiver:
         self._is_in = False
         """Whether that is had, or being taken: a group that broke is never entered again."""
         self._group: ProcessGroup | None = None
-        """Used in the jobs' thread alone."""
+        """Used in the worker's thread alone."""
         self._announced: set[int] = set()
         self._begun = self._ended = NOTHING
         """The serials of the last broadcasts that this has taken part in."""
@@ -104,7 +104,7 @@ class BroadcastReceiver:
 
     def join(self) -> None:
         """After `close`, from another thread: wait for what is going on, which waits up to its limit."""
-        self._jobs.join()
+        self._worker.join()
 
     def _enter(self, membership: Membership | None) -> None:
         self._given_up.set()
@@ -114,7 +114,7 @@ class BroadcastReceiver:
         def then(outcome: WeightsError | None) -> None:
             self._look_at(membership, outcome)
 
-        self._jobs.start(lambda: self._join_group(membership, given_up), then)
+        self._worker.start(lambda: self._join_group(membership, given_up), then)
 
     def _begin(self, broadcast: Broadcast) -> None:
         self._begun = broadcast.serial
@@ -125,7 +125,7 @@ class BroadcastReceiver:
             self._look_at(membership, outcome)
             self._changed()
 
-        self._jobs.start(lambda: self._receive(broadcast), then)
+        self._worker.start(lambda: self._receive(broadcast), then)
 
     def _look_at(self, membership: Membership | None, outcome: WeightsError | None) -> None:
         """How something has ended in the group of this membership."""
@@ -133,7 +133,7 @@ class BroadcastReceiver:
             self._is_in = False
             self._changed()
 
-    # In the jobs' thread
+    # In the worker's thread
 
     def _join_group(self, membership: Membership | None, given_up: Event) -> None:
         self._hang_up()

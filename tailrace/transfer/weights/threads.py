@@ -1,0 +1,172 @@
+"""Threads beside those that use weights: a server's loop, work that may block, and coroutines that wait for either.
+
+coroutine ──wait_for──▶ Wakeups ◀──notify── thread of a server ◀──server.call── Worker: one job after the other
+"""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from traceback import clear_frames
+from typing import TypeVar
+
+from tailrace.errors import WeightsError, one_line
+from tailrace.transfer.wire.server import Server, Service
+
+T = TypeVar("T")
+
+_LIMIT_S = 60.0
+"""For a server's thread to do what it is asked for."""
+
+
+class Wakeups:
+    """Wakes coroutines when something has changed. Used from any thread and any event loop."""
+
+    def __init__(self) -> None:
+        """Nobody waits."""
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def notify(self) -> None:
+        """Have every coroutine that waits check again."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for loop, event in waiting:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits there
+                loop.call_soon_threadsafe(event.set)
+
+    async def wait_for(self, check: Callable[[], T | None], *, timeout_s: float = math.inf) -> T | None:
+        """Return what `check` returns as soon as that is not None; None when it stays so for `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            event = asyncio.Event()
+            entry = (asyncio.get_running_loop(), event)
+            with self._lock:
+                self._waiting.append(entry)
+            try:
+                if (found := check()) is not None:
+                    return found
+                async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                    await event.wait()
+            except TimeoutError:
+                return check()
+            finally:
+                with self._lock, suppress(ValueError):  # it was notified
+                    self._waiting.remove(entry)
+
+
+class Worker:
+    """A thread that does one job after the other, and hands each outcome to the thread of `server`.
+
+    An exit of the process waits for the job in hand; each has limits of its own.
+    """
+
+    def __init__(self, server: Server, name: str) -> None:
+        """No thread runs before the first `start`."""
+        self._server = server
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+
+    def start(self, job: Callable[[], T], then: Callable[[T | WeightsError], None]) -> None:
+        """Do `job`, then call `then` with what it returned, or with the WeightsError that it raised."""
+
+        def ended(future: "Future[T | WeightsError]") -> None:
+            self._server.call(lambda: then(future.result()))
+
+        self._executor.submit(_done, job).add_done_callback(ended)
+
+    def join(self) -> None:
+        """Wait until all jobs are done; no other can be started."""
+        self._executor.shutdown()
+
+
+def _done(job: Callable[[], T]) -> T | WeightsError:
+    try:
+        return job()
+    except WeightsError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            clear_frames(cause.__traceback__)  # they would hold on to sockets, and others wait for these to be closed
+            cause = cause.__context__
+        return WeightsError(str(error))
+
+
+class ServerThread:
+    """Runs `server` until it is stopped, or fails; whoever waits for the thread hears of its end.
+
+    Used from any thread.
+    """
+
+    def __init__(self, server: Server, service: Service, wakeups: Wakeups, *, name: str, what: str) -> None:
+        """Begins with `start`. `wakeups` are notified when it has ended; `what` names it in errors."""
+        self._server, self._service, self._wakeups, self._what = server, service, wakeups, what
+        self._end: WeightsError | None = None
+        self._asked: set[Future[object]] = set()
+        """What `do` waits for."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Run from now on."""
+        self._thread.start()
+
+    @property
+    def end(self) -> WeightsError | None:
+        """Why nothing comes from it any more: it was closed or has failed. A new one each time: it is raised."""
+        end = self._end
+        return None if end is None else copy_of(end)
+
+    def do(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns, or raise what it raises, in the thread.
+
+        Raises:
+            WeightsError: the thread has ended, before or meanwhile, or has not come to it in time.
+        """
+        future: Future[T] = Future()
+
+        def call() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # nobody waits for it any more, and who did not get it may have undone what came before
+            try:
+                future.set_result(action())
+            except WeightsError as error:
+                future.set_exception(error)
+
+        self._asked.add(future)  # type: ignore[arg-type]
+        try:
+            self._server.call(call)
+            if (end := self.end) is not None:  # else the future is told
+                raise end
+            return future.result(_LIMIT_S)
+        except TimeoutError:
+            future.cancel()
+            raise WeightsError(
+                f"{self._what} has not done within {_LIMIT_S:g} s what it was asked for; is the machine overloaded?"
+            ) from None
+        finally:
+            self._asked.discard(future)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has ended, `timeout_s` seconds at most."""
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        end = WeightsError(f"{self._what} was closed")
+        try:
+            self._server.run(self._service)
+        except Exception as error:  # whatever it is, those that wait hear of it
+            end = WeightsError(f"{self._what} failed: {type(error).__name__}: {one_line(error)}")
+            end.__cause__ = error
+        self._end = end
+        for future in list(self._asked):
+            with suppress(InvalidStateError):  # it has been told, or nobody waits for it any more
+                future.set_exception(copy_of(end))
+        self._wakeups.notify()
+
+
+def copy_of(error: WeightsError) -> WeightsError:
+    """The same error, to be raised in another place."""
+    copy = type(error)(str(error))
+    copy.__cause__ = error.__cause__
+    return copy
