@@ -28,7 +28,7 @@ class WeightsAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return f"WeightsAddress(endpoints={self.endpoints}, host={self.host!r})"
 
 
-def way_to(endpoints: Sequence[str], host: str) -> str:
+def endpoint_towards(endpoints: Sequence[str], host: str) -> str:
     """The endpoint by which this process reaches a peer on `host`.
 
     Raises:

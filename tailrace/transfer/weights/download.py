@@ -16,13 +16,23 @@ from pathlib import Path
 
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import PeerLost, TailraceError, WeightsError, WireError
-from tailrace.transfer.weights.address import way_to
+from tailrace.transfer.weights.address import endpoint_towards
 from tailrace.transfer.weights.broadcast.receiver import BroadcastChunk
 from tailrace.transfer.weights.media.base import Medium, Placed
 from tailrace.transfer.weights.media.factory import make_medium
-from tailrace.transfer.weights.messages import Describe, Described, Gone, Heard, Offer, Plan, Question, ask, error_in
+from tailrace.transfer.weights.messages import (
+    AnswerOrError,
+    GetManifest,
+    ManifestReply,
+    Plan,
+    VersionGone,
+    VersionOffer,
+    WeightsQuestion,
+    ask,
+    error_in,
+)
 from tailrace.transfer.weights.segments import Segment
-from tailrace.transfer.weights.versions import Holding, Manifest, decode_manifest
+from tailrace.transfer.weights.versions import Manifest, StoredVersion, decode_manifest
 from tailrace.transfer.wire.connection import Connection
 from tailrace.transfer.wire.server import Server
 
@@ -30,7 +40,7 @@ TRIES = 5
 """For one chunk, or the manifest."""
 
 
-class State(enum.Enum):
+class DownloadState(enum.Enum):
     """How far it is with its parent. Which follows which is drawn above; ALONE follows each."""
 
     ALONE = enum.auto()
@@ -41,14 +51,14 @@ class State(enum.Enum):
     BRINGING = enum.auto()
 
 
-class Part(enum.Enum):
+class DownloadPart(enum.Enum):
     """What may arrive corrupt, beside chunks."""
 
     MANIFEST = "the manifest"
     SEAL = "the seal"
 
 
-class End(enum.Enum):
+class DownloadEnd(enum.Enum):
     """Why a download has ended, or cannot go on with its parent."""
 
     PARENT_LOST = enum.auto()
@@ -82,20 +92,20 @@ class Owner(ABC):
 
     @abstractmethod
     def changed(self, download: "Download", *, nbytes: int) -> None:
-        """A chunk more is here, or another `holding`; `nbytes` came over the network."""
+        """A chunk more is here, or another `stored`; `nbytes` came over the network."""
 
     @abstractmethod
-    def ended(self, download: "Download", end: End) -> None:
+    def ended(self, download: "Download", end: DownloadEnd) -> None:
         """It waits for another parent, or for being given up."""
 
 
 class Download:
     """Used in the receiver's thread."""
 
-    def __init__(self, owner: Owner, offer: Offer) -> None:
+    def __init__(self, owner: Owner, offer: VersionOffer) -> None:
         """Nothing is asked until `follow`."""
         self.offer = offer
-        self.holding: Holding | None = None
+        self.stored: StoredVersion | None = None
         self.parent: str | None = None
         """Its name; None while there is none."""
         self.nbytes = 0
@@ -112,9 +122,9 @@ class Download:
         self._endpoint = ""
         self._medium: Medium | None = None
         """Of a payload that has its place."""
-        self._state = State.ALONE
-        self._tries: Counter[int | Part] = Counter()
-        self._errors: dict[int | Part, TailraceError] = {}
+        self._state = DownloadState.ALONE
+        self._tries: Counter[int | DownloadPart] = Counter()
+        self._errors: dict[int | DownloadPart, TailraceError] = {}
         """The last of each chunk, where it was one that a parent gave or that says what is wrong."""
         self._turn = 0
         """Counts parents: what an earlier one says is not heard."""
@@ -128,7 +138,7 @@ class Download:
     def leave(self) -> None:
         """Hear no more of the parent. Harmless twice."""
         self._turn += 1
-        self._state = State.ALONE
+        self._state = DownloadState.ALONE
         self.parent = self._medium = None
         if self._link is not None:
             self._owner.server.unlink(self._link)
@@ -136,12 +146,12 @@ class Download:
 
     def reset(self) -> bool:
         """The seal is not right: fetch all chunks again; False where that was tried too often."""
-        assert self.holding is not None, "a version whose seal is known is here"
-        if not self.corrupt(Part.SEAL):
+        assert self.stored is not None, "a version whose seal is known is here"
+        if not self.corrupt(DownloadPart.SEAL):
             return False
-        self.holding = Holding(self.holding.manifest, self.holding.encoded, self.holding.segment)
+        self.stored = StoredVersion(self.stored.manifest, self.stored.encoded, self.stored.segment)
         self._owner.changed(self, nbytes=0)
-        if self._state in (State.PLACED, State.BRINGING):  # else the next parent is asked
+        if self._state in (DownloadState.PLACED, DownloadState.BRINGING):  # else the next parent is asked
             self._bring()
         return True
 
@@ -154,20 +164,20 @@ class Download:
 
     def take_broadcast(self, received: BroadcastChunk) -> None:
         """Keep a chunk that was broadcast, if it is lacking and right."""
-        assert self.holding is not None, "there is room for it"
-        if not self._is_ours or self.holding.sum(received.chunk) is not None:
+        assert self.stored is not None, "there is room for it"
+        if not self._is_ours or self.stored.sum(received.chunk) is not None:
             return
         if not received.is_right:
             self.corrupt(received.chunk)
             return
-        self.holding.memory[self.holding.manifest.span(received.chunk)] = received.data
+        self.stored.memory[self.stored.manifest.span(received.chunk)] = received.data
         self.bytes_broadcast += len(received.data)
         self._owner.bytes_broadcast += len(received.data)
         self.arrived(received.chunk, received.sum, nbytes=len(received.data))
 
     def go_on(self) -> None:
         """Fetch what is lacking, unless it is still expected to be broadcast."""
-        if self._state is State.PLACED and not self._owner.expects(self.offer.serial):
+        if self._state is DownloadState.PLACED and not self._owner.expects(self.offer.serial):
             self._bring()
 
     # For media, see `Errand`
@@ -177,17 +187,17 @@ class Download:
         """See `Errand.retry_s`."""
         return self._owner.retry_s
 
-    def ask(self, question: Question, then: Callable[[Heard], None]) -> None:
+    def ask(self, question: WeightsQuestion, then: Callable[[AnswerOrError], None]) -> None:
         """See `Errand.ask`."""
         turn = self._turn
 
-        def heard(what: Heard) -> None:
+        def heard(what: AnswerOrError) -> None:
             if turn != self._turn:
                 return
             if isinstance(what, PeerLost):
-                self._owner.ended(self, End.PARENT_LOST)
-            elif not isinstance(what, TailraceError) and isinstance(what[0], Gone):
-                self._owner.ended(self, End.GONE)
+                self._owner.ended(self, DownloadEnd.PARENT_LOST)
+            elif not isinstance(what, TailraceError) and isinstance(what[0], VersionGone):
+                self._owner.ended(self, DownloadEnd.GONE)
             else:
                 then(what)
 
@@ -218,19 +228,19 @@ class Download:
 
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
         """See `Errand.arrived`."""
-        assert self.holding is not None
-        self.holding.add(chunk, value)
+        assert self.stored is not None
+        self.stored.add(chunk, value)
         self.nbytes += nbytes
         self._owner.changed(self, nbytes=nbytes)
 
-    def corrupt(self, chunk: int | Part, error: TailraceError | None = None) -> bool:
+    def corrupt(self, chunk: int | DownloadPart, error: TailraceError | None = None) -> bool:
         """See `Errand.corrupt`."""
         self._tries[chunk] += 1
         if error is not None:
             self._errors[chunk] = error
         if self._tries[chunk] < TRIES:
             return True
-        what = chunk.value if isinstance(chunk, Part) else f"chunk {chunk}"
+        what = chunk.value if isinstance(chunk, DownloadPart) else f"chunk {chunk}"
         if (error := self._errors.get(chunk)) is None:
             how = f"arrived corrupt {TRIES} times"
         else:
@@ -244,24 +254,24 @@ class Download:
         self.parent = plan.parent
         self._same_host = plan.host == self._owner.host
         try:
-            self._endpoint = way_to(plan.endpoints, plan.host)
+            self._endpoint = endpoint_towards(plan.endpoints, plan.host)
             self._link = self._owner.server.link(self._endpoint, peer="the process that gives the weights")
         except (WeightsError, WireError):
-            self._owner.ended(self, End.PARENT_LOST)
+            self._owner.ended(self, DownloadEnd.PARENT_LOST)
         else:
             self._describe()
 
     def _describe(self) -> None:
-        self._state = State.DESCRIBING
-        self.ask(Describe(self.offer.serial), self._on_described)
+        self._state = DownloadState.DESCRIBING
+        self.ask(GetManifest(self.offer.serial), self._on_described)
 
-    def _on_described(self, heard: Heard) -> None:
+    def _on_described(self, heard: AnswerOrError) -> None:
         match heard:
-            case (Described() as described, _):
+            case (ManifestReply() as described, _):
                 try:
                     manifest = decode_manifest(described.manifest, self.offer.manifest)
                 except WeightsError as error:
-                    if self.corrupt(Part.MANIFEST, error):
+                    if self.corrupt(DownloadPart.MANIFEST, error):
                         self._describe()
                 else:
                     if self._is_ours:
@@ -269,17 +279,17 @@ class Download:
                     else:
                         self._place(manifest, described, same_host=self._same_host)
             case _:
-                if self.corrupt(Part.MANIFEST, error_in(heard)):
+                if self.corrupt(DownloadPart.MANIFEST, error_in(heard)):
                     self._describe()
 
-    def _place(self, manifest: Manifest, described: Described, *, same_host: bool) -> None:
+    def _place(self, manifest: Manifest, described: ManifestReply, *, same_host: bool) -> None:
         """Have memory for the payload, with what is here already."""
-        self._state = State.PLACING
+        self._state = DownloadState.PLACING
         medium = make_medium(self._owner.medium, self, same_host=same_host)
 
         def placed(outcome: Segment | WeightsError) -> None:
             if isinstance(outcome, Segment):
-                before, self.holding = self.holding, Holding(manifest, described.manifest, outcome)
+                before, self.stored = self.stored, StoredVersion(manifest, described.manifest, outcome)
                 self._is_ours = str(outcome.path) != described.segment
                 if before is not None:
                     self._move(before)
@@ -292,28 +302,28 @@ class Download:
         medium.place(manifest, described, placed)
 
     def _begin(self, medium: Medium) -> None:
-        self._medium, self._state = medium, State.PLACED
+        self._medium, self._state = medium, DownloadState.PLACED
         self._owner.changed(self, nbytes=0)
         self.go_on()
 
     def _bring(self) -> None:
         assert self._medium is not None, "it was placed"
-        assert self.holding is not None, "it was placed"
-        self._state = State.BRINGING
-        self._medium.bring(self.holding)
+        assert self.stored is not None, "it was placed"
+        self._state = DownloadState.BRINGING
+        self._medium.bring(self.stored)
 
-    def _move(self, before: Holding) -> None:
+    def _move(self, before: StoredVersion) -> None:
         """Keep what was mapped before, where this is memory of our own; its last owner may be dead."""
-        assert self.holding is not None
+        assert self.stored is not None
         if self._is_ours:
             for chunk in range(before.ready):
                 value = before.sum(chunk)
                 assert value is not None
                 span = before.manifest.span(chunk)
-                self.holding.memory[span] = before.memory[span]
-                self.holding.add(chunk, value)
+                self.stored.memory[span] = before.memory[span]
+                self.stored.add(chunk, value)
         before.segment.release()
 
     def _refuse(self, error: WeightsError) -> None:
         self.error = error
-        self._owner.ended(self, End.REFUSED)
+        self._owner.ended(self, DownloadEnd.REFUSED)

@@ -1,7 +1,7 @@
 """What sender, receivers and relays say to each other, beside the messages of the wire itself.
 
-    receiver ──▶ sender    Follow, Report, Complain, Leave, TakeTurn, EndTurn
-    receiver ──▶ parent    Describe, Progress, Fetch         the parent is the sender, or a receiver that relays
+    receiver ──▶ sender    GetPlan, ReportProgress, ReportParent, Leave, TakeTurn, EndTurn
+    receiver ──▶ parent    GetManifest, GetSums, GetChunk    the parent is the sender, or a receiver that relays
 
 All of them may come twice: they ask, or they say how things are. Sums are xxh3 of 64 bits.
 """
@@ -31,7 +31,7 @@ FOREVER_S = 1e9
 """What a question may wait for its answer: the peer gives signs of life meanwhile."""
 
 
-class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ReceiverProgress(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """How far a receiver is."""
 
     reading: Count
@@ -43,7 +43,7 @@ class Standing(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     """Bytes of weights that have come over the network."""
 
 
-class Follow(Message, frozen=True):
+class GetPlan(Message, frozen=True):
     """Ask for the plan, once it is another than that of `epoch`."""
 
     epoch: Count
@@ -56,16 +56,16 @@ class Follow(Message, frozen=True):
     """Where it relays."""
     backend: Backend | None
     """Of the process group that it would be a member of."""
-    standing: Standing
+    progress: ReceiverProgress
 
 
-class Report(Message, frozen=True):
+class ReportProgress(Message, frozen=True):
     """Tell how far the sender of this is."""
 
-    standing: Standing
+    progress: ReceiverProgress
 
 
-class Complain(Message, frozen=True):
+class ReportParent(Message, frozen=True):
     """A parent does not answer, or this receiver has a version that it cannot give."""
 
     parent: Annotated[str, Meta(max_length=200)]
@@ -80,7 +80,7 @@ class TakeTurn(Message, frozen=True):
     """Ask for the turn to install a version, once all that asked before have had theirs."""
 
     turn: Name
-    """Of this wish alone."""
+    """Of this request for a turn alone."""
 
 
 class EndTurn(Message, frozen=True):
@@ -89,7 +89,7 @@ class EndTurn(Message, frozen=True):
     turn: Name
 
 
-class Offer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class VersionOffer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A version that can be had."""
 
     serial: Count
@@ -124,10 +124,10 @@ class Broadcast(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Plan(Message, frozen=True):
-    """Answer to Follow."""
+    """Answer to GetPlan."""
 
     epoch: Count
-    offers: list[Offer]
+    offers: list[VersionOffer]
     """The newest last; older ones are finished by those that are at it, and not begun."""
     parent: str
     """Its name; empty for the sender."""
@@ -141,25 +141,25 @@ class Plan(Message, frozen=True):
     """What is being broadcast now, for those with a membership."""
 
 
-class Closed(Message, frozen=True):
-    """Answer to Follow: the sender was closed."""
+class SenderClosed(Message, frozen=True):
+    """Answer to GetPlan: the sender was closed."""
 
 
-class Describe(Message, frozen=True):
+class GetManifest(Message, frozen=True):
     """Ask for a manifest, and where its chunks lie."""
 
     serial: Count
 
 
-class Described(Message, frozen=True):
-    """Answer to Describe."""
+class ManifestReply(Message, frozen=True):
+    """Answer to GetManifest."""
 
     manifest: bytes
     segment: str
     """The path of the shared memory with the chunks."""
 
 
-class Progress(Message, frozen=True):
+class GetSums(Message, frozen=True):
     """Ask for the sums of the chunks from `have` on, once the first `want` are there."""
 
     serial: Count
@@ -167,46 +167,50 @@ class Progress(Message, frozen=True):
     want: Count
 
 
-class Ready(Message, frozen=True):
-    """Answer to Progress."""
+class SumsReply(Message, frozen=True):
+    """Answer to GetSums."""
 
     sums: bytes
     """Packed."""
 
 
-class Fetch(Message, frozen=True):
+class GetChunk(Message, frozen=True):
     """Ask for a chunk, once it is there."""
 
     serial: Count
     chunk: Count
 
 
-class Chunk(Message, frozen=True):
-    """Answer to Fetch; the bytes come along as a frame."""
+class ChunkReply(Message, frozen=True):
+    """Answer to GetChunk; the bytes come along as a frame."""
 
     sum: Sum
 
 
-class Gone(Message, frozen=True):
-    """Answer to Describe, Progress and Fetch: this version cannot be had here (any more)."""
+class VersionGone(Message, frozen=True):
+    """Answer to GetManifest, GetSums and GetChunk: this version cannot be had here (any more)."""
 
 
-Question = Follow | Report | Complain | Leave | TakeTurn | EndTurn | Describe | Progress | Fetch
-Answer = Accepted | Plan | Closed | Described | Ready | Chunk | Gone
+WeightsQuestion = (
+    GetPlan | ReportProgress | ReportParent | Leave | TakeTurn | EndTurn | GetManifest | GetSums | GetChunk
+)
+WeightsAnswer = Accepted | Plan | SenderClosed | ManifestReply | SumsReply | ChunkReply | VersionGone
 
 WEIGHTS = Protocol(
-    Question,
-    Answer,
+    WeightsQuestion,
+    WeightsAnswer,
     servers="the processes that have the weights",
     state_hint="",
     address_hint="read the address of the one that is meant: WeightSender.address",
 )
 
-Heard: TypeAlias = tuple[Message, memoryview | None] | TailraceError
+AnswerOrError: TypeAlias = tuple[Message, memoryview | None] | TailraceError
 """An answer and the frame that came along, or what took its place."""
 
 
-def ask(link: Connection, endpoint: str, question: Question, then: Callable[[Heard], None], *, wait: bool) -> None:
+def ask(
+    link: Connection, endpoint: str, question: WeightsQuestion, then: Callable[[AnswerOrError], None], *, wait: bool
+) -> None:
     """Ask a peer; `then` gets what it says. `wait`: the answer may take as long as it likes, with signs of life."""
 
     def heard(outcome: Outcome) -> None:
@@ -221,11 +225,11 @@ def ask(link: Connection, endpoint: str, question: Question, then: Callable[[Hea
     link.start(Call(endpoint, question, wait_s=FOREVER_S if wait else 0.0), heard)
 
 
-def error_in(heard: Heard) -> TailraceError | None:
+def error_in(heard: AnswerOrError) -> TailraceError | None:
     """What took the place of an answer, if anything did."""
     return heard if isinstance(heard, TailraceError) else None
 
 
-def known(version: int) -> WeightVersion | None:
-    """A version that was told; None for NO_VERSION."""
+def version_or_none(version: int) -> WeightVersion | None:
+    """A version as a message says it; None for NO_VERSION."""
     return None if version == NO_VERSION else version

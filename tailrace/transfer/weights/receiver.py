@@ -1,6 +1,7 @@
 """New weights in an engine's process.
 
-    sender ──▶ [own thread: Follower] ──▶ received ──wait──▶ weights() ──▶ Engine.update_weights ──installed──▶ sender
+    sender ──▶ [own thread: ReceiverService] ──▶ received ──wait──▶ weights() ──▶ Engine.update_weights
+       ◀────────────────────────────────────────────installed────────────────────────────┘
 
 Who waits on whom: `wait` on the version, up to a limit, and `turn` on other engines; both on the sender's signs of
 life.
@@ -21,10 +22,10 @@ import torch
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import EventLog
-from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening, way_to
-from tailrace.transfer.weights.follower import Follower
+from tailrace.transfer.weights.address import LISTEN, WeightsAddress, endpoint_towards, listening
 from tailrace.transfer.weights.media.factory import check_medium
-from tailrace.transfer.weights.messages import WEIGHTS, known
+from tailrace.transfer.weights.messages import WEIGHTS, version_or_none
+from tailrace.transfer.weights.receiver_service import ReceiverService
 from tailrace.transfer.weights.segments import SHARED, Pool
 from tailrace.transfer.weights.threads import ServerThread, copy_of
 from tailrace.transfer.wire.connection import Patience
@@ -88,7 +89,7 @@ class WeightReceiver:
             ConfigError: this process cannot use the medium.
         """
         check_medium(medium)
-        way_to(address.endpoints, address.host)
+        endpoint_towards(address.endpoints, address.host)
         with ExitStack() as stack:
             pool = Pool(directory)
             stack.callback(pool.close)
@@ -103,7 +104,7 @@ class WeightReceiver:
                 signs_of_life=True,
                 patience=patience,
             )
-            self._follower = Follower(
+            self._service = ReceiverService(
                 server,
                 address,
                 name=name,
@@ -117,9 +118,9 @@ class WeightReceiver:
             self._open = stack.pop_all()
         self._server = server
         self._thread = ServerThread(
-            server, self._follower, self._follower.wakeups, name=f"weights of {name}", what="this receiver of weights"
+            server, self._service, self._service.wakeups, name=f"weights of {name}", what="this receiver of weights"
         )
-        server.call(self._follower.start)
+        server.call(self._service.start)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -135,13 +136,13 @@ class WeightReceiver:
     @property
     def received(self) -> WeightVersion | None:
         """The newest version that is wholly here."""
-        holding = self._follower.received
-        return None if holding is None else holding.manifest.version
+        stored = self._service.received
+        return None if stored is None else stored.manifest.version
 
     @property
     def announced(self) -> WeightVersion | None:
         """The newest version that the sender has announced."""
-        return known(self._follower.announced)
+        return version_or_none(self._service.announced)
 
     async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
         """Until the sender has announced `version` or a later one, which is on its way from then on.
@@ -149,9 +150,9 @@ class WeightReceiver:
         Raises:
             WeightsTimeout, SenderLost, WeightsError: as for `wait`.
         """
-        follower = self._follower
+        service = self._service
         await self._until(
-            lambda: follower.announced if follower.announced >= version else self._look(version), version, timeout_s
+            lambda: service.announced if service.announced >= version else self._look(version), version, timeout_s
         )
 
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
@@ -171,9 +172,9 @@ class WeightReceiver:
         Raises:
             WeightsError: this was closed or has failed.
         """
-        follower = self._follower
-        end = await follower.wakeups.wait_for(
-            lambda: self._thread.end or (True if follower.error is None else None), timeout_s=timeout_s
+        service = self._service
+        end = await service.wakeups.wait_for(
+            lambda: self._thread.end or (True if service.error is None else None), timeout_s=timeout_s
         )
         if isinstance(end, WeightsError):
             raise end
@@ -187,23 +188,23 @@ class WeightReceiver:
         Raises:
             WeightsError: none is here yet.
         """
-        follower = self._follower
-        with follower.lock:
-            holding = follower.received
-            if holding is None:
+        service = self._service
+        with service.lock:
+            stored = service.received
+            if stored is None:
                 raise WeightsError("no version of the weights is here yet; wait for one")
-            holding.users += 1
+            stored.users += 1
         try:
-            yield holding.manifest.version, holding.tensors()
+            yield stored.manifest.version, stored.tensors()
         finally:
-            with follower.lock:
-                holding.users -= 1
-            self._server.call(follower.tidy)
+            with service.lock:
+                stored.users -= 1
+            self._server.call(service.tidy)
 
     def installed(self, version: WeightVersion) -> None:
         """Tell the sender that the engine has `version` now."""
-        self._follower.installed = version
-        self._server.call(self._follower.report)
+        self._service.installed = version
+        self._server.call(self._service.report)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -216,34 +217,34 @@ class WeightReceiver:
             SenderLost: the sender was closed, or gives no sign of life.
             WeightsError: this was closed or has failed.
         """
-        follower, turn = self._follower, secrets.token_hex(8)
-        self._server.call(lambda: follower.take_turn(turn))
+        service, turn = self._service, secrets.token_hex(8)
+        self._server.call(lambda: service.take_turn(turn))
         try:
-            found = await follower.wakeups.wait_for(lambda: turn in follower.turns or self._trouble())
+            found = await service.wakeups.wait_for(lambda: turn in service.turns or self._trouble())
             if isinstance(found, WeightsError):
                 raise copy_of(found)
             yield
         finally:
-            self._server.call(lambda: follower.end_turn(turn))
+            self._server.call(lambda: service.end_turn(turn))
 
     def stats(self) -> ReceiverStats:
         """Counts, at once."""
-        follower = self._follower
+        service = self._service
         return ReceiverStats(
             received=self.received,
             announced=self.announced,
-            installed=known(follower.installed),
-            parent=follower.parent,
-            bytes_received=follower.nbytes,
-            bytes_broadcast=follower.bytes_broadcast,
-            bytes_sent=follower.bytes_sent,
+            installed=version_or_none(service.installed),
+            parent=service.parent,
+            bytes_received=service.nbytes,
+            bytes_broadcast=service.bytes_broadcast,
+            bytes_sent=service.bytes_sent,
         )
 
     def close(self) -> None:
         """Say goodbye, and stop. Harmless twice."""
-        self._server.call(self._follower.finish)
+        self._server.call(self._service.finish)
         self._thread.join(_CLOSE_LIMIT_S)
-        self._follower.join()
+        self._service.join()
         self._open.close()
 
     async def _until(
@@ -251,7 +252,7 @@ class WeightReceiver:
     ) -> WeightVersion:
         """What `look` finds of `version`; an error that it finds is raised."""
         found: WeightVersion | WeightsError | None
-        found = await self._follower.wakeups.wait_for(look, timeout_s=timeout_s)
+        found = await self._service.wakeups.wait_for(look, timeout_s=timeout_s)
         if isinstance(found, WeightsError):
             raise copy_of(found)
         if found is None:
@@ -265,11 +266,11 @@ class WeightReceiver:
         received = self.received
         if received is not None and received >= version:
             return received
-        refusal = self._follower.refusal
+        refusal = self._service.refusal
         if refusal is not None and refusal[0] >= version:
             return refusal[1]
         return self._trouble()
 
     def _trouble(self) -> WeightsError | None:
         """Why nothing comes from the sender."""
-        return self._thread.end or self._follower.error
+        return self._thread.end or self._service.error

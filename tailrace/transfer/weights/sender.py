@@ -1,7 +1,7 @@
 """New weights out of a trainer's process.
 
     trainer ──publish──▶ chunk by chunk: copied and cast, summed while in the cache ──▶ shared memory
-                           [own thread: Roster] ──Plan, sums, chunks──▶ receivers, while it is written
+                           [own thread: SenderService] ──Plan, sums, chunks──▶ receivers, while it is written
                               [another: Broadcaster] ──broadcast──▶ those in a process group, when it is written
 
 Who waits on whom: `publish` on nobody: memory that somebody still reads is left alone, and other memory is used.
@@ -24,19 +24,19 @@ from tailrace.errors import WeightsError, WeightsTimeout
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
 from tailrace.transfer.weights.address import LISTEN, WeightsAddress, listening
-from tailrace.transfer.weights.messages import NO_VERSION, WEIGHTS, known
-from tailrace.transfer.weights.roster import Roster
+from tailrace.transfer.weights.messages import NO_VERSION, WEIGHTS, version_or_none
 from tailrace.transfer.weights.segments import SHARED, Pool
+from tailrace.transfer.weights.sender_service import SenderService
 from tailrace.transfer.weights.threads import ServerThread
 from tailrace.transfer.weights.versions import (
     ALIGNMENT,
-    Entry,
-    Holding,
     Manifest,
     Piece,
+    StoredVersion,
+    TensorEntry,
     Writer,
-    cut,
     encode_manifest,
+    pieces_by_chunk,
     plan_payload,
 )
 from tailrace.transfer.wire.frames import MAX_FRAME_BYTES
@@ -118,8 +118,8 @@ class WeightSender:
         self._dtype = dtype
         self._chunk_bytes = max(ALIGNMENT, int(chunk_mib * 2**20) // ALIGNMENT * ALIGNMENT)
         self._log = log
-        self._holding: Holding | None = None
-        self._layout: tuple[tuple[Entry, ...], list[list[Piece]]] = ((), [])
+        self._stored: StoredVersion | None = None
+        self._layout: tuple[tuple[TensorEntry, ...], list[list[Piece]]] = ((), [])
         self._serial = 0
         self._publishing = threading.Lock()
         token = secrets.token_bytes(TOKEN_BYTES)
@@ -131,9 +131,9 @@ class WeightSender:
             self._open = stack.pop_all()
         self.address = WeightsAddress(endpoints=self._server.endpoints, host=host_id(), token=token)
         """For receivers; it holds the token."""
-        self._roster = Roster(self._server, self.address, datacentre=datacentre, limit_s=limit_s)
+        self._service = SenderService(self._server, self.address, datacentre=datacentre, limit_s=limit_s)
         self._thread = ServerThread(
-            self._server, self._roster, self._roster.wakeups, name="weights", what="this sender of weights"
+            self._server, self._service, self._service.wakeups, name="weights", what="this sender of weights"
         )
         self._thread.start()
 
@@ -168,7 +168,7 @@ class WeightSender:
         """
         with self._publishing:
             start = 0.0 if self._log is None else self._log.now()
-            before = NO_VERSION if self._holding is None else self._holding.manifest.version
+            before = NO_VERSION if self._stored is None else self._stored.manifest.version
             if version <= before:
                 raise WeightsError(f"version {version} is not newer than {before}, which was published; count upwards")
             sources = _by_name(tensors)
@@ -197,7 +197,7 @@ class WeightSender:
             WeightsTimeout: some have not done so in time.
             WeightsError: this was closed or has failed.
         """
-        found = await self._roster.wakeups.wait_for(lambda: self._look(version), timeout_s=timeout_s)
+        found = await self._service.wakeups.wait_for(lambda: self._look(version), timeout_s=timeout_s)
         if isinstance(found, WeightsError):
             raise found
         if found is None:
@@ -209,69 +209,69 @@ class WeightSender:
 
     def stats(self) -> SenderStats:
         """Counts, at once."""
-        roster = self._roster
-        names = {site: member.name for site, member in list(roster.members.items())}
+        service = self._service
+        names = {site: known.name for site, known in list(service.receivers.items())}
         receivers = {
-            member.name: ReceiverState(
-                received=known(member.standing.received),
-                installed=known(member.standing.installed),
-                parent=names.get(roster.parent(member), ""),
-                bytes_received=member.standing.nbytes,
+            known.name: ReceiverState(
+                received=version_or_none(known.progress.received),
+                installed=version_or_none(known.progress.installed),
+                parent=names.get(service.parent(known), ""),
+                bytes_received=known.progress.nbytes,
             )
-            for member in list(roster.members.values())
+            for known in list(service.receivers.values())
         }
-        manifest = None if self._holding is None else self._holding.manifest
+        manifest = None if self._stored is None else self._stored.manifest
         return SenderStats(
             version=None if manifest is None else manifest.version,
             nbytes=0 if manifest is None else manifest.nbytes,
             receivers=receivers,
-            distrusted=[member.name for member in list(roster.members.values()) if member.is_distrusted],
-            bytes_sent=roster.shelf.bytes_sent,
-            bytes_broadcast=roster.broadcaster.bytes_broadcast,
-            group=[names[client] for client in roster.broadcaster.members if client in names],
-            group_error=None if roster.broadcaster.error is None else str(roster.broadcaster.error),
+            distrusted=[known.name for known in list(service.receivers.values()) if known.is_distrusted],
+            bytes_sent=service.chunk_server.bytes_sent,
+            bytes_broadcast=service.broadcaster.bytes_broadcast,
+            group=[names[client] for client in service.broadcaster.members if client in names],
+            group_error=None if service.broadcaster.error is None else str(service.broadcaster.error),
         )
 
     def close(self) -> None:
         """Tell the receivers, and stop; what was not fetched cannot be had any more. Harmless twice."""
-        self._server.call(self._roster.finish)
+        self._server.call(self._service.finish)
         self._thread.join(_CLOSE_LIMIT_S)
-        self._roster.broadcaster.join()
+        self._service.broadcaster.join()
         self._open.close()
 
     def _write(self, manifest: Manifest, sources: list[torch.Tensor]) -> None:
         """Write the payload, while receivers follow."""
-        roster = self._roster
+        service = self._service
         try:
-            busy = self._thread.do(roster.make_room)
+            busy = self._thread.do(service.make_room)
             segment = self._pool.take(manifest.nbytes, manifest.serial, busy=busy)
-            holding = Holding(manifest, encode_manifest(manifest), segment)
-            self._thread.do(lambda: roster.begin(holding))
-            writer = Writer(holding, sources)
-            for chunk, pieces in enumerate(self._cut(manifest)):
+            stored = StoredVersion(manifest, encode_manifest(manifest), segment)
+            self._thread.do(lambda: service.begin(stored))
+            writer = Writer(stored, sources)
+            for chunk, pieces in enumerate(self._pieces(manifest)):
                 writer.write(chunk, pieces)
-                if holding.ready >= holding.wake_at:
-                    holding.wake_at = math.inf  # `look` finds the next one: once for each is enough
-                    self._server.call(roster.shelf.look)
-            seal = holding.seal()
-            self._thread.do(lambda: roster.complete(seal))
+                if stored.ready >= stored.wake_at:
+                    stored.wake_at = math.inf  # `answer_waiting` finds the next one: one call for each is enough
+                    self._server.call(service.chunk_server.answer_waiting)
+            seal = stored.seal()
+            self._thread.do(lambda: service.complete(seal))
         except BaseException:
-            self._thread.do(lambda: roster.withdraw(manifest.serial))
+            self._thread.do(lambda: service.withdraw(manifest.serial))
             raise
-        self._holding = holding
+        self._stored = stored
 
-    def _cut(self, manifest: Manifest) -> list[list[Piece]]:
+    def _pieces(self, manifest: Manifest) -> list[list[Piece]]:
         """What lies in each chunk; mostly as in the version before."""
         if self._layout[0] != manifest.entries:
-            self._layout = (manifest.entries, cut(manifest))
+            self._layout = (manifest.entries, pieces_by_chunk(manifest))
         return self._layout[1]
 
     def _look(self, version: WeightVersion) -> bool | WeightsError | None:
         return self._thread.end or (None if self._late(version) else True)
 
     def _late(self, version: WeightVersion) -> list[str]:
-        members = list(self._roster.members.values())
-        return [member.name for member in members if member.standing.installed < version]
+        receivers = list(self._service.receivers.values())
+        return [known.name for known in receivers if known.progress.installed < version]
 
 
 def _by_name(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -35,7 +35,7 @@ _DTYPES = {
 }
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One tensor."""
 
     name: str
@@ -58,7 +58,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     nbytes: Annotated[int, Meta(ge=0, le=2**48)]
     """Of the payload."""
     chunk_bytes: Annotated[int, Meta(ge=ALIGNMENT, le=MAX_FRAME_BYTES)]
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorEntry, ...]
 
     @property
     def chunks(self) -> int:
@@ -93,7 +93,7 @@ def plan_payload(
         word = str(wire).removeprefix("torch.")
         if word not in _DTYPES:
             raise WeightsError(f"{name} is of dtype {word}, which does not travel; give one of {', '.join(_DTYPES)}")
-        entries.append(Entry(name, word, tuple(tensor.shape), end))
+        entries.append(TensorEntry(name, word, tuple(tensor.shape), end))
         end += -(-entries[-1].nbytes // ALIGNMENT) * ALIGNMENT
     return Manifest(serial, version, end, chunk_bytes, tuple(entries))
 
@@ -121,7 +121,7 @@ def decode_manifest(data: bytes, expected: bytes) -> Manifest:
     return manifest
 
 
-class Holding:
+class StoredVersion:
     """A version that is here, wholly or in part. One thread adds chunks; others may look."""
 
     def __init__(self, manifest: Manifest, encoded: bytes, segment: Segment) -> None:
@@ -163,7 +163,7 @@ class Holding:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """By name: views of the payload, not to be written to."""
-        return views(self.manifest, self.payload())
+        return tensor_views(self.manifest, self.payload())
 
     def payload(self) -> torch.Tensor:
         """`[nbytes]` of uint8: a view of the memory."""
@@ -171,7 +171,7 @@ class Holding:
         return torch.frombuffer(self.memory, dtype=torch.uint8) if nbytes else torch.empty(0, dtype=torch.uint8)
 
 
-def views(manifest: Manifest, payload: torch.Tensor) -> dict[str, torch.Tensor]:
+def tensor_views(manifest: Manifest, payload: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tensors of a version, by name, in its payload `[nbytes]` of uint8."""
     tensors = {}
     for entry in manifest.entries:
@@ -204,7 +204,7 @@ class Piece(NamedTuple):
     """Where they end, in bytes from there."""
 
 
-def cut(manifest: Manifest) -> list[list[Piece]]:
+def pieces_by_chunk(manifest: Manifest) -> list[list[Piece]]:
     """What lies in each chunk, in pieces that stay in a core's cache."""
     chunks: list[list[Piece]] = [[] for _ in range(manifest.chunks)]
     for number, entry in enumerate(manifest.entries):
@@ -220,31 +220,31 @@ def cut(manifest: Manifest) -> list[list[Piece]]:
 
 
 class Writer:
-    """Copies tensors into a holding's memory, and sums each piece while it is in the cache."""
+    """Copies tensors into the memory of a stored version, and sums each piece while it is in the cache."""
 
-    def __init__(self, holding: Holding, sources: Sequence[torch.Tensor]) -> None:
+    def __init__(self, stored: StoredVersion, sources: Sequence[torch.Tensor]) -> None:
         """`sources`: those of the manifest, in any dtype and on any device."""
-        self._holding = holding
-        payload = holding.payload()
-        self._ways = [
-            _way(payload, source.reshape(-1), _DTYPES[entry.dtype])
-            for entry, source in zip(holding.manifest.entries, sources, strict=True)
+        self._stored = stored
+        payload = stored.payload()
+        self._copiers = [
+            _copier(payload, source.reshape(-1), _DTYPES[entry.dtype])
+            for entry, source in zip(stored.manifest.entries, sources, strict=True)
         ]
 
     def write(self, chunk: int, pieces: Sequence[Piece]) -> None:
         """Put a chunk, cut into `pieces`, in its place."""
-        memory, span = self._holding.memory, self._holding.manifest.span(chunk)
+        memory, span = self._stored.memory, self._stored.manifest.span(chunk)
         running, done = xxhash.xxh3_64(), span.start
         for number, part, room, end in pieces:
-            copy, target, source = self._ways[number]
+            copy, target, source = self._copiers[number]
             copy(target[room], source[part])
             running.update(memory[done:end])  # with the gap before it
             done = end
         running.update(memory[done : span.stop])
-        self._holding.add(chunk, running.digest())
+        self._stored.add(chunk, running.digest())
 
 
-def _way(
+def _copier(
     payload: torch.Tensor, flat: torch.Tensor, dtype: torch.dtype
 ) -> tuple[Callable[[Any, Any], object], Any, Any]:
     """How to copy, and from where to where; plain bytes go by numpy, which takes less time for each piece."""

@@ -15,7 +15,7 @@ from msgspec import Meta
 from tailrace import errors
 from tailrace.errors import TailraceError, WireError
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Raised with every change of a message, here or in a `Protocol`; only equal ones talk to each other."""
 NONCE_BYTES = DIGEST_BYTES = 32
 

@@ -26,22 +26,22 @@ async def grouped(sender: WeightSender, *names: str, after: ProcessGroup | None 
     Args:
         after: it is another one than this, of which the sender may not know yet that it broke.
     """
-    broadcaster = sender._roster.broadcaster
+    broadcaster = sender._service.broadcaster
 
     def look() -> ProcessGroup | None:
         is_it = broadcaster._group is not after and sorted(sender.stats().group) == sorted(names)
         return broadcaster._group if is_it else None
 
-    found = await sender._roster.wakeups.wait_for(look, timeout_s=LIMIT_S)
+    found = await sender._service.wakeups.wait_for(look, timeout_s=LIMIT_S)
     assert found, f"{sender.stats().group} are in the group: {sender.stats().group_error}"
     return found
 
 
 async def everybody_listens(sender: WeightSender) -> None:
     """Until the sender can tell every receiver that it is closed."""
-    members = sender._roster.members
-    listen = lambda: all(member.ticket for member in members.values()) or None  # noqa: E731
-    assert await sender._roster.wakeups.wait_for(listen, timeout_s=LIMIT_S)
+    receivers = sender._service.receivers
+    listen = lambda: all(known.ticket for known in receivers.values()) or None  # noqa: E731
+    assert await sender._service.wakeups.wait_for(listen, timeout_s=LIMIT_S)
 
 
 def check(receiver: WeightReceiver, version: int, *, scale: int = 1, dtype: torch.dtype | None = None) -> None:

@@ -222,9 +222,9 @@ async def test_a_version_that_is_published_while_a_group_forms_does_not_form_it_
     monkeypatch.setattr(process_group, "_gather", gather_later)
     sender = make_sender(stack)
     engine = member(stack, sender, "engine")
-    roster = sender._roster
-    is_forming = lambda: roster.broadcaster._memberships or None  # noqa: E731
-    assert await roster.wakeups.wait_for(is_forming, timeout_s=LIMIT_S)
+    service = sender._service
+    is_forming = lambda: service.broadcaster._memberships or None  # noqa: E731
+    assert await service.wakeups.wait_for(is_forming, timeout_s=LIMIT_S)
     for version in range(3):
         sender.publish(version, tensors(version).items())
         await engine.wait(version, timeout_s=LIMIT_S)

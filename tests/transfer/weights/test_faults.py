@@ -49,7 +49,7 @@ def behind_a_proxy(**options: Any) -> Iterator[tuple[WeightSender, SpoilingProxy
         SpoilingProxy(sender.address.endpoints[0]) as proxy,
     ):
         sender.address = msgspec.structs.replace(sender.address, endpoints=[proxy.endpoint])
-        sender._roster.address = sender.address
+        sender._service.address = sender.address
         yield sender, proxy
         sender.close()
 
@@ -179,13 +179,13 @@ async def test_an_engine_goes_on_after_a_trainer_was_silent_for_longer_than_a_re
         engine, receiver, "in_flight", log=log, activity=Activity(log, "rollout"), timeout_s=LIMIT_S
     )
     updating = asyncio.create_task(updater.run())
-    wakeups = receiver._follower.wakeups
+    wakeups = receiver._service.wakeups
     for version in (1, 2):
         process.pipe.send(version)
         async with asyncio.timeout(LIMIT_S), updater.generating(version):
             assert updater.version == version
         os.kill(process.pid, signal.SIGSTOP)
-        assert await wakeups.wait_for(lambda: receiver._follower.error, timeout_s=LIMIT_S)
+        assert await wakeups.wait_for(lambda: receiver._service.error, timeout_s=LIMIT_S)
         os.kill(process.pid, signal.SIGCONT)
     assert not updating.done()
     updating.cancel()
@@ -197,12 +197,12 @@ async def test_a_receiver_that_connects_anew_does_not_wait_for_the_one_it_was(st
     sender = stack.enter_context(WeightSender(limit_s=10 * LIMIT_S))
     receiver = stack.enter_context(WeightReceiver(sender.address, name="engine", medium="tcp", limit_s=3.0))
     await everybody_listens(sender)
-    follower = receiver._follower
+    service = receiver._service
     for version in range(3):  # which of a former and a new one is the other's child is a matter of their names
-        before = follower._link
-        follower.server.call(lambda: follower._lose(SenderLost("it was silent")))
-        is_back = lambda: (follower._link not in (None, before) and follower.error is None) or None  # noqa: B023, E731
-        assert await follower.wakeups.wait_for(is_back, timeout_s=LIMIT_S)
+        before = service._link
+        service.server.call(lambda: service._lose(SenderLost("it was silent")))
+        is_back = lambda: (service._link not in (None, before) and service.error is None) or None  # noqa: B023, E731
+        assert await service.wakeups.wait_for(is_back, timeout_s=LIMIT_S)
         sender.publish(version, tensors(version).items())
         assert await receiver.wait(version, timeout_s=LIMIT_S) == version
         check(receiver, version)

@@ -10,11 +10,19 @@ from tailrace.errors import TailraceError, WeightsError, WireError
 from tailrace.transfer.weights.media.base import Medium, Placed
 from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
 from tailrace.transfer.weights.media.tcp import TcpMedium
-from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard, Progress, Question, Ready
+from tailrace.transfer.weights.messages import (
+    AnswerOrError,
+    ChunkReply,
+    GetChunk,
+    GetSums,
+    ManifestReply,
+    SumsReply,
+    WeightsQuestion,
+)
 from tailrace.transfer.weights.segments import Attachments, Pool, Segment
 from tailrace.transfer.weights.versions import (
-    Holding,
     Manifest,
+    StoredVersion,
     decode_manifest,
     encode_manifest,
     plan_payload,
@@ -31,7 +39,7 @@ class ParentFake:
         source = torch.arange(1000.0)
         self.manifest = plan_payload(1, 0, {"w": source}, dtype=None, chunk_bytes=512)
         segment = pool.take(self.manifest.nbytes, 1, busy=())
-        self.source = Holding(self.manifest, encode_manifest(self.manifest), segment)
+        self.source = StoredVersion(self.manifest, encode_manifest(self.manifest), segment)
         self.source.tensors()["w"].copy_(source)
         for chunk in range(self.manifest.chunks):
             self.source.add(chunk, sum_of(self.source.memory[self.manifest.span(chunk)]))
@@ -39,13 +47,13 @@ class ParentFake:
         self.retry_s = 1.0
         self.left = 0
         self.given_up = False
-        self.spoil: Callable[[Heard], Heard] = lambda heard: heard
+        self.spoil: Callable[[AnswerOrError], AnswerOrError] = lambda heard: heard
         self.complaints: list[int] = []
         self.errors: list[TailraceError | None] = []
-        self.pending: list[tuple[Question, Callable[[Heard], None]]] = []
-        self.holding: Holding
+        self.pending: list[tuple[WeightsQuestion, Callable[[AnswerOrError], None]]] = []
+        self.stored: StoredVersion
 
-    def ask(self, question: Question, then: Callable[[Heard], None]) -> None:
+    def ask(self, question: WeightsQuestion, then: Callable[[AnswerOrError], None]) -> None:
         self.pending.append((question, then))
 
     def take(self, manifest: Manifest, then: Placed) -> None:
@@ -55,7 +63,7 @@ class ParentFake:
         then(self.attachments.attach(path, manifest.serial, manifest.nbytes))
 
     def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
-        self.holding.add(chunk, value)
+        self.stored.add(chunk, value)
 
     def corrupt(self, chunk: int, error: TailraceError | None = None) -> bool:
         self.errors.append(error)
@@ -65,14 +73,14 @@ class ParentFake:
 
     def fetch(self, medium: Medium) -> bool:
         """Whether the version came."""
-        described = Described(self.source.encoded, str(self.source.segment.path))
+        described = ManifestReply(self.source.encoded, str(self.source.segment.path))
 
         def placed(outcome: Segment | WeightsError) -> None:
             assert isinstance(outcome, Segment)
-            self.holding = Holding(self.manifest, self.source.encoded, outcome)
+            self.stored = StoredVersion(self.manifest, self.source.encoded, outcome)
 
         medium.place(self.manifest, described, placed)
-        medium.bring(self.holding)
+        medium.bring(self.stored)
         while self.pending and not self.given_up:
             question, then = self.pending.pop(0)
             heard = self._answer(question)
@@ -80,16 +88,16 @@ class ParentFake:
                 self.left -= 1
                 heard = self.spoil(heard)
             then(heard)
-        return self.holding.whole
+        return self.stored.whole
 
-    def _answer(self, question: Question) -> Heard:
+    def _answer(self, question: WeightsQuestion) -> AnswerOrError:
         match question:
-            case Fetch(_, chunk):
+            case GetChunk(_, chunk):
                 value = self.source.sum(chunk)
                 assert value is not None
-                return Chunk(value), self.source.memory[self.manifest.span(chunk)]
-            case Progress(_, have, _):
-                return Ready(self.source.sums(have)), None
+                return ChunkReply(value), self.source.memory[self.manifest.span(chunk)]
+            case GetSums(_, have, _):
+                return SumsReply(self.source.sums(have)), None
         raise AssertionError(question)
 
 
@@ -101,43 +109,43 @@ def parent(tmp_path: Path) -> Iterator[ParentFake]:
     pool.close()
 
 
-def flipped(heard: Heard) -> Heard:
+def flipped(heard: AnswerOrError) -> AnswerOrError:
     assert isinstance(heard, tuple)
     reply, frame = heard
-    if isinstance(reply, Ready):
-        return Ready(bytes([reply.sums[0] ^ 1]) + reply.sums[1:]), None
+    if isinstance(reply, SumsReply):
+        return SumsReply(bytes([reply.sums[0] ^ 1]) + reply.sums[1:]), None
     assert frame is not None
     data = bytearray(frame)
     data[len(data) // 2] ^= 64
     return reply, memoryview(data)
 
 
-def truncated(heard: Heard) -> Heard:
+def truncated(heard: AnswerOrError) -> AnswerOrError:
     assert isinstance(heard, tuple)
     reply, frame = heard
     return reply, None if frame is None else frame[:-1]
 
 
-def too_many(heard: Heard) -> Heard:
+def too_many(heard: AnswerOrError) -> AnswerOrError:
     assert isinstance(heard, tuple)
     reply, frame = heard
-    if isinstance(reply, Ready):
-        return Ready(bytes(8) * 1000), None
+    if isinstance(reply, SumsReply):
+        return SumsReply(bytes(8) * 1000), None
     assert frame is not None
     return reply, memoryview(bytes(frame) + b"more")
 
 
-def uneven(heard: Heard) -> Heard:
+def uneven(heard: AnswerOrError) -> AnswerOrError:
     assert isinstance(heard, tuple)
     reply, _ = heard
-    return (Ready(reply.sums[:-1]) if isinstance(reply, Ready) else reply), None
+    return (SumsReply(reply.sums[:-1]) if isinstance(reply, SumsReply) else reply), None
 
 
-def foreign(heard: Heard) -> Heard:
-    return Described(b"", ""), None
+def foreign(heard: AnswerOrError) -> AnswerOrError:
+    return ManifestReply(b"", ""), None
 
 
-def an_error(heard: Heard) -> Heard:
+def an_error(heard: AnswerOrError) -> AnswerOrError:
     return WireError("not a reply")
 
 
@@ -150,7 +158,7 @@ MEDIA: list[type[Medium]] = [TcpMedium, SharedMemoryMedium]
 def test_a_chunk_that_is_spoilt_is_fetched_again(parent: ParentFake, medium: type[Medium], spoil: str) -> None:
     parent.spoil, parent.left = SPOILT[spoil], TRIES - 1
     assert parent.fetch(medium(parent))
-    assert torch.equal(parent.holding.tensors()["w"], torch.arange(1000.0))
+    assert torch.equal(parent.stored.tensors()["w"], torch.arange(1000.0))
     assert parent.complaints or (spoil == "truncated" and medium is SharedMemoryMedium)  # sums alone have no frame
 
 
@@ -168,13 +176,15 @@ def test_one_that_stays_spoilt_is_given_up(parent: ParentFake, medium: type[Medi
 def test_memory_whose_bytes_were_changed_is_not_taken(parent: ParentFake) -> None:
     parent.source.memory[1500] ^= 1
     assert not parent.fetch(SharedMemoryMedium(parent))
-    assert parent.holding.ready == 1500 // 512
+    assert parent.stored.ready == 1500 // 512
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/dev/null", "\0", "/"])
 def test_a_path_without_such_memory_is_an_error(parent: ParentFake, path: str) -> None:
     with pytest.raises(WeightsError, match="shared memory"):
-        SharedMemoryMedium(parent).place(parent.manifest, Described(parent.source.encoded, path), lambda outcome: None)
+        SharedMemoryMedium(parent).place(
+            parent.manifest, ManifestReply(parent.source.encoded, path), lambda outcome: None
+        )
 
 
 def test_memory_that_was_used_again_is_not_attached(parent: ParentFake) -> None:

@@ -28,8 +28,8 @@ async def test_receivers_behind_a_slow_link_share_what_crosses_it(namespace: str
         for peer in peers:
             stack.callback(peer.close)
             peer.pipe.send(sender.address)
-        wakeups = sender._roster.wakeups
-        assert await wakeups.wait_for(lambda: len(sender._roster.members) == 3 or None, timeout_s=LIMIT_S)
+        wakeups = sender._service.wakeups
+        assert await wakeups.wait_for(lambda: len(sender._service.receivers) == 3 or None, timeout_s=LIMIT_S)
         before = crossed(namespace)
         sender.publish(0, tensors(0, scale=8).items())
         for peer in peers:

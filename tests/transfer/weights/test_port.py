@@ -18,13 +18,13 @@ from tests.transfer.remote.test_port import endless, greeting, mutations, port, 
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
 from tests.transfer.wire.test_server import Peer
 
-STANDING = w.Standing(0, -1, -1, 0)
+PROGRESS = w.ReceiverProgress(0, -1, -1, 0)
 TO_SENDER: list[Any] = [
-    w.Follow(0, "peer", "host", "centre", ["tcp://10.0.0.1:1"], "gloo", STANDING),
-    w.Report(STANDING),
-    w.Complain("nobody"),
+    w.GetPlan(0, "peer", "host", "centre", ["tcp://10.0.0.1:1"], "gloo", PROGRESS),
+    w.ReportProgress(PROGRESS),
+    w.ReportParent("nobody"),
 ]
-QUESTIONS: list[Any] = [*TO_SENDER, w.Describe(1), w.Progress(1, 0, 1), w.Fetch(1, 0), w.Leave()]
+QUESTIONS: list[Any] = [*TO_SENDER, w.GetManifest(1), w.GetSums(1, 0, 1), w.GetChunk(1, 0), w.Leave()]
 TCP = ("tcp://127.0.0.1:*",)
 
 
@@ -54,7 +54,7 @@ def endpoint(request: pytest.FixtureRequest, pair: tuple[WeightSender, WeightRec
     return pair[0].address.endpoints[0] if request.param == "sender" else pair[1]._server.endpoints[0]
 
 
-def known(endpoint: str, token: bytes) -> Peer:
+def entered(endpoint: str, token: bytes) -> Peer:
     peer = Peer(endpoint, token, w.WEIGHTS)
     peer.enter()
     return peer
@@ -90,7 +90,7 @@ def test_every_field_of_every_question_that_is_broken(
     endpoint: str, pair: tuple[WeightSender, WeightReceiver], question: Any
 ) -> None:
     before = rss()
-    with closing(known(endpoint, pair[0].address.token)) as peer:
+    with closing(entered(endpoint, pair[0].address.token)) as peer:
         count = 0
         for count, broken in enumerate(mutations(question), start=1):
             peer.send(msgspec.msgpack.encode([10 + count, 10 + count, broken]))
@@ -104,16 +104,16 @@ def test_every_field_of_every_question_that_is_broken(
 
 def test_garbage_in_place_of_a_question_is_an_error(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
     source = random.Random(2)
-    with closing(known(endpoint, pair[0].address.token)) as peer:
+    with closing(entered(endpoint, pair[0].address.token)) as peer:
         for number in range(10, 200):
-            body = msgspec.Raw(msgspec.msgpack.encode(["Fetch", source.randbytes(source.randrange(60))]))
+            body = msgspec.Raw(msgspec.msgpack.encode(["GetChunk", source.randbytes(source.randrange(60))]))
             answer = peer.ask(number, body)
             assert isinstance(answer, Failure)
             assert "not a request" in answer.text
 
 
 def test_questions_for_the_sender_are_refused_by_a_relay(pair: tuple[WeightSender, WeightReceiver]) -> None:
-    with closing(known(pair[1]._server.endpoints[0], pair[0].address.token)) as peer:
+    with closing(entered(pair[1]._server.endpoints[0], pair[0].address.token)) as peer:
         for number, question in enumerate(TO_SENDER, start=10):
             answer = peer.ask(number, question)
             assert isinstance(answer, Failure)
@@ -121,7 +121,7 @@ def test_questions_for_the_sender_are_refused_by_a_relay(pair: tuple[WeightSende
 
 
 def test_questions_of_the_queue_are_refused(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
-    with closing(known(endpoint, pair[0].address.token)) as peer:
+    with closing(entered(endpoint, pair[0].address.token)) as peer:
         answer = peer.ask(10, Stats())
         assert isinstance(answer, Failure)
         assert "not a request" in answer.text
@@ -129,8 +129,8 @@ def test_questions_of_the_queue_are_refused(endpoint: str, pair: tuple[WeightSen
 
 def test_chunks_that_a_version_has_not_are_refused(endpoint: str, pair: tuple[WeightSender, WeightReceiver]) -> None:
     serial = pair[0]._serial
-    with closing(known(endpoint, pair[0].address.token)) as peer:
-        for number, question in enumerate([w.Fetch(serial, 10**6), w.Progress(serial, 3, 3)], start=10):
+    with closing(entered(endpoint, pair[0].address.token)) as peer:
+        for number, question in enumerate([w.GetChunk(serial, 10**6), w.GetSums(serial, 3, 3)], start=10):
             answer = peer.ask(number, question)
             assert isinstance(answer, Failure)
             assert "asks for chunks" in answer.text

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tailrace.errors import WeightsError
+from tailrace.transfer.weights.chunk_server import ChunkQuestion
 from tailrace.transfer.weights.download import Download
-from tailrace.transfer.weights.messages import Gone
+from tailrace.transfer.weights.messages import VersionGone
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
-from tailrace.transfer.weights.shelf import Wanted
 from tailrace.transfer.wire.frames import Reply
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
@@ -47,8 +47,8 @@ def on_another_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 async def joined(sender: WeightSender, count: int) -> None:
     """Until so many receivers are there."""
-    wakeups = sender._roster.wakeups
-    assert await wakeups.wait_for(lambda: len(sender._roster.members) == count or None, timeout_s=LIMIT_S)
+    wakeups = sender._service.wakeups
+    assert await wakeups.wait_for(lambda: len(sender._service.receivers) == count or None, timeout_s=LIMIT_S)
 
 
 class Fetching:
@@ -56,24 +56,24 @@ class Fetching:
 
     def __init__(self, engine: WeightReceiver) -> None:
         """Before anything comes."""
-        follower = self._follower = engine._follower
-        changed = follower.changed
+        service = self._service = engine._service
+        changed = service.changed
 
         def watched(download: Download, *, nbytes: int) -> None:
             changed(download, nbytes=nbytes)
-            follower.wakeups.notify()
+            service.wakeups.notify()
 
-        follower.changed = watched  # type: ignore[method-assign]
+        service.changed = watched  # type: ignore[method-assign]
 
     async def has(self, chunks: int) -> None:
         """Until so many have come of a version that has not wholly come."""
 
         def look() -> bool | None:
-            download = self._follower._download
-            holding = None if download is None else download.holding
-            return (holding is not None and holding.ready >= chunks) or None
+            download = self._service._download
+            stored = None if download is None else download.stored
+            return (stored is not None and stored.ready >= chunks) or None
 
-        assert await self._follower.wakeups.wait_for(look, timeout_s=LIMIT_S)
+        assert await self._service.wakeups.wait_for(look, timeout_s=LIMIT_S)
 
 
 async def test_a_remote_datacentre_gets_each_version_once(stack: ExitStack) -> None:
@@ -156,12 +156,12 @@ async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunk
     await joined(sender, 2)
     enough = 3
     fetching = Fetching(second)
-    answer = first._follower._shelf._chunk
+    answer = first._service._chunk_server._chunk
 
-    def give_a_few(holding: Any, chunk: int) -> Any:
-        return answer(holding, chunk) if chunk < enough else None
+    def give_a_few(stored: Any, chunk: int) -> Any:
+        return answer(stored, chunk) if chunk < enough else None
 
-    monkeypatch.setattr(first._follower._shelf, "_chunk", give_a_few)
+    monkeypatch.setattr(first._service._chunk_server, "_chunk", give_a_few)
     sender.publish(0, tensors(0).items())
     await first.wait(0, timeout_s=LIMIT_S)
     await fetching.has(enough)
@@ -184,12 +184,12 @@ async def test_a_child_that_is_too_slow_for_its_relay_goes_on_with_the_newest_an
         await joined(sender, number + 1)
     first, second, third = engines
     fetching = Fetching(second)
-    answer = first._follower._shelf._chunk
+    answer = first._service._chunk_server._chunk
 
-    def give_one(holding: Any, chunk: int) -> Any:
-        return None if holding.manifest.version == 0 and chunk > 0 else answer(holding, chunk)
+    def give_one(stored: Any, chunk: int) -> Any:
+        return None if stored.manifest.version == 0 and chunk > 0 else answer(stored, chunk)
 
-    monkeypatch.setattr(first._follower._shelf, "_chunk", give_one)
+    monkeypatch.setattr(first._service._chunk_server, "_chunk", give_one)
     sender.publish(0, tensors(0).items())
     await fetching.has(1)
     for version in (1, 2, 3):  # the relay uses the memory of version 0 again
@@ -211,8 +211,8 @@ async def test_a_relay_that_cannot_be_reached_is_gone_round(stack: ExitStack) ->
     sender = make_sender(stack)
     behind = far(stack, sender, "behind a wall")
     await joined(sender, 1)
-    members = list(sender._roster.members.values())
-    members[0].endpoints = ["tcp://127.0.0.1:9"]  # nobody listens there
+    known = list(sender._service.receivers.values())
+    known[0].endpoints = ["tcp://127.0.0.1:9"]  # nobody listens there
     engine = far(stack, sender, "engine", limit_s=1.0)
     sender.publish(0, tensors(0).items())
     for each in (behind, engine):
@@ -225,12 +225,12 @@ async def test_a_relay_that_one_receiver_could_not_reach_is_trusted_again_with_a
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender = make_sender(stack)
-    roster = sender._roster
+    service = sender._service
     names = ["first", "second", "third"]
     for number, name in enumerate(names, start=1):
         far(stack, sender, name)
         await joined(sender, number)
-    clients = list(roster.members)
+    clients = list(service.receivers)
 
     def parents() -> list[str]:
         return [sender.stats().receivers[name].parent for name in names]
@@ -239,10 +239,10 @@ async def test_a_relay_that_one_receiver_could_not_reach_is_trusted_again_with_a
 
     async def accuse(limit_s: float) -> None:
         """As `second` does when it is cut off."""
-        monkeypatch.setattr(roster, "_limit_s", limit_s)
-        sender._server.call(lambda: roster._distrust(clients[1], clients[0]))
-        sender._server.call(roster.wakeups.notify)
-        assert await roster.wakeups.wait_for(lambda: sender.stats().distrusted or None, timeout_s=LIMIT_S) == ["first"]
+        monkeypatch.setattr(service, "_limit_s", limit_s)
+        sender._server.call(lambda: service._distrust(clients[1], clients[0]))
+        sender._server.call(service.wakeups.notify)
+        assert await service.wakeups.wait_for(lambda: sender.stats().distrusted or None, timeout_s=LIMIT_S) == ["first"]
         assert parents() == ["second", "", "second"]
 
     await accuse(limit_s=0.0)
@@ -251,7 +251,9 @@ async def test_a_relay_that_one_receiver_could_not_reach_is_trusted_again_with_a
     await accuse(limit_s=LIMIT_S)
     sender.publish(1, tensors(1).items())
     assert sender.stats().distrusted == ["first"]
-    assert roster.members[clients[0]].trusted_at > sender._server.now + 3 * LIMIT_S, "twice as long as the first time"
+    assert service.receivers[clients[0]].trusted_at > sender._server.now + 3 * LIMIT_S, (
+        "twice as long as the first time"
+    )
 
 
 async def test_a_host_with_a_relay_that_another_host_could_not_reach_gets_each_version_once(
@@ -263,8 +265,8 @@ async def test_a_host_with_a_relay_that_another_host_could_not_reach_gets_each_v
         await joined(sender, 2)
         others = [far(stack, sender, f"other-{number}") for number in range(2)]
         await joined(sender, 4)
-        relay, _, accuser, _ = sender._roster.members
-        sender._server.call(lambda: sender._roster._distrust(accuser, relay))
+        relay, _, accuser, _ = sender._service.receivers
+        sender._server.call(lambda: sender._service._distrust(accuser, relay))
         sender.publish(0, tensors(0).items())
         for engine in (*neighbours, *others):
             await engine.wait(0, timeout_s=LIMIT_S)
@@ -280,16 +282,16 @@ async def test_a_relay_that_does_not_give_a_version_yet_is_not_accused(
     sender = make_sender(stack)
     first = far(stack, sender, "first")
     await joined(sender, 1)
-    shelf = first._follower._shelf
-    answer, gone = shelf._reply, list[Wanted]()
+    chunk_server = first._service._chunk_server
+    answer, gone = chunk_server._reply, list[ChunkQuestion]()
 
-    def refuse_once(wanted: Wanted) -> Any:
+    def refuse_once(wanted: ChunkQuestion) -> Any:
         if not gone:
             gone.append(wanted)
-            return Reply(Gone())
+            return Reply(VersionGone())
         return answer(wanted)
 
-    monkeypatch.setattr(shelf, "_reply", refuse_once)
+    monkeypatch.setattr(chunk_server, "_reply", refuse_once)
     second = far(stack, sender, "second")
     await joined(sender, 2)
     sender.publish(0, tensors(0).items())
@@ -312,7 +314,7 @@ async def test_the_children_of_a_relay_that_gives_a_version_up_get_it_elsewhere(
     def no_room(*_: Any, **__: Any) -> None:
         raise WeightsError("there is no room for it")
 
-    monkeypatch.setattr(first._follower.pool, "take", no_room)
+    monkeypatch.setattr(first._service.pool, "take", no_room)
     sender.publish(0, tensors(0).items())
     await second.wait(0, timeout_s=LIMIT_S)
     check(second, 0)
@@ -338,25 +340,25 @@ async def test_a_version_that_is_begun_after_another_is_said_to_be_read(
     engine = far(stack, sender, "engine")
     await joined(sender, 1)
     fetching = Fetching(engine)
-    roster, is_slow = sender._roster, threading.Event()
-    answer = roster.shelf._chunk
+    service, is_slow = sender._service, threading.Event()
+    answer = service.chunk_server._chunk
 
-    def give_slowly(holding: Any, chunk: int) -> Any:
+    def give_slowly(stored: Any, chunk: int) -> Any:
         """Of version 0 the first chunk, and the others when version 1 was announced; nothing of that."""
         is_given = chunk == 0 or not is_slow.is_set()
-        return answer(holding, chunk) if holding.manifest.version == 0 and is_given else None
+        return answer(stored, chunk) if stored.manifest.version == 0 and is_given else None
 
-    monkeypatch.setattr(roster.shelf, "_chunk", give_slowly)
+    monkeypatch.setattr(service.chunk_server, "_chunk", give_slowly)
     is_slow.set()
     sender.publish(0, tensors(0).items())
     await fetching.has(1)
     sender.publish(1, tensors(1).items())
     await everybody_listens(sender)
     is_slow.clear()
-    sender._server.call(roster.shelf.look)
-    (member,) = roster.members.values()
-    reads_it = lambda: member.standing.reading == 2 or None  # noqa: E731
-    assert await roster.wakeups.wait_for(reads_it, timeout_s=LIMIT_S)
+    sender._server.call(service.chunk_server.answer_waiting)
+    (known,) = service.receivers.values()
+    reads_it = lambda: known.progress.reading == 2 or None  # noqa: E731
+    assert await service.wakeups.wait_for(reads_it, timeout_s=LIMIT_S)
 
 
 async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(
@@ -367,19 +369,19 @@ async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(
     await joined(sender, 1)
     came: list[int] = []
     fetching = Fetching(engine)
-    answer = sender._roster.shelf._chunk
+    answer = sender._service.chunk_server._chunk
 
-    def publish_more(holding: Any, chunk: int) -> Any:
+    def publish_more(stored: Any, chunk: int) -> Any:
         """The first chunk of version 0 goes out; the others do when version 3 is there."""
-        wait = holding.manifest.version == 0 and chunk > 0 and sender.stats().version != 3
-        return None if wait else answer(holding, chunk)
+        wait = stored.manifest.version == 0 and chunk > 0 and sender.stats().version != 3
+        return None if wait else answer(stored, chunk)
 
-    monkeypatch.setattr(sender._roster.shelf, "_chunk", publish_more)
+    monkeypatch.setattr(sender._service.chunk_server, "_chunk", publish_more)
     sender.publish(0, tensors(0).items())
     await fetching.has(1)
     for version in (1, 2, 3):
         sender.publish(version, tensors(version).items())
-    sender._server.call(sender._roster.shelf.look)
+    sender._server.call(sender._service.chunk_server.answer_waiting)
     while not came or came[-1] < 3:
         came.append(await engine.wait(came[-1] + 1 if came else 0, timeout_s=LIMIT_S))
         check(engine, came[-1])

@@ -14,11 +14,11 @@ import torch
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, WeightsError, WeightsTimeout, WireError
 from tailrace.events import Event, EventLog
-from tailrace.transfer.weights.messages import Describe
+from tailrace.transfer.weights.chunk_server import ChunkQuestion
+from tailrace.transfer.weights.messages import GetManifest
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.sender import WeightSender
-from tailrace.transfer.weights.shelf import Wanted
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
 MEDIA: list[WeightsMedium] = [name for name in get_args(WeightsMedium) if name != "nccl"]
@@ -125,9 +125,9 @@ async def test_memory_is_used_again(sender: WeightSender) -> None:
             sender.publish(version, tensors(version).items())
             for engine in (shared, copied):
                 await engine.wait(version, timeout_s=LIMIT_S)
-        for pool in (sender._pool, copied._follower.pool):
+        for pool in (sender._pool, copied._service.pool):
             assert len(list(pool.directory.iterdir())) <= 3
-        assert list(shared._follower.pool.directory.iterdir()) == []
+        assert list(shared._service.pool.directory.iterdir()) == []
 
 
 async def test_reserved_memory_is_what_versions_are_written_to(sender: WeightSender) -> None:
@@ -204,18 +204,18 @@ async def test_who_does_not_know_the_token_gets_nothing(sender: WeightSender) ->
 async def test_a_receiver_that_is_refused_with_more_than_one_question_under_way_goes_on(sender: WeightSender) -> None:
     address = type(sender.address)(endpoints=sender.address.endpoints, host=sender.address.host, token=bytes(32))
     with WeightReceiver(address, name="stranger") as engine:
-        follower = engine._follower
+        service = engine._service
         for _ in range(2):
-            before = await follower.wakeups.wait_for(lambda: follower.error, timeout_s=LIMIT_S)
+            before = await service.wakeups.wait_for(lambda: service.error, timeout_s=LIMIT_S)
 
             def ask_twice() -> None:
-                if follower._link is None:
-                    follower.start()
-                follower.report()
+                if service._link is None:
+                    service.start()
+                service.report()
 
             engine._server.call(ask_twice)
-            again = lambda: None if follower.error is before else True  # noqa: E731, B023
-            assert await follower.wakeups.wait_for(again, timeout_s=LIMIT_S)
+            again = lambda: None if service.error is before else True  # noqa: E731, B023
+            assert await service.wakeups.wait_for(again, timeout_s=LIMIT_S)
         goes_on = threading.Event()
         engine._server.call(goes_on.set)
         assert await asyncio.to_thread(goes_on.wait, LIMIT_S)
@@ -247,7 +247,7 @@ async def test_a_version_that_fails_half_way_is_withdrawn(
             raise RuntimeError("the device is gone")
 
         with monkeypatch.context() as patch:
-            patch.setattr("tailrace.transfer.weights.sender.Holding.add", lambda *_: fail(0, b""))
+            patch.setattr("tailrace.transfer.weights.sender.StoredVersion.add", lambda *_: fail(0, b""))
             with pytest.raises(RuntimeError, match="the device is gone"):
                 sender.publish(1, tensors(1).items())
         check(engine, 0)
@@ -275,8 +275,8 @@ async def test_a_version_whose_memory_was_changed_is_given_up_and_the_next_one_c
     sender: WeightSender, medium: WeightsMedium
 ) -> None:
     sender.publish(0, tensors(0).items())
-    assert sender._holding is not None
-    sender._holding.memory[70_000] ^= 1
+    assert sender._stored is not None
+    sender._stored.memory[70_000] ^= 1
     with receiver(sender, medium=medium) as engine:
         with pytest.raises(WeightsError, match="chunk 4 of version 0 arrived corrupt 5 times"):
             await engine.wait(0, timeout_s=LIMIT_S)
@@ -291,19 +291,19 @@ async def test_a_version_whose_memory_was_changed_is_given_up_and_the_next_one_c
 async def test_a_version_that_a_parent_gives_errors_for_is_given_up_with_the_last_of_them(
     sender: WeightSender, monkeypatch: pytest.MonkeyPatch, question: str
 ) -> None:
-    answer = sender._roster.shelf._reply
+    answer = sender._service.chunk_server._reply
 
-    def refuse(wanted: Wanted) -> Any:
-        if isinstance(wanted, Describe) == (question == "manifest"):
-            raise WireError("the shelf is on fire")
+    def refuse(wanted: ChunkQuestion) -> Any:
+        if isinstance(wanted, GetManifest) == (question == "manifest"):
+            raise WireError("the disk is on fire")
         return answer(wanted)
 
-    monkeypatch.setattr(sender._roster.shelf, "_reply", refuse)
+    monkeypatch.setattr(sender._service.chunk_server, "_reply", refuse)
     sender.publish(0, tensors(0).items())
     with receiver(sender, medium="tcp") as engine:
         what = "the manifest" if question == "manifest" else r"chunk \d"
         with pytest.raises(
-            WeightsError, match=f"^{what} of version 0 has not come right in 5 tries: the shelf is on fire$"
+            WeightsError, match=f"^{what} of version 0 has not come right in 5 tries: the disk is on fire$"
         ):
             await engine.wait(0, timeout_s=LIMIT_S)
 
@@ -332,7 +332,7 @@ async def test_a_sender_whose_thread_fails_says_so_to_all_that_wait(sender: Weig
 def test_a_publication_whose_own_work_ends_the_thread_is_told_at_once(
     sender: WeightSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sender._roster, "begin", lambda _: break_down())
+    monkeypatch.setattr(sender._service, "begin", lambda _: break_down())
     with pytest.raises(WeightsError, match="failed: Broken: a disk is full"):
         sender.publish(0, tensors(0).items())
 
@@ -409,13 +409,13 @@ async def test_memory_that_is_found_for_a_parent_that_was_left_is_let_go(
     sender: WeightSender, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with receiver(sender) as engine:
-        follower, found = engine._follower, list[Segment]()
-        attach = follower._attachments.attach
+        service, found = engine._service, list[Segment]()
+        attach = service._attachments.attach
 
         def leave() -> None:
-            assert follower._download is not None
-            follower._download.leave()
-            follower._advance()
+            assert service._download is not None
+            service._download.leave()
+            service._advance()
 
         def attach_late(*what: Any) -> Segment:
             if not found:
@@ -423,7 +423,7 @@ async def test_memory_that_is_found_for_a_parent_that_was_left_is_let_go(
             found.append(attach(*what))
             return found[-1]
 
-        monkeypatch.setattr(follower._attachments, "attach", attach_late)
+        monkeypatch.setattr(service._attachments, "attach", attach_late)
         sender.publish(0, tensors(0).items())
         await engine.wait(0, timeout_s=LIMIT_S)
         check(engine, 0)

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from tailrace.transfer.weights.segments import Pool
 from tailrace.transfer.weights.versions import (
     ALIGNMENT,
-    Holding,
+    StoredVersion,
     Writer,
-    cut,
     encode_manifest,
+    pieces_by_chunk,
     plan_payload,
     sum_of,
 )
@@ -33,14 +33,14 @@ def test_every_element_gets_to_its_place_and_every_chunk_has_its_own_sum(
     try:
         segment = pool.take(manifest.nbytes, manifest.serial, busy=())
         segment.payload[: manifest.nbytes] = b"\xff" * manifest.nbytes  # of an older version
-        holding = Holding(manifest, encode_manifest(manifest), segment)
-        writer = Writer(holding, list(sources.values()))
-        for chunk, pieces in enumerate(cut(manifest)):
+        stored = StoredVersion(manifest, encode_manifest(manifest), segment)
+        writer = Writer(stored, list(sources.values()))
+        for chunk, pieces in enumerate(pieces_by_chunk(manifest)):
             writer.write(chunk, pieces)
-        assert holding.whole
+        assert stored.whole
         for chunk in range(manifest.chunks):
-            assert holding.sum(chunk) == sum_of(holding.memory[manifest.span(chunk)])
-        for name, tensor in holding.tensors().items():
+            assert stored.sum(chunk) == sum_of(stored.memory[manifest.span(chunk)])
+        for name, tensor in stored.tensors().items():
             assert torch.equal(tensor, sources[name].to(tensor.dtype))
     finally:
         pool.close()

@@ -24,13 +24,13 @@ from tailrace.transfer.weights.media.process_group import ProcessGroup, address_
 from tailrace.transfer.weights.messages import NOTHING, Backend, Broadcast, Membership
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.threads import Worker
-from tailrace.transfer.weights.versions import Holding
+from tailrace.transfer.weights.versions import StoredVersion
 from tailrace.transfer.wire.server import Server
 
 _log = logging.getLogger(__name__)
 
 
-class State(enum.Enum):
+class BroadcastState(enum.Enum):
     """What is going on. Which follows which is drawn above; CLOSED follows each, and nothing follows that."""
 
     NO_GROUP = enum.auto()
@@ -48,7 +48,7 @@ class Broadcaster:
         """No group yet. `host`: where members find this process. `changed`: called when plans are other ones now."""
         self._host, self._limit_s, self._changed = host, limit_s, changed
         self._worker = Worker(server, "broadcast of weights")
-        self._state = State.NO_GROUP
+        self._state = BroadcastState.NO_GROUP
         self._wanted: dict[str, Backend] = {}
         self._tried: dict[str, Backend] = {}
         """Whom the last group was begun with; nobody, where another is to be tried although the same are wanted."""
@@ -58,9 +58,9 @@ class Broadcaster:
         """Used in the worker's thread alone."""
         self._given_up = Event()
         """For the group that is being formed."""
-        self._promised: Holding | None = None
+        self._promised: StoredVersion | None = None
         """Until it is being broadcast."""
-        self._broadcasting: Holding | None = None
+        self._broadcasting: StoredVersion | None = None
         self.bytes_broadcast = 0
         """Of payloads, once for all members."""
         self.error: WeightsError | None = None
@@ -93,7 +93,7 @@ class Broadcaster:
     @property
     def segments(self) -> list[Segment]:
         """Memory that is being broadcast, or will be."""
-        return [holding.segment for holding in (self._broadcasting, self._promised) if holding is not None]
+        return [stored.segment for stored in (self._broadcasting, self._promised) if stored is not None]
 
     # What happens
 
@@ -109,10 +109,10 @@ class Broadcaster:
             self._given_up.set()
         self._look()
 
-    def promise(self, holding: Holding) -> None:
+    def promise(self, stored: StoredVersion) -> None:
         """A version is being written: members of the group, if there is one, shall wait for it."""
-        self._promised = holding if self._has_group else None
-        if self._state is State.NO_GROUP:
+        self._promised = stored if self._has_group else None
+        if self._state is BroadcastState.NO_GROUP:
             self._tried = {}
         self._look()
 
@@ -127,7 +127,7 @@ class Broadcaster:
 
     def close(self) -> None:
         """Begin nothing any more, and hang up as soon as what is going on lets it."""
-        self._state = State.CLOSED
+        self._state = BroadcastState.CLOSED
         self._given_up.set()
         self._worker.start(self._hang_up, lambda _: None)
 
@@ -137,18 +137,18 @@ class Broadcaster:
 
     @property
     def _has_group(self) -> bool:
-        return self._state in (State.FORMED, State.BROADCASTING)
+        return self._state in (BroadcastState.FORMED, BroadcastState.BROADCASTING)
 
     def _look(self) -> None:
         """Begin what is to be done next, unless something is going on."""
-        if self._state is State.FORMED and self._promised is not None:
+        if self._state is BroadcastState.FORMED and self._promised is not None:
             if self._promised.whole:
                 self._start_broadcast(self._promised)
-        elif self._state in (State.NO_GROUP, State.FORMED) and self._wanted != self._tried:
+        elif self._state in (BroadcastState.NO_GROUP, BroadcastState.FORMED) and self._wanted != self._tried:
             self._start_forming()
 
     def _start_forming(self) -> None:
-        self._state, self._tried = State.FORMING, self._wanted
+        self._state, self._tried = BroadcastState.FORMING, self._wanted
         self._given_up = given_up = Event()
         self._memberships, listener, refused = {}, None, None
         try:
@@ -169,7 +169,7 @@ class Broadcaster:
         }
 
     def _on_formed(self, outcome: WeightsError | None) -> None:
-        if self._state is State.CLOSED:
+        if self._state is BroadcastState.CLOSED:
             return
         if outcome is None:
             self.error = None
@@ -177,21 +177,21 @@ class Broadcaster:
             self._memberships = {}
             if not self._given_up.is_set():  # else that is why, and no failure
                 self.error = outcome
-        self._state = State.FORMED if self._memberships else State.NO_GROUP
+        self._state = BroadcastState.FORMED if self._memberships else BroadcastState.NO_GROUP
         self._changed()
         self._look()
 
-    def _start_broadcast(self, holding: Holding) -> None:
-        self._state, self._promised, self._broadcasting = State.BROADCASTING, None, holding
+    def _start_broadcast(self, stored: StoredVersion) -> None:
+        self._state, self._promised, self._broadcasting = BroadcastState.BROADCASTING, None, stored
         self._changed()
-        self._worker.start(lambda: self._broadcast(holding), self._on_broadcast)
+        self._worker.start(lambda: self._broadcast(stored), self._on_broadcast)
 
     def _on_broadcast(self, outcome: WeightsError | None) -> None:
-        if self._state is State.CLOSED:
+        if self._state is BroadcastState.CLOSED:
             return
-        self._state, self._broadcasting = State.FORMED, None
+        self._state, self._broadcasting = BroadcastState.FORMED, None
         if outcome is not None:
-            self._state, self._promised, self._memberships, self._tried = State.NO_GROUP, None, {}, {}
+            self._state, self._promised, self._memberships, self._tried = BroadcastState.NO_GROUP, None, {}, {}
             self.error = outcome
         self._changed()
         self._look()
@@ -214,14 +214,14 @@ class Broadcaster:
             membership.backend, store, 0, membership.size, address=address, limit_s=self._limit_s, given_up=given_up
         )
 
-    def _broadcast(self, holding: Holding) -> None:
+    def _broadcast(self, stored: StoredVersion) -> None:
         assert self._group is not None, "it was formed"
-        payload = holding.payload()
+        payload = stored.payload()
         try:
-            for chunk in range(holding.manifest.chunks):
-                if self._state is State.CLOSED:
+            for chunk in range(stored.manifest.chunks):
+                if self._state is BroadcastState.CLOSED:
                     raise WeightsError("this sender of weights was closed")
-                part = payload[holding.manifest.span(chunk)]
+                part = payload[stored.manifest.span(chunk)]
                 self.bytes_broadcast += len(part)
                 self._group.broadcast(part)
             self._group.meet()  # whoever has not heard of this one cannot miss it

@@ -112,7 +112,7 @@ class BroadcastReceiver:
         self._membership, self._is_in = membership, membership is not None
 
         def then(outcome: WeightsError | None) -> None:
-            self._look_at(membership, outcome)
+            self._on_ended(membership, outcome)
 
         self._worker.start(lambda: self._join_group(membership, given_up), then)
 
@@ -122,13 +122,13 @@ class BroadcastReceiver:
 
         def then(outcome: WeightsError | None) -> None:
             self._ended = broadcast.serial
-            self._look_at(membership, outcome)
+            self._on_ended(membership, outcome)
             self._changed()
 
         self._worker.start(lambda: self._receive(broadcast), then)
 
-    def _look_at(self, membership: Membership | None, outcome: WeightsError | None) -> None:
-        """How something has ended in the group of this membership."""
+    def _on_ended(self, membership: Membership | None, outcome: WeightsError | None) -> None:
+        """Something has ended in the group of this membership."""
         if outcome is not None and membership is self._membership:
             self._is_in = False
             self._changed()

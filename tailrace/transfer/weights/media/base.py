@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from tailrace.errors import TailraceError, WeightsError
-from tailrace.transfer.weights.messages import Described, Heard, Question
+from tailrace.transfer.weights.messages import AnswerOrError, ManifestReply, WeightsQuestion
 from tailrace.transfer.weights.segments import Segment
-from tailrace.transfer.weights.versions import Holding, Manifest
+from tailrace.transfer.weights.versions import Manifest, StoredVersion
 
 Placed: TypeAlias = Callable[[Segment | WeightsError], None]
 """Told of the memory for a payload, or why there is none."""
@@ -22,7 +22,7 @@ Placed: TypeAlias = Callable[[Segment | WeightsError], None]
 class Errand(Protocol):
     """The version that is fetched, as a medium sees it."""
 
-    def ask(self, question: Question, then: Callable[[Heard], None]) -> None:
+    def ask(self, question: WeightsQuestion, then: Callable[[AnswerOrError], None]) -> None:
         """Ask the parent. `then` is called unless the parent is lost, has the version no more, or was left."""
 
     def take(self, manifest: Manifest, then: Placed) -> None:
@@ -50,9 +50,9 @@ class Medium(ABC):
         self._errand = errand
 
     @abstractmethod
-    def place(self, manifest: Manifest, described: Described, then: Placed) -> None:
+    def place(self, manifest: Manifest, described: ManifestReply, then: Placed) -> None:
         """Find a place for the payload; it may take a while."""
 
     @abstractmethod
-    def bring(self, holding: Holding) -> None:
+    def bring(self, stored: StoredVersion) -> None:
         """Begin to bring the chunks that are lacking."""

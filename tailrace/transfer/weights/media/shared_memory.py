@@ -9,8 +9,8 @@ is left to verify when the last chunk is written.
 from pathlib import Path
 
 from tailrace.transfer.weights.media.base import Medium, Placed
-from tailrace.transfer.weights.messages import SUM_BYTES, Described, Heard, Progress, Ready, error_in
-from tailrace.transfer.weights.versions import Holding, Manifest, packed_sums, sum_of
+from tailrace.transfer.weights.messages import SUM_BYTES, AnswerOrError, GetSums, ManifestReply, SumsReply, error_in
+from tailrace.transfer.weights.versions import Manifest, StoredVersion, packed_sums, sum_of
 
 _LAST = 4
 """What is still to be verified when the last chunk is written: this part of a version."""
@@ -19,25 +19,25 @@ _LAST = 4
 class SharedMemoryMedium(Medium):
     """Maps what the parent has."""
 
-    def place(self, manifest: Manifest, described: Described, then: Placed) -> None:
+    def place(self, manifest: Manifest, described: ManifestReply, then: Placed) -> None:
         """See `Medium.place`: the parent's memory, kept from being overwritten."""
         self._errand.attach(Path(described.segment), manifest, then)
 
-    def bring(self, holding: Holding) -> None:
+    def bring(self, stored: StoredVersion) -> None:
         """See `Medium.bring`."""
-        if not holding.whole:
-            chunks = holding.manifest.chunks
-            lacking = chunks - holding.ready
-            want = min(chunks, holding.ready + max(lacking // 2, -(-chunks // _LAST)))
-            question = Progress(holding.manifest.serial, holding.ready, want)
-            self._errand.ask(question, lambda heard: self._verify(holding, heard))
+        if not stored.whole:
+            chunks = stored.manifest.chunks
+            lacking = chunks - stored.ready
+            want = min(chunks, stored.ready + max(lacking // 2, -(-chunks // _LAST)))
+            question = GetSums(stored.manifest.serial, stored.ready, want)
+            self._errand.ask(question, lambda heard: self._verify(stored, heard))
 
-    def _verify(self, holding: Holding, heard: Heard) -> None:
-        start = holding.ready
+    def _verify(self, stored: StoredVersion, heard: AnswerOrError) -> None:
+        start = stored.ready
         match heard:
-            case (Ready(sums), _) if len(sums) % SUM_BYTES == 0:
-                for chunk, value in enumerate(packed_sums(sums)[: holding.manifest.chunks - start], start):
-                    if sum_of(holding.memory[holding.manifest.span(chunk)]) == value:
+            case (SumsReply(sums), _) if len(sums) % SUM_BYTES == 0:
+                for chunk, value in enumerate(packed_sums(sums)[: stored.manifest.chunks - start], start):
+                    if sum_of(stored.memory[stored.manifest.span(chunk)]) == value:
                         self._errand.arrived(chunk, value, nbytes=0)
                     elif self._errand.corrupt(chunk):
                         break
@@ -46,4 +46,4 @@ class SharedMemoryMedium(Medium):
             case _:
                 if not self._errand.corrupt(start, error_in(heard)):
                     return
-        self.bring(holding)
+        self.bring(stored)

@@ -8,8 +8,8 @@ import time
 from collections import deque
 
 from tailrace.transfer.weights.media.base import Errand, Medium, Placed
-from tailrace.transfer.weights.messages import Chunk, Described, Fetch, Heard, error_in
-from tailrace.transfer.weights.versions import Holding, Manifest, sum_of
+from tailrace.transfer.weights.messages import AnswerOrError, ChunkReply, GetChunk, ManifestReply, error_in
+from tailrace.transfer.weights.versions import Manifest, StoredVersion, sum_of
 
 _WINDOW = 8
 """At most so many chunks are asked for at once."""
@@ -25,30 +25,30 @@ class TcpMedium(Medium):
         self._under_way = 0
         self._lacking: deque[int] = deque()
 
-    def place(self, manifest: Manifest, described: Described, then: Placed) -> None:
+    def place(self, manifest: Manifest, described: ManifestReply, then: Placed) -> None:
         """See `Medium.place`."""
         self._errand.take(manifest, then)
 
-    def bring(self, holding: Holding) -> None:
+    def bring(self, stored: StoredVersion) -> None:
         """See `Medium.bring`."""
-        self._lacking.extend(chunk for chunk in range(holding.manifest.chunks) if holding.sum(chunk) is None)
-        self._fill(holding)
+        self._lacking.extend(chunk for chunk in range(stored.manifest.chunks) if stored.sum(chunk) is None)
+        self._fill(stored)
 
-    def _fill(self, holding: Holding) -> None:
+    def _fill(self, stored: StoredVersion) -> None:
         while self._lacking and self._under_way < self._window:
-            self._fetch(holding, self._lacking.popleft())
+            self._fetch(stored, self._lacking.popleft())
 
-    def _fetch(self, holding: Holding, chunk: int) -> None:
+    def _fetch(self, stored: StoredVersion, chunk: int) -> None:
         asked = time.monotonic()
         self._under_way += 1
 
-        def heard(what: Heard) -> None:
+        def heard(what: AnswerOrError) -> None:
             self._under_way -= 1
             self._adapt(time.monotonic() - asked)
-            if self._keep(holding, chunk, what):
-                self._fill(holding)
+            if self._keep(stored, chunk, what):
+                self._fill(stored)
 
-        self._errand.ask(Fetch(holding.manifest.serial, chunk), heard)
+        self._errand.ask(GetChunk(stored.manifest.serial, chunk), heard)
 
     def _adapt(self, waited_s: float) -> None:
         if waited_s > self._errand.retry_s / 2:
@@ -56,11 +56,11 @@ class TcpMedium(Medium):
         elif waited_s < self._errand.retry_s / 4:
             self._window = min(_WINDOW, self._window + 1)
 
-    def _keep(self, holding: Holding, chunk: int, what: Heard) -> bool:
+    def _keep(self, stored: StoredVersion, chunk: int, what: AnswerOrError) -> bool:
         """Whether to go on."""
-        room = holding.memory[holding.manifest.span(chunk)]
+        room = stored.memory[stored.manifest.span(chunk)]
         match what:
-            case (Chunk(value), frame) if frame is not None and len(frame) == len(room) and sum_of(frame) == value:
+            case (ChunkReply(value), frame) if frame is not None and len(frame) == len(room) and sum_of(frame) == value:
                 room[:] = frame
                 self._errand.arrived(chunk, value, nbytes=len(frame))
                 return True

@@ -1,10 +1,10 @@
 """What a receiver's thread does: it follows the sender's plan, fetches versions and gives them to others.
 
-    sender ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ Shelf ──▶ children      while it comes
-               └──▶ BroadcastReceiver ──broadcast chunks──┘└──whole, seal right──▶ `received`, Report
+    sender ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ ChunkServer ──▶ children      while it comes
+               └──▶ BroadcastReceiver ──broadcast chunks──┘└──whole, seal right──▶ `received`, ReportProgress
 
-Who waits on whom: a download on its parent, see there. Follow waits at the sender until the plan changes, so it is also
-the sign of life in both directions. A version that has begun to come is finished, and then the newest is fetched:
+Who waits on whom: a download on its parent, see there. GetPlan waits at the sender until the plan changes, so it is
+also the sign of life in both directions. A version that has begun to come is finished, then the newest is fetched:
 otherwise one that is published more often than it can be fetched would never be had. A sender that is lost is tried
 again for ever; whoever waits for weights is told meanwhile.
 """
@@ -19,39 +19,39 @@ from tailrace.errors import SenderLost, TailraceError, WeightsError
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
 from tailrace.transfer.queue.storage.arena import remove_orphans
-from tailrace.transfer.weights.address import WeightsAddress, way_to
+from tailrace.transfer.weights.address import WeightsAddress, endpoint_towards
 from tailrace.transfer.weights.broadcast.receiver import BroadcastReceiver
-from tailrace.transfer.weights.download import Download, End, Owner
+from tailrace.transfer.weights.chunk_server import ChunkServer
+from tailrace.transfer.weights.download import Download, DownloadEnd, Owner
 from tailrace.transfer.weights.media.base import Placed
 from tailrace.transfer.weights.media.factory import backend_of
 from tailrace.transfer.weights.messages import (
     NO_VERSION,
     NOTHING,
-    Closed,
-    Complain,
-    Describe,
+    AnswerOrError,
     EndTurn,
-    Fetch,
-    Follow,
-    Heard,
+    GetChunk,
+    GetManifest,
+    GetPlan,
+    GetSums,
     Leave,
     Plan,
-    Progress,
-    Report,
-    Standing,
+    ReceiverProgress,
+    ReportParent,
+    ReportProgress,
+    SenderClosed,
     TakeTurn,
     ask,
 )
 from tailrace.transfer.weights.segments import Attachments, Pool
-from tailrace.transfer.weights.shelf import Shelf
 from tailrace.transfer.weights.threads import Wakeups, Worker
-from tailrace.transfer.weights.versions import Holding, Manifest
+from tailrace.transfer.weights.versions import Manifest, StoredVersion
 from tailrace.transfer.wire.connection import Connection, Patience
 from tailrace.transfer.wire.messages import Message
 from tailrace.transfer.wire.server import Handler, Server, Service
 
 
-class Follower(Service, Owner):
+class ReceiverService(Service, Owner):
     """Everything without another word is called in the thread of `server`."""
 
     def __init__(
@@ -71,14 +71,14 @@ class Follower(Service, Owner):
         self.server, self.host, self.medium = server, host, medium
         self.retry_s = patience.retry_s
         self._address, self._name, self._datacentre, self._log = address, name, datacentre, log
-        self._endpoint = way_to(address.endpoints, address.host)
+        self._endpoint = endpoint_towards(address.endpoints, address.host)
         self._alone = secrets.token_hex(16)
         """A host of its own, for one that shares no memory."""
         self.pool = pool
         self._attachments = Attachments()
         self._placing = Worker(server, "memory for weights")
         """Finds memory, and is alone with the attachments."""
-        self._shelf = Shelf(server)
+        self._chunk_server = ChunkServer(server)
         self._broadcasts = BroadcastReceiver(server, limit_s=patience.limit_s, changed=self._take_broadcasts)
         self._link: Connection | None = None
         self._plan: Plan | None = None
@@ -87,12 +87,12 @@ class Follower(Service, Owner):
         """When to connect to the sender, or ask a parent, again."""
         self._refused = NOTHING
         """The serial of the newest version that was given up."""
-        self._wishes: set[str] = set()
+        self._requests: set[str] = set()
         """Turns that are wanted or had."""
         self.wakeups = Wakeups()
         self.lock = threading.Lock()
         """For what follows, which other threads read."""
-        self.received: Holding | None = None
+        self.received: StoredVersion | None = None
         self.error: WeightsError | None = None
         """Why weights do not come at the moment."""
         self.refusal: tuple[int, WeightsError] | None = None
@@ -108,7 +108,7 @@ class Follower(Service, Owner):
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
         """See `Service.handlers`."""
-        return dict.fromkeys((Describe, Progress, Fetch), self._shelf.answer)
+        return dict.fromkeys((GetManifest, GetSums, GetChunk), self._chunk_server.answer)
 
     @property
     def next_deadline(self) -> float | None:
@@ -124,7 +124,7 @@ class Follower(Service, Owner):
 
     def gone(self, client: str) -> None:
         """See `Service.gone`."""
-        self._shelf.leave(client)
+        self._chunk_server.forget_client(client)
 
     # With the sender
 
@@ -132,13 +132,13 @@ class Follower(Service, Owner):
         """Connect to the sender."""
         self._link = self.server.link(self._endpoint, peer="the sender of the weights")
         self._follow(0)
-        for turn in self._wishes:
+        for turn in self._requests:
             self._ask_for(turn)
 
     def report(self) -> None:
         """Tell how far this is."""
         if self._link is not None:
-            ask(self._link, self._endpoint, Report(self._standing()), lambda heard: None, wait=False)
+            ask(self._link, self._endpoint, ReportProgress(self._progress()), lambda heard: None, wait=False)
 
     def finish(self) -> None:
         """Say goodbye, and end `Server.run`."""
@@ -155,20 +155,20 @@ class Follower(Service, Owner):
 
     def take_turn(self, turn: str) -> None:
         """Ask for a turn; `turns` has it when it is there. Until `end_turn`."""
-        self._wishes.add(turn)
+        self._requests.add(turn)
         self._ask_for(turn)
 
     def end_turn(self, turn: str) -> None:
         """Give it back, or ask no more for it."""
-        self._wishes.remove(turn)
+        self._requests.remove(turn)
         self.turns.discard(turn)
         self._give_back(turn)
 
     def _ask_for(self, turn: str) -> None:
-        def heard(what: Heard) -> None:
-            if turn not in self._wishes:
+        def heard(what: AnswerOrError) -> None:
+            if turn not in self._requests:
                 self._give_back(turn)  # it was asked for again, after it had been given back
-            elif not isinstance(what, TailraceError):  # a sender that is lost shows by Follow
+            elif not isinstance(what, TailraceError):  # a sender that is lost shows by GetPlan
                 self.turns.add(turn)
                 self.wakeups.notify()
 
@@ -179,9 +179,9 @@ class Follower(Service, Owner):
         if self._link is not None:  # else the sender notices, like the death of a receiver
             ask(self._link, self._endpoint, EndTurn(turn), lambda heard: None, wait=False)
 
-    def _standing(self) -> Standing:
+    def _progress(self) -> ReceiverProgress:
         reading = NOTHING if self._download is None else self._download.offer.serial
-        return Standing(reading, _version(self.received), self.installed, self.nbytes)
+        return ReceiverProgress(reading, _version(self.received), self.installed, self.nbytes)
 
     def _follow(self, epoch: int) -> None:
         facts = (
@@ -194,13 +194,13 @@ class Follower(Service, Owner):
         assert self._link is not None
         link = self._link
 
-        def heard(what: Heard) -> None:
+        def heard(what: AnswerOrError) -> None:
             if link is self._link:
                 self._on_plan(what)
 
-        ask(link, self._endpoint, Follow(epoch, *facts, self._standing()), heard, wait=True)
+        ask(link, self._endpoint, GetPlan(epoch, *facts, self._progress()), heard, wait=True)
 
-    def _on_plan(self, heard: Heard) -> None:
+    def _on_plan(self, heard: AnswerOrError) -> None:
         match heard:
             case (Plan() as plan, _):
                 self.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
@@ -210,7 +210,7 @@ class Follower(Service, Owner):
                 self._advance()
                 self._follow(plan.epoch)
                 self.wakeups.notify()
-            case (Closed(), _):
+            case (SenderClosed(), _):
                 self._lose(SenderLost("the sender of the weights was closed"))
             case TailraceError() as error:
                 self._lose(SenderLost(f"the sender of the weights is lost: {error}"))
@@ -238,7 +238,7 @@ class Follower(Service, Owner):
         download = self._download
         if download is not None:
             newest = self._plan.offers[-1].serial if self._plan.offers else NOTHING
-            has_begun = download.holding is not None and download.holding.ready > 0
+            has_begun = download.stored is not None and download.stored.ready > 0
             if download.offer.serial not in offers or (download.offer.serial != newest and not has_begun):
                 self._give_up(download)
         self._begin_newest()
@@ -270,7 +270,7 @@ class Follower(Service, Owner):
         while (received := self._broadcasts.first) is not None:
             download = self._download
             if download is not None and download.offer.serial == received.serial:
-                if download.holding is None:
+                if download.stored is None:
                     break
                 download.take_broadcast(received)
             self._broadcasts.drop_first()
@@ -288,8 +288,8 @@ class Follower(Service, Owner):
         """See `Owner.take`. Versions whose memory is used again are not given any more."""
         with self.lock:
             kept = {self._serial(), manifest.serial} | self._used()  # the download moves what it has of its own
-        self._let_go(holding for holding in self._shelf.holdings if holding.manifest.serial not in kept)
-        busy = self._shelf.segments
+        self._let_go(stored for stored in self._chunk_server.versions if stored.manifest.serial not in kept)
+        busy = self._chunk_server.segments
         self._placing.start(lambda: self.pool.take(manifest.nbytes, manifest.serial, busy=busy), then)
 
     def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
@@ -297,30 +297,30 @@ class Follower(Service, Owner):
         self._placing.start(lambda: self._attachments.attach(path, manifest.serial, manifest.nbytes), then)
 
     def _used(self) -> set[int]:
-        return {holding.manifest.serial for holding in self._shelf.holdings if holding.users}
+        return {stored.manifest.serial for stored in self._chunk_server.versions if stored.users}
 
     def changed(self, download: Download, *, nbytes: int) -> None:
         """See `Owner.changed`."""
-        if download.holding is None or download is not self._download:
+        if download.stored is None or download is not self._download:
             return
         self.nbytes += nbytes
-        self._shelf.put(download.holding)
+        self._chunk_server.add(download.stored)
         if self._broadcasts.first is not None and not nbytes:
             self.server.call(self._take_broadcasts)  # there is room now
         self._conclude(download)
 
     def _conclude(self, download: Download) -> None:
         """Take a version that is whole, once its seal is known."""
-        holding, seal = download.holding, download.offer.seal
-        if download is not self._download or holding is None or not holding.whole or seal is None:
+        stored, seal = download.stored, download.offer.seal
+        if download is not self._download or stored is None or not stored.whole or seal is None:
             return
-        if holding.seal() != seal:
+        if stored.seal() != seal:
             download.reset()
             return
         download.leave()
         self._download = None
         with self.lock:
-            self.received, self.refusal = holding, None
+            self.received, self.refusal = stored, None
         self.tidy()
         self._emit(download)
         self.wakeups.notify()
@@ -330,27 +330,27 @@ class Follower(Service, Owner):
         """Let go of memory of others that is older than the newest version, and that nobody uses."""
         with self.lock:
             newest, used = self._serial(), self._used()
-        old = (holding for holding in self._shelf.holdings if holding.manifest.serial < newest)
-        self._let_go(holding for holding in old if holding.manifest.serial not in used and not self._is_ours(holding))
+        old = (stored for stored in self._chunk_server.versions if stored.manifest.serial < newest)
+        self._let_go(stored for stored in old if stored.manifest.serial not in used and not self._is_ours(stored))
 
-    def _let_go(self, holdings: Iterable[Holding]) -> None:
+    def _let_go(self, stored_versions: Iterable[StoredVersion]) -> None:
         """Give these no more; memory of others that they lie in may be used again."""
-        for holding in list(holdings):
-            self._shelf.drop([holding.manifest.serial])
-            if not self._is_ours(holding):
-                holding.segment.release()
+        for stored in list(stored_versions):
+            self._chunk_server.drop([stored.manifest.serial])
+            if not self._is_ours(stored):
+                stored.segment.release()
 
-    def _is_ours(self, holding: Holding) -> bool:
-        return holding.segment.path.is_relative_to(self.pool.directory)
+    def _is_ours(self, stored: StoredVersion) -> bool:
+        return stored.segment.path.is_relative_to(self.pool.directory)
 
-    def ended(self, download: Download, end: End) -> None:
+    def ended(self, download: Download, end: DownloadEnd) -> None:
         """See `Owner.ended`. Called while the download is busy with it, so the rest is done a little later."""
         self.server.call(lambda: self._on_end(download, end))
 
-    def _on_end(self, download: Download, end: End) -> None:
+    def _on_end(self, download: Download, end: DownloadEnd) -> None:
         if download is not self._download:
             return
-        if end is End.REFUSED:
+        if end is DownloadEnd.REFUSED:
             self._refused = download.offer.serial
             self._give_up(download)
             assert download.error is not None, "it says why it is refused"
@@ -359,19 +359,19 @@ class Follower(Service, Owner):
             self._complain("")  # children that wait for it here get it elsewhere
             self._go_on()
             return
-        if end is End.GONE and self._is_outdated(download):
+        if end is DownloadEnd.GONE and self._is_outdated(download):
             self._give_up(download)  # its parent has gone on to a newer one: this is too slow for each of them
             self._go_on()
             return
-        if end is End.PARENT_LOST and download.parent:
+        if end is DownloadEnd.PARENT_LOST and download.parent:
             self._complain(download.parent)
         download.leave()
         self._again_at = self.server.now + self.retry_s / 8  # by then there may be another plan
 
     def _complain(self, parent: str) -> None:
-        """See `Complain`."""
+        """See `ReportParent`."""
         if self._link is not None:
-            ask(self._link, self._endpoint, Complain(parent), lambda heard: None, wait=False)
+            ask(self._link, self._endpoint, ReportParent(parent), lambda heard: None, wait=False)
 
     def _is_outdated(self, download: Download) -> bool:
         """Whether a newer version is on offer."""
@@ -380,15 +380,15 @@ class Follower(Service, Owner):
     def _give_up(self, download: Download) -> None:
         download.leave()
         self._download = None
-        self._shelf.drop([download.offer.serial])
-        if download.holding is not None and download.medium == "shared_memory":
-            download.holding.segment.release()
+        self._chunk_server.drop([download.offer.serial])
+        if download.stored is not None and download.medium == "shared_memory":
+            download.stored.segment.release()
 
     def _emit(self, download: Download) -> None:
-        if self._log is None or download.holding is None:
+        if self._log is None or download.stored is None:
             return
         end = self._log.now()
-        manifest = download.holding.manifest
+        manifest = download.stored.manifest
         self._log.emit(
             Event(
                 task=EventKind.WEIGHTS_TRANSFER,
@@ -408,8 +408,8 @@ class Follower(Service, Owner):
     @property
     def bytes_sent(self) -> int:
         """Of weights, over sockets, to children."""
-        return self._shelf.bytes_sent
+        return self._chunk_server.bytes_sent
 
 
-def _version(holding: Holding | None) -> int:
-    return NO_VERSION if holding is None else holding.manifest.version
+def _version(stored: StoredVersion | None) -> int:
+    return NO_VERSION if stored is None else stored.manifest.version

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.errors import SenderLost, WeightsError
+from tailrace.transfer.weights.install_turns import InstallTurns
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tailrace.transfer.weights.threads import Wakeups
-from tailrace.transfer.weights.turns import TurnLine
 from tailrace.transfer.wire.server import Ticket
 from tests.transfer.weights.helpers import LIMIT_S, everybody_listens
 from tests.transfer.weights.peer import Peer, hold
@@ -26,12 +26,12 @@ class Place:
         self.sender = stack.enter_context(WeightSender(limit_s=limit_s))
         self._limit_s = limit_s
         self._wakeups = Wakeups()
-        line = self.sender._roster._turns
-        for name in ("ask", "end"):
+        line = self.sender._service._turns
+        for name in ("request", "end"):
             self._watch(line, name)
         self._line = line
 
-    def _watch(self, line: TurnLine, name: str) -> None:
+    def _watch(self, line: InstallTurns, name: str) -> None:
         method = getattr(line, name)
 
         def watched(*args: object) -> None:
@@ -45,8 +45,8 @@ class Place:
 
     async def in_line(self, count: int) -> None:
         """Until the sender knows of so many that want or have a turn."""
-        found = await self._wakeups.wait_for(lambda: len(self._line._wishes) == count or None, timeout_s=LIMIT_S)
-        assert found, f"{len(self._line._wishes)} are in line, not {count}"
+        found = await self._wakeups.wait_for(lambda: len(self._line._requests) == count or None, timeout_s=LIMIT_S)
+        assert found, f"{len(self._line._requests)} are in line, not {count}"
 
 
 @pytest.fixture
@@ -163,25 +163,25 @@ async def test_an_engine_that_connects_again_in_its_turn_keeps_it() -> None:
     with ExitStack() as stack:
         place = Place(stack, limit_s=3.0)
         async with line_of(place, 2) as (holder, waiting):
-            roster, follower = place.sender._roster, holder._receiver._follower
-            before = next(iter(roster.members))
-            follower.server.call(lambda: follower._lose(SenderLost("the link is down")))
-            forgotten = lambda: None if before in roster.members else True  # noqa: E731
-            assert await roster.wakeups.wait_for(forgotten, timeout_s=LIMIT_S)
+            sender, receiver = place.sender._service, holder._receiver._service
+            before = next(iter(sender.receivers))
+            receiver.server.call(lambda: receiver._lose(SenderLost("the link is down")))
+            forgotten = lambda: None if before in sender.receivers else True  # noqa: E731
+            assert await sender.wakeups.wait_for(forgotten, timeout_s=LIMIT_S)
             await place.in_line(2)
             assert not waiting.has_it.is_set()
             await holder.leave()
             await waiting.gets_it()
 
 
-wishes = st.lists(st.tuples(st.sampled_from(["ask", "end", "leave"]), st.integers(0, 5)), max_size=40)
+steps = st.lists(st.tuples(st.sampled_from(["ask", "end", "leave"]), st.integers(0, 5)), max_size=40)
 
 
-@given(wishes)
-def test_however_wishes_come_and_go_the_first_of_those_left_alone_has_the_turn(steps: list[tuple[str, int]]) -> None:
-    """Two wishes of each of three clients; what is asked for twice has come by another connection."""
+@given(steps)
+def test_however_requests_come_and_go_the_first_of_those_left_alone_has_the_turn(steps: list[tuple[str, int]]) -> None:
+    """Two requests of each of three clients; what is asked for twice has come by another connection."""
     answered: list[Ticket] = []
-    line = TurnLine(answered.append)
+    line = InstallTurns(answered.append)
     expected: list[int] = []
     open_tickets: dict[int, Ticket] = {}
     for number, (what, which) in enumerate(steps):
@@ -189,15 +189,15 @@ def test_however_wishes_come_and_go_the_first_of_those_left_alone_has_the_turn(s
             if which not in expected:
                 expected.append(which)
             open_tickets[which] = Ticket(f"client {which % 3}", number)
-            line.ask(f"wish {which}", open_tickets[which])
+            line.request(f"turn {which}", open_tickets[which])
         elif what == "end":
-            line.end(f"wish {which}")
-            expected = [wish for wish in expected if wish != which]
+            line.end(f"turn {which}")
+            expected = [turn for turn in expected if turn != which]
         else:
-            line.leave(f"client {which % 3}")
-            expected = [wish for wish in expected if wish % 3 != which % 3]
-        assert list(line._wishes) == [f"wish {wish}" for wish in expected]
-        waiting = {open_tickets[wish] for wish in expected[1:]}
+            line.forget_client(f"client {which % 3}")
+            expected = [turn for turn in expected if turn % 3 != which % 3]
+        assert list(line._requests) == [f"turn {turn}" for turn in expected]
+        waiting = {open_tickets[turn] for turn in expected[1:]}
         assert not waiting & set(answered), "only the first may know that it has the turn"
         assert not expected or open_tickets[expected[0]] in answered
         assert len(answered) == len(set(answered))
