@@ -80,9 +80,10 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
     },
     "tailrace/transfer": {
         "wire": set(),
-        "socket_directory": {"wire"},
-        "queue": {"socket_directory", "wire"},
-        "weights": {"socket_directory", "wire"},
+        "shared_files": set(),
+        "socket_directory": {"shared_files", "wire"},
+        "queue": {"shared_files", "socket_directory", "wire"},
+        "weights": {"shared_files", "socket_directory", "wire"},
     },
     "tailrace/transfer/queue": {
         "base": set(),

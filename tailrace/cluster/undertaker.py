@@ -58,12 +58,11 @@ def main() -> None:
 
 def _remove_leftovers() -> None:
     # only now: who waits through a whole run should take little memory
-    from tailrace.transfer import socket_directory
-    from tailrace.transfer.queue.storage import arena
+    from tailrace.transfer import shared_files, socket_directory
     from tailrace.transfer.weights.segments import SHARED
 
     socket_directory.remove_orphans()
-    arena.remove_orphans(SHARED)
+    shared_files.remove_orphans(SHARED)
 
 
 def _left(mark: str, directory: str) -> list[psutil.Process]:

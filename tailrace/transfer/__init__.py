@@ -4,4 +4,5 @@ wire               requests and answers over ZeroMQ: sockets, handshake, retries
 queue              the transfer queue: a table whose rows are samples
 weights            weight versions from the trainer to the engines
 socket_directory   where local sockets lie
+shared_files       private directories, and files that processes map as memory
 """

@@ -1,18 +1,15 @@
-"""The directory of a queue's sockets, which only its user may enter.
+"""The directory of a queue's sockets, which only its user may enter; whoever serves there holds a lock on it."""
 
-Whoever serves the queue holds a lock on it. So one that a killed process has left is known, and the next queue that is
-started on the host removes it, if nobody did before.
-"""
-
-import fcntl
 import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from tailrace.errors import QueueError
+from tailrace.transfer import shared_files
+from tailrace.transfer.shared_files import lock_directory, lock_new
 from tailrace.transfer.wire.sockets import private_directory, socket_parent
 
 _PREFIX = "tailrace-ipc-"
@@ -29,7 +26,7 @@ def socket_directory(again: Path | None = None) -> Iterator[Path]:
         OSError: the earlier one cannot be made.
     """
     remove_orphans()
-    directory, lock = _make() if again is None else _take(again)
+    directory, lock = lock_new(private_directory(f".{_PREFIX}")) if again is None else _take(again)
     try:
         yield directory
     finally:
@@ -43,18 +40,10 @@ def directory_of(endpoints: Sequence[str]) -> Path | None:
     return next((path.parent for path in paths if path.parent.name.startswith(_PREFIX)), None)
 
 
-def _make() -> tuple[Path, int]:
-    """A new one, and its locked descriptor. It gets its name when it is locked, so it is never an orphan."""
-    unnamed = private_directory(f".{_PREFIX}")
-    lock = _locked(unnamed)
-    assert lock is not None, "nobody else knows it"
-    return unnamed.rename(unnamed.with_name(unnamed.name[1:])), lock
-
-
 def _take(directory: Path) -> tuple[Path, int]:
     for _ in range(_TRIES):
         directory.mkdir(mode=0o700, exist_ok=True)
-        lock = _locked(directory)
+        lock = lock_directory(directory)
         if lock is not None:
             return directory, lock
         time.sleep(_PAUSE_S)
@@ -64,26 +53,6 @@ def _take(directory: Path) -> tuple[Path, int]:
     )
 
 
-def _locked(directory: Path) -> int | None:
-    """The locked descriptor of a directory; None where it is not this user's alone, or another process has it."""
-    try:
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None  # not a directory, not ours, or gone by now
-    with suppress(BlockingIOError, FileNotFoundError):  # another process has it, or has removed it before this had it
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        known = os.fstat(lock)
-        is_private = known.st_uid == os.getuid() and not known.st_mode & 0o077
-        if is_private and os.path.samestat(known, directory.stat()):
-            return lock
-    os.close(lock)
-    return None
-
-
 def remove_orphans() -> None:
     """Remove directories whose processes died without having done so."""
-    for directory in socket_parent().glob(f"{_PREFIX}*"):
-        lock = _locked(directory)
-        if lock is not None:
-            shutil.rmtree(directory, ignore_errors=True)
-            os.close(lock)
+    shared_files.remove_orphans(socket_parent(), _PREFIX)

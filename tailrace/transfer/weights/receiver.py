@@ -95,15 +95,8 @@ class WeightReceiver:
             stack.callback(pool.close)
             endpoints = stack.enter_context(listening(listen))
             patience = Patience(limit_s=limit_s, retry_s=limit_s / 4, max_retry_s=limit_s / 2)
-            server = Server(
-                name,
-                address.token,
-                WEIGHTS,
-                endpoints=endpoints,
-                silence_s=limit_s,
-                signs_of_life=True,
-                patience=patience,
-            )
+            facts = (name, address.token, WEIGHTS)
+            server = Server(*facts, endpoints=endpoints, silence_s=limit_s, signs_of_life=True, patience=patience)
             self._service = ReceiverService(
                 server,
                 address,

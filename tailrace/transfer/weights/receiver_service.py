@@ -18,7 +18,7 @@ from tailrace.config.weights import WeightsMedium
 from tailrace.errors import SenderLost, TailraceError, WeightsError
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
-from tailrace.transfer.queue.storage.arena import remove_orphans
+from tailrace.transfer.shared_files import remove_orphans
 from tailrace.transfer.weights.address import WeightsAddress, endpoint_towards
 from tailrace.transfer.weights.broadcast.receiver import BroadcastReceiver
 from tailrace.transfer.weights.chunk_server import ChunkServer

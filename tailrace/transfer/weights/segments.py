@@ -8,11 +8,10 @@ that may be waited for, and let the other threads of the process go on meanwhile
 
 The kernel gives a dead process's locks back, so memory is never written to while somebody reads it, and a reader that
 was killed keeps none from being used again. Segments are used again because fresh pages cost more than the copy into
-them. The directory is removed like those of the queue's arenas, see there.
+them. See `shared_files` for the directory.
 """
 
 import fcntl
-import mmap
 import os
 import shutil
 import stat
@@ -22,10 +21,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from tailrace.errors import ConfigError, WeightsError, one_line
-from tailrace.transfer.queue.storage.arena import make_directory, remove_orphans
+from tailrace.transfer.shared_files import make_directory, make_file, map_file, remove_orphans
 
 SHARED = Path("/dev/shm")
 _HEADER_BYTES = 4096
@@ -60,7 +57,7 @@ class Segment:
         self.path = path
         self._file = file
         try:
-            self._memory = _map(file)
+            self._memory = map_file(file, at_once=False)
         except (OSError, ValueError):  # the latter for an empty one
             os.close(file)
             raise
@@ -203,7 +200,7 @@ class Pool:
         self._made += 1
         path = self.directory / str(self._made)
         try:
-            segment = Segment(path, _make_file(path, _HEADER_BYTES + nbytes))
+            segment = Segment(path, make_file(path, _HEADER_BYTES + nbytes))
         except OSError as error:
             path.unlink(missing_ok=True)
             raise WeightsError(
@@ -260,28 +257,6 @@ class Attachments:
             segment.retire()
             self._retired.append(segment)
         self._retired = [segment for segment in self._retired if segment.is_open]
-
-
-def _make_file(path: Path, size: int) -> int:
-    """An open file whose bytes are all there.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.posix_fallocate(file, 0, size)
-    except OSError:
-        os.close(file)
-        raise
-    return file
-
-
-def _map(file: int) -> memoryview:
-    """Map a whole file, with all of its pages. It is unmapped when the last view of it goes."""
-    memory = memoryview(mmap.mmap(file, 0))
-    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE].max()  # MAP_POPULATE would stop the other threads meanwhile
-    return memory
 
 
 def _checked(path: Path) -> int:

@@ -15,9 +15,9 @@ from tailrace.transfer.queue.address import QueueAddress
 from tailrace.transfer.queue.processes.preflight import check_service
 from tailrace.transfer.queue.processes.serve import ControllerSettings, UnitSettings
 from tailrace.transfer.queue.rows.table import check_table
-from tailrace.transfer.queue.storage.arena import remove_orphans
 from tailrace.transfer.queue.storage.factory import clear_storage
 from tailrace.transfer.queue.table_factory import make_tasks
+from tailrace.transfer.shared_files import remove_orphans
 from tailrace.transfer.socket_directory import directory_of, socket_directory
 from tailrace.transfer.wire.sockets import host_id
 

@@ -12,13 +12,11 @@ Whoever reads there after its pin was taken back finds other bytes; or a signal,
 machine is full.
 """
 
-import fcntl
 import mmap
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence, Set
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,8 +36,8 @@ from tailrace.transfer.queue.storage.base import (
     stale,
 )
 from tailrace.transfer.queue.storage.runs import Runs
+from tailrace.transfer.shared_files import make_directory, map_file, map_new, remove_orphans
 
-_PREFIX = "tailrace-queue-"
 _ALIGNMENT = 8
 """Bytes; cells lie at multiples of it."""
 
@@ -378,70 +376,14 @@ class ArenaView:
             file = os.open(path, os.O_RDWR)
         except OSError as error:
             raise QueueError(f"segment {number} of the arena cannot be opened: {path}: {error.strerror}") from None
-        self._segments[number] = map_file(file)
+        try:
+            self._segments[number] = map_file(file)
+        finally:
+            os.close(file)
         return self._segments[number]
-
-
-def remove_orphans(parent: Path) -> None:
-    """Remove the directories in `parent` that arenas of this user left when their units died."""
-    for directory in parent.glob(f"{_PREFIX}*"):
-        if _is_orphan(directory):
-            shutil.rmtree(directory, ignore_errors=True)  # another unit may be removing it too
-
-
-def _is_orphan(directory: Path) -> bool:
-    """Whether the owner of an arena's directory is dead: it holds a lock for as long as it lives.
-
-    Unlike its process id that shows across containers, and is not mistaken for that of a newer process.
-    """
-    try:
-        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return False  # not a directory, not ours, or gone by now
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(lock).st_uid == os.getuid()
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-
-
-def make_directory(parent: Path) -> tuple[Path, int]:
-    """A private directory, and its locked descriptor. It gets its name when it is locked, so it is never an orphan."""
-    unnamed = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}{os.getpid()}-", dir=parent))
-    lock = os.open(unnamed, os.O_RDONLY | os.O_DIRECTORY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return unnamed.rename(parent / unnamed.name[1:]), lock
 
 
 def _free_bytes(directory: Path) -> int:
     """What the file system has left; 2^63 where it has no bound."""
     known = os.statvfs(directory)
     return known.f_bavail * known.f_frsize if known.f_blocks else 1 << 63
-
-
-def map_new(path: Path, size: int) -> memoryview:
-    """Make a file whose bytes are all there, and map it.
-
-    Raises:
-        OSError: there is no room for it.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    with ExitStack() as failed:
-        failed.callback(path.unlink)
-        with ExitStack() as unmapped:
-            unmapped.callback(os.close, file)
-            os.posix_fallocate(file, 0, size)
-            unmapped.pop_all()
-        memory = map_file(file)
-        failed.pop_all()
-    return memory
-
-
-def map_file(file: int) -> memoryview:
-    """Map a whole file and close it. It is unmapped when the last view of it goes."""
-    try:
-        return memoryview(mmap.mmap(file, 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE))
-    finally:
-        os.close(file)
