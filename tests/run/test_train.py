@@ -66,6 +66,25 @@ def test_a_run_exports_a_model_that_transformers_loads(
     assert {path.name for path in run.iterdir()} >= {"report.html", "trace.json", "events.jsonl", "config.yaml"}
 
 
+def test_a_colocated_run_says_where_the_time_of_engine_graders_and_trainer_goes(
+    tmp_path: Path, tiny_model: TinyModel, prompts: Path
+) -> None:
+    train(small_run(tmp_path / "run", tiny_model("llama"), prompts, trainer__steps=2), resume=False)
+    seconds: dict[str, dict[str, float]] = {}
+    passed: dict[str, float] = {}
+    for event in read_events(tmp_path / "run" / "events.jsonl"):
+        if event.task == "activity":
+            states = seconds.setdefault(event.actor, dict.fromkeys(event.metrics, 0.0))
+            passed[event.actor] = passed.get(event.actor, 0.0) + event.end - event.start
+            for state, part in event.metrics.items():
+                states[state] += part
+    assert seconds.keys() == {"engine", "reward", "trainer"}
+    for actor, states in seconds.items():
+        assert states["busy"] > 0, actor
+        assert states["data"] > 0, actor
+        assert sum(states.values()) == pytest.approx(passed[actor])
+
+
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path
 ) -> None:
