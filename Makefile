@@ -71,8 +71,9 @@ check-install: $(READY) ## whether all this installs from PyPI alone; needs the 
 check: ## lint, types, layout, check-install and tests: what CI runs
 	@$(MAKE) --no-print-directory --jobs 3 check-install lint types layout test-vllm test
 
-docs: $(READY) ## write docs/recipes.md from the schemas
+docs: $(READY) ## write docs/recipes.md from the schemas, docs/metrics.md from the registers
 	$(BIN)/python -m tailrace.config.reference > docs/recipes.md
+	$(BIN)/python -m tailrace.registers.reference > docs/metrics.md
 
 bench-trl: $(READY) ## samples/s beside TRL's GRPOTrainer, in an environment of its own
 	$(BIN)/python benchmarks/bench_trl.py

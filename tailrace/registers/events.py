@@ -226,7 +226,7 @@ class EventKind(StrEnum):
         About(
             meaning=(
                 "What the transfer queue holds, about once a second "
-                "([queue_observer.py](../tailrace/run/queue_observer.py))."
+                "([observer.py](../tailrace/run/observer.py))."
             ),
             is_work=False,
         ),

@@ -23,26 +23,12 @@ from rich.text import Text
 
 from tailrace.events import Event
 from tailrace.registers.events import EventKind, title
+from tailrace.registers.metrics import Shown, metric, shown_in
 from tailrace.report.progress import Progress
 from tailrace.report.run_data import first_and_last, shown_step
-from tailrace.report.text import duration, metric
+from tailrace.report.text import duration, write, write_change
 from tailrace.report.workers import STATE_TITLES, death_text, kind_of, worker_of, worker_order
 
-_TABLE = (
-    "reward",
-    "accuracy",
-    "response_tokens_mean",
-    "response_tokens_max",
-    "samples_per_s",
-    "tokens_per_s",
-    "loss",
-    "grad_norm",
-    "lr",
-    "staleness_mean",
-    "staleness_max",
-)
-_LINE = ("reward", "accuracy", "response_tokens_mean", "loss", "grad_norm", "ref_kl", "samples_per_s", "staleness_mean")
-_WARNINGS = ("reward_failures", "skipped_updates")
 _COLOURS = ("blue", "yellow", "magenta", "green", "cyan", "red", "white")
 _FEW = 4
 """Workers of one kind that have a line each."""
@@ -109,7 +95,7 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
         case EventKind.STEP if event.step is not None:
             yield _step_line(event, progress)
         case EventKind.EVALUATION if event.step is not None:
-            figures = [f"{name} {metric(name).write(value)}" for name, value in event.metrics.items()]
+            figures = [f"{name} {write(metric(name), value)}" for name, value in event.metrics.items()]
             yield " · ".join([f"evaluation after {event.step} steps", *figures, duration(event.end - event.start)])
         case EventKind.WORKER_DIED if kind_of(worker_of(event)) != "trainer":  # the run itself tells that one's
             yield death_text(event)
@@ -120,9 +106,9 @@ def plain_lines(event: Event, progress: Progress) -> Iterator[str]:
 
 
 def _step_line(event: Event, progress: Progress) -> str:
-    said = [name for name in _LINE if _says_something(name, (event.metrics.get(name),))]
-    figures = [f"{name} {metric(name).write(event.metrics[name])}" for name in said]
-    warnings = [f"{name} {event.metrics[name]:.0f}" for name in _WARNINGS if event.metrics.get(name)]
+    said = [name for name in shown_in(Shown.LINE) if _says_something(name, (event.metrics.get(name),))]
+    figures = [f"{name} {write(metric(name), event.metrics[name])}" for name in said]
+    warnings = [f"{name} {event.metrics[name]:.0f}" for name in shown_in(Shown.WARNING) if event.metrics.get(name)]
     left = f"{duration(progress.remaining)} left" if progress.remaining else "done"
     took = duration(event.end - event.start)
     return " · ".join([f"step {shown_step(event)}/{progress.total_steps}", *figures, *warnings, took, left])
@@ -156,12 +142,11 @@ def _bar(progress: Progress, now: float) -> RenderableType:
 
 def _held_out(name: str, values: Sequence[float]) -> Text:
     shown = metric(name)
-    text = Text(f"held-out {shown.title.lower():<9} {shown.write(values[0])}")
+    text = Text(f"held-out {shown.words.lower():<9} {write(shown, values[0])}")
     if len(values) > 1:
         change = values[-1] - values[0]
-        by = f"{100 * change:+.1f} points" if shown.percent else f"{change:+.3g}"
-        text.append(f" → {shown.write(values[-1])}", style="bold")
-        text.append(f"  ({by})", style="green" if change > 0 else "")
+        text.append(f" → {write(shown, values[-1])}", style="bold")
+        text.append(f"  ({write_change(shown, change)})", style="green" if shown.is_better(change) else "")
     return text
 
 
@@ -171,18 +156,20 @@ def _metrics(progress: Progress) -> Table:
     for heading in ("now", "at first", "lately"):
         table.add_column(heading, justify="right", min_width=9)
     table.add_column("trend", style="cyan")
-    for name in _TABLE:
+    for name in shown_in(Shown.TABLE):
         values = progress.metrics.get(name, [])
         if _says_something(name, values):
             shown = metric(name)
-            first, last = (shown.write(value) for value in first_and_last(values))
-            table.add_row(shown.full_title, Text(shown.write(values[-1]), style="bold"), first, last, sparkline(values))
+            first, last = (write(shown, value) for value in first_and_last(values))
+            table.add_row(
+                shown.full_title, Text(write(shown, values[-1]), style="bold"), first, last, sparkline(values)
+            )
     return table
 
 
 def _says_something(name: str, values: Sequence[float | None]) -> bool:
-    """Whether there are figures; that nothing was stale goes without saying."""
-    return any(values) if name.startswith("staleness") else any(value is not None for value in values)
+    """Whether there are figures, and more than zeros where those go without saying."""
+    return any(values) if metric(name).zero_says_nothing else any(value is not None for value in values)
 
 
 def _workers(progress: Progress) -> Table:
@@ -230,7 +217,7 @@ def _time_split(seconds: dict[str, float]) -> RenderableType:
 
 
 def _warnings(progress: Progress) -> Iterator[Text]:
-    counts = {metric(name).title.lower(): sum(progress.metrics.get(name, ())) for name in _WARNINGS}
+    counts = {metric(name).words.lower(): sum(progress.metrics.get(name, ())) for name in shown_in(Shown.WARNING)}
     counts["deaths of workers"] = progress.deaths
     words = [f"{name}: {count:.0f}" for name, count in counts.items() if count > 0]
     if words:

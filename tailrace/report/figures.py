@@ -10,28 +10,10 @@ import numpy as np
 
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind, about, title
+from tailrace.registers.metrics import STALENESS, TIME, charted_in, has_chart, metric
 from tailrace.report.run_data import RunData, metric_names, metric_series, shown_step
-from tailrace.report.text import metric
 
 _STEP = "Training step"
-_CHARTED = frozenset(
-    {"reward", "accuracy", "samples_per_s", "tokens_per_s", "reward_failures", "loss", "grad_norm"}
-) | {"staleness_mean", "staleness_max"}
-_STALENESS = "staleness/"
-"""Followed by a number of versions: the samples of a step that were that stale."""
-_OPTIMIZATION = (
-    "loss",
-    "grad_norm",
-    "lr",
-    "clip_fraction_low",
-    "clip_fraction_high",
-    "approx_kl",
-    "ref_kl",
-    "rollout_mismatch",
-    "on_policy_mismatch",
-    "correction_weight",
-    "correction_truncated",
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +48,7 @@ def progress_sections(run: RunData) -> list[Section]:
         {
             "Learning": [reward_figure(run), accuracy_figure(run)],
             "Responses": [lengths_figure(run), early_late_figure(run)],
-            "Speed": [*_series_figures(steps, ("samples_per_s", "tokens_per_s")), task_time_figure(steps)],
+            "Speed": [*_series_figures(steps, charted_in("Speed")), task_time_figure(steps)],
             "Staleness": [staleness_figure(steps), staleness_of_steps_figure(steps)],
         }
     )
@@ -77,7 +59,7 @@ def detail_sections(run: RunData) -> list[Section]:
     steps = run.steps
     return _sections(
         {
-            "Optimization": _series_figures(steps, _OPTIMIZATION),
+            "Optimization": _series_figures(steps, charted_in("Optimization")),
             "Reward failures": [failures_figure(run)],
             "Further metrics": _series_figures(steps, _other_metrics(steps)),
         }
@@ -90,14 +72,14 @@ def series_figure(events: Sequence[Event], name: str) -> Figure | None:
     if not steps:
         return None
     shown = metric(name)
-    layout = _layout(_STEP, shown.full_title, percent=shown.percent) | {"showlegend": False}
-    if name == "lr":  # set by a schedule: it has no noise to average out
-        caption, data = "As its schedule sets it.", [_line(steps, values, shown.title, BLUE, width=2.4)]
+    layout = _layout(_STEP, shown.full_title, percent=shown.is_fraction) | {"showlegend": False}
+    if shown.is_scheduled:
+        caption, data = "As its schedule sets it.", [_line(steps, values, shown.words, BLUE, width=2.4)]
         layout["yaxis"]["range"] = [0, 1.1 * max(values)]  # by itself a constant 1e-6 is drawn as 0, from -1 to 1
     else:
         caption = f"Each training step, and the mean of the last {_window(values)}."
-        data = _series(steps, values, shown.title, percent=shown.percent)
-    return Figure(id=f"metric-{name.replace('/', '-')}", title=shown.title, caption=caption, data=data, layout=layout)
+        data = _series(steps, values, shown.words, percent=shown.is_fraction)
+    return Figure(id=f"metric-{name.replace('/', '-')}", title=shown.words, caption=caption, data=data, layout=layout)
 
 
 def reward_figure(run: RunData) -> Figure | None:
@@ -118,8 +100,8 @@ def _learning_figure(run: RunData, name: str, *, id: str, caption: str) -> Figur
     if not steps and not evaluated:
         return None
     shown = metric(name)
-    data = _series(steps, values, "training", percent=shown.percent)
-    write = ".1%" if shown.percent else ".4~g"
+    data = _series(steps, values, "training", percent=shown.is_fraction)
+    write = ".1%" if shown.is_fraction else ".4~g"
     if evaluated:
         data.append(
             {
@@ -133,8 +115,8 @@ def _learning_figure(run: RunData, name: str, *, id: str, caption: str) -> Figur
                 "hovertemplate": "after %{x} steps: %{y:" + write + "}<extra>held-out</extra>",
             }
         )
-    layout = _layout(_STEP, shown.full_title, percent=shown.percent)
-    return Figure(id=id, title=shown.title, caption=caption, data=data, layout=layout)
+    layout = _layout(_STEP, shown.full_title, percent=shown.is_fraction)
+    return Figure(id=id, title=shown.words, caption=caption, data=data, layout=layout)
 
 
 def lengths_figure(run: RunData) -> Figure | None:
@@ -185,8 +167,8 @@ def staleness_figure(events: Sequence[Event]) -> Figure | None:
     counts: Counter[int] = Counter()
     for event in events:
         for name, count in event.metrics.items():
-            if name.startswith(_STALENESS):
-                counts[int(name.removeprefix(_STALENESS))] += int(count)
+            if name.startswith(STALENESS.prefix):
+                counts[int(name.removeprefix(STALENESS.prefix))] += int(count)
     if not any(counts[staleness] for staleness in counts if staleness):
         return None
     total = counts.total()
@@ -232,13 +214,13 @@ def staleness_of_steps_figure(events: Sequence[Event]) -> Figure | None:
 
 def task_time_figure(events: Sequence[Event]) -> Figure | None:
     """Seconds of each step that each task took, stacked."""
-    names = [name for name in metric_names(events) if name.startswith("time/")]
+    names = [name for name in metric_names(events) if name.startswith(TIME.prefix)]
     if not names:
         return None
     data = []
-    for name, colour in zip(names, task_colours([name.removeprefix("time/") for name in names]), strict=True):
+    for name, colour in zip(names, task_colours([name.removeprefix(TIME.prefix) for name in names]), strict=True):
         steps, seconds = metric_series(events, name)
-        task = title(name.removeprefix("time/"))
+        task = title(name.removeprefix(TIME.prefix))
         hover = "step %{x}: %{y:.2f} s"
         data.append(
             {"type": "bar", "name": task, "x": steps, "y": seconds, "marker": {"color": colour}, "hovertemplate": hover}
@@ -385,6 +367,4 @@ def _span_of(steps: Sequence[int]) -> str:
 
 def _other_metrics(events: Sequence[Event]) -> list[str]:
     """Metrics that no other chart shows and that ever change from zero."""
-    names = [name for name in metric_names(events) if not name.startswith(("time/", _STALENESS))]
-    shown = _CHARTED.union(_OPTIMIZATION)
-    return [name for name in names if name not in shown and any(metric_series(events, name)[1])]
+    return [name for name in metric_names(events) if not has_chart(name) and any(metric_series(events, name)[1])]

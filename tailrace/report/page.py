@@ -15,6 +15,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from tailrace.events import Event
 from tailrace.registers.events import EventKind
+from tailrace.registers.metrics import Shown, metric, shown_in
 from tailrace.report.adaptive_tp import adaptive_tp_figure
 from tailrace.report.figures import Section, detail_sections, progress_sections
 from tailrace.report.run_data import (
@@ -30,7 +31,7 @@ from tailrace.report.run_data import (
 from tailrace.report.sample_page import page_text, sample_pages
 from tailrace.report.sample_text import figures as sample_figures
 from tailrace.report.sample_text import reward_words, visible
-from tailrace.report.text import counted, duration, metric, number, setting
+from tailrace.report.text import counted, duration, number, setting, write, write_change
 from tailrace.report.timeline import timeline
 from tailrace.report.worker_figures import worker_sections
 from tailrace.report.workers import restarts, worker_of
@@ -144,7 +145,7 @@ def _state(run: RunData) -> str:
 def _cards(run: RunData) -> Iterator[Card]:
     steps = run.steps
     yield from _change_card(run, "reward", "Training reward")
-    for name in ("reward", "accuracy"):
+    for name in shown_in(Shown.HELD_OUT):
         yield from _held_out_card(run, name)
     if steps:
         yield from _speed_cards(run)
@@ -153,10 +154,10 @@ def _cards(run: RunData) -> Iterator[Card]:
     yield _time_card(run)
     yield from _deaths_card(run)
     yield from _expired_card(run)
-    for name in ("reward_failures", "skipped_updates"):
+    for name in shown_in(Shown.WARNING):
         total = sum(metric_series(steps, name)[1])
         if total:
-            yield Card(metric(name).title, number(total), f"in {counted(len(steps), 'step')}", warning=True)
+            yield Card(metric(name).words, number(total), f"in {counted(len(steps), 'step')}", warning=True)
 
 
 def _change_card(run: RunData, name: str, title: str) -> Iterator[Card]:
@@ -177,15 +178,14 @@ def _held_out_card(run: RunData, name: str) -> Iterator[Card]:
     """How `name` changed on the held-out prompts; nothing where no evaluation has it."""
     steps, values = metric_series(run.evaluations, name)
     shown = metric(name)
-    title = f"Held-out {shown.title.lower()}"
+    title = f"Held-out {shown.words.lower()}"
     if len(values) == 1:
-        yield Card(title, shown.write(values[0]), f"after {counted(steps[0], 'step')}")
+        yield Card(title, write(shown, values[0]), f"after {counted(steps[0], 'step')}")
     elif values:
         change = values[-1] - values[0]
-        by = f"{100 * change:+.1f} points" if shown.percent else f"{change:+.3g}"
-        detail = f"{by}, before and after {counted(steps[-1] - steps[0], 'step')}"
-        before = f"{100 * values[0]:.1f}" if shown.percent else number(values[0])
-        yield Card(title, f"{before} → {shown.write(values[-1])}", detail)
+        detail = f"{write_change(shown, change)}, before and after {counted(steps[-1] - steps[0], 'step')}"
+        before = f"{100 * values[0]:.1f}" if shown.is_fraction else number(values[0])
+        yield Card(title, f"{before} → {write(shown, values[-1])}", detail)
 
 
 def _speed_cards(run: RunData) -> Iterator[Card]:
@@ -237,7 +237,7 @@ def _evaluations(run: RunData) -> list[dict[str, str]]:
     """The rows of the table of evaluations: a column for each metric that all of them share."""
     rows = []
     for event in run.evaluations:
-        figures = {metric(name).full_title: metric(name).write(value) for name, value in event.metrics.items()}
+        figures = {metric(name).full_title: write(metric(name), value) for name, value in event.metrics.items()}
         rows.append({"After steps": str(event.step), "Prompts": number(event.samples or 0), **figures})
     shared = [name for name in (rows[0] if rows else {}) if all(name in row for row in rows)]
     return [{name: row[name] for name in shared} for row in rows]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from tailrace.events import Event
 from tailrace.registers.events import EventKind
+from tailrace.registers.metrics import TIME, Shown, shown_in
 from tailrace.report.text import setting
 from tailrace.report.workers import worker_of
 
@@ -95,14 +96,14 @@ class Progress:
         for name, value in event.metrics.items():
             if not math.isfinite(value):
                 continue
-            if name.startswith("time/"):
-                task = name.removeprefix("time/")
+            if name.startswith(TIME.prefix):
+                task = name.removeprefix(TIME.prefix)
                 self.task_seconds[task] = self.task_seconds.get(task, 0.0) + value
             else:
                 self.metrics.setdefault(name, []).append(value)
 
     def _add_evaluation(self, event: Event) -> None:
-        for name in ("reward", "accuracy"):
+        for name in shown_in(Shown.HELD_OUT):
             if math.isfinite(event.metrics.get(name, math.nan)):
                 self.held_out.setdefault(name, []).append(event.metrics[name])
 

@@ -10,13 +10,13 @@ from tailrace.events import Event
 from tailrace.host.metrics_server import MetricsServer
 from tailrace.registers import prometheus as series
 from tailrace.registers.events import ABOUT, EventKind
+from tailrace.registers.metrics import STALENESS
 from tailrace.registers.prometheus import Series
 from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS, TASK_ROWS
 from tailrace.report.workers import worker_of
 
 SETTING = "observe.metrics_port"
 """The key of a recipe that gives the port."""
-_STALENESS = "staleness/"
 _VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 M = TypeVar("M", bound=MetricWrapperBase)
@@ -91,9 +91,9 @@ class _StepMetrics:
         self._tokens.inc(event.tokens or 0)
         self._last.clear()
         for name, value in event.metrics.items():
-            if name.startswith(_STALENESS):
+            if name.startswith(STALENESS.prefix):
                 for _ in range(int(value)):
-                    self._staleness.observe(int(name.removeprefix(_STALENESS)))
+                    self._staleness.observe(int(name.removeprefix(STALENESS.prefix)))
             else:
                 self._last.labels(name).set(value)
 

@@ -1,64 +1,20 @@
-"""How figures, durations and metric names are written for people; shared by the display and the page."""
+"""How figures and durations are written for people; shared by the display and the page."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """How a metric is presented."""
-
-    title: str
-    unit: str = ""
-    percent: bool = False
-    """A fraction of 1 that is written in percent."""
-
-    def write(self, value: float) -> str:
-        """`value` without its unit."""
-        return percent(value) if self.percent else number(value)
-
-    @property
-    def full_title(self) -> str:
-        """The title with the unit."""
-        return f"{self.title} ({self.unit})" if self.unit else self.title
+from tailrace.registers.metrics import Metric
 
 
-_METRICS = {
-    "reward": Metric("Reward"),
-    "reward_std": Metric("Reward deviation"),
-    "accuracy": Metric("Accuracy", percent=True),
-    "reward_failures": Metric("Reward failures", "samples"),
-    "response_tokens": Metric("Response length", "tokens"),
-    "response_tokens_mean": Metric("Mean response", "tokens"),
-    "response_tokens_max": Metric("Longest response", "tokens"),
-    "truncated_fraction": Metric("Truncated responses", percent=True),
-    "sampling_entropy": Metric("Entropy of sampling", "nats"),
-    "samples_per_s": Metric("Samples per second"),
-    "tokens_per_s": Metric("Tokens per second"),
-    "loss": Metric("Loss"),
-    "grad_norm": Metric("Gradient norm"),
-    "lr": Metric("Learning rate"),
-    "clip_fraction_low": Metric("Tokens clipped low", percent=True),
-    "clip_fraction_high": Metric("Tokens clipped high", percent=True),
-    "skipped_updates": Metric("Skipped updates", "updates"),
-    "flat_groups": Metric("Groups without signal", "groups"),
-    "rollout_mismatch": Metric("Rollout mismatch", "nats"),
-    "on_policy": Metric("On-policy tokens", percent=True),
-    "on_policy_mismatch": Metric("On-policy mismatch", "nats"),
-    "correction_weight": Metric("Rollout correction"),
-    "correction_truncated": Metric("Truncated corrections", percent=True),
-    "approx_kl": Metric("KL from the start of the step", "nats"),
-    "staleness_mean": Metric("Mean staleness", "versions"),
-    "staleness_max": Metric("Max staleness", "versions"),
-    "ref_kl": Metric("KL from the reference", "nats"),
-}
+def write(shown: Metric, value: float) -> str:
+    """A value of a metric, without its unit."""
+    return percent(value) if shown.is_fraction else number(value)
 
 
-def metric(name: str) -> Metric:
-    """The presentation of metric `name`; a metric that is not known is called by its name."""
-    return _METRICS.get(name) or Metric(name.replace("_", " ").capitalize())
+def write_change(shown: Metric, change: float) -> str:
+    """How much a metric has changed: +2.5 points, -0.31."""
+    return f"{100 * change:+.1f} points" if shown.is_fraction else f"{change:+.3g}"
 
 
 def number(value: float) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from tailrace.events import Event
 from tailrace.planning.admission import staleness
 from tailrace.registers.events import EventKind
+from tailrace.registers.metrics import STALENESS, TIME
 from tailrace.rewards.base import CORRECT, failure_kind
 from tailrace.tasks.actor import StepResult
 from tailrace.trainer.base import UpdateResult
@@ -32,7 +33,7 @@ class TaskTimes:
         if event.about.is_timed:
             self._seconds[event.task] = self._seconds.get(event.task, 0.0) + event.end - event.start
         elif event.task == EventKind.STEP:
-            event.metrics |= {f"time/{task}": seconds for task, seconds in self._seconds.items()}
+            event.metrics |= {f"{TIME.prefix}{task}": seconds for task, seconds in self._seconds.items()}
             self._seconds = {}
 
 
@@ -112,7 +113,7 @@ def _staleness_metrics(rows: Sequence[Row], step: int) -> dict[str, float]:
     return {
         "staleness_mean": statistics.fmean(ages),
         "staleness_max": float(max(ages)),
-        **{f"staleness/{age}": float(count) for age, count in sorted(Counter(ages).items())},
+        **{f"{STALENESS.prefix}{age}": float(count) for age, count in sorted(Counter(ages).items())},
     }
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from tailrace.report.text import duration, metric, number, percent
+from tailrace.registers.metrics import metric
+from tailrace.report.text import duration, number, percent, write, write_change
 
 
 @pytest.mark.parametrize(
@@ -21,10 +22,6 @@ def test_duration_carries_over_when_it_rounds(seconds: float, written: str) -> N
     assert duration(seconds) == written
 
 
-def test_metrics_have_titles_with_units() -> None:
-    assert metric("response_tokens_mean").full_title == "Mean response (tokens)"
-    assert metric("accuracy").write(0.125) == percent(0.125) == "12.5 %"
-
-
-def test_an_unknown_metric_is_called_by_its_name() -> None:
-    assert metric("queue_depth").full_title == "Queue depth"
+def test_a_fraction_is_written_in_percent_and_its_change_in_points() -> None:
+    assert write(metric("accuracy"), 0.125) == percent(0.125) == "12.5 %"
+    assert (write_change(metric("accuracy"), 0.025), write_change(metric("reward"), -0.5)) == ("+2.5 points", "-0.5")

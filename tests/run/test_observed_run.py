@@ -4,22 +4,20 @@ Workers are in this event loop, so that runs are quick; they say the same.
 """
 
 import functools
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from tailrace.cluster.local import LocalCluster
 from tailrace.events import Event, read_events
-from tailrace.planning.signs import Kind
 from tailrace.registers.events import EventKind
+from tailrace.registers.metrics import METRICS
 from tailrace.report.run_data import RunData
 from tailrace.report.samples import read_samples
-from tailrace.report.text import metric
 from tailrace.report.timeline import timeline
 from tailrace.report.trace import trace_events
 from tailrace.report.worker_figures import worker_sections
@@ -167,21 +165,6 @@ def test_every_event_of_a_run_is_of_a_kind_in_the_register(observed: Observed, n
     assert {event.task for event in observed(name)} <= {str(kind) for kind in EventKind}
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
-
-
-def page_of_metrics() -> dict[str, dict[str, str]]:
-    """For each kind of event, the names in its tables with what they are shown as."""
-    found: dict[str, dict[str, str]] = {}
-    for section in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
-        heading, _, body = section.partition("\n")
-        rows = re.findall(r"^\| (`[^|]+`) \|([^|]*)\|", body, re.MULTILINE)
-        names = {name: shown.strip() for cell, shown in rows for name in re.findall(r"`([^`]+)`", cell)}
-        for task in re.findall(r"`(\w+)`", heading) or [heading]:
-            found[task] = names
-    return found
-
-
 def pattern(name: str) -> str:
     """`time/rollout` as the page has it: `time/<task>`."""
     if name.startswith("pass@"):
@@ -200,27 +183,15 @@ def emitted(events: list[Event]) -> dict[str, set[str]]:
     return {task: names for task, names in by_task.items() if names}
 
 
-def test_the_page_of_metrics_has_all_that_runs_tell_and_nothing_else(observed: Observed) -> None:
+def test_the_register_of_metrics_has_all_that_runs_tell_and_nothing_else(observed: Observed) -> None:
     told = emitted([*observed("colocated"), *observed("delayed")])
     of_grader = {*reward_metrics([1.0], [{"format": 1.0, "correct": 1.0}]), *failure_metrics(["timeout: 1 s"])}
     for task in ("step", "evaluation"):
         told[task] |= set(map(pattern, of_grader))
     told["evaluation"] |= set(map(pattern, pass_at(graded(0, True, False))))
-    page = page_of_metrics()
-    elsewhere = {"warning", "adaptive_tp", "Prometheus", "evaluation"}  # in tests of their own, or below
-    weights = told.pop("weights_publish") | told.pop("weights_transfer")
-    assert page.pop("weights_publish").keys() == page.pop("weights_transfer").keys() == weights
-    assert {task: set(names) for task, names in page.items() if task not in elsewhere} == {
-        task: names for task, names in told.items() if task not in elsewhere
-    }
-    assert page["evaluation"].keys() == told["evaluation"]
-
-
-def test_the_page_calls_metrics_as_display_and_report_do() -> None:
-    page = page_of_metrics()
-    for name, shown in [*page["step"].items(), *page["evaluation"].items()]:
-        assert shown == ("" if "<" in name else metric(name).title), name
-
-
-def test_the_page_has_the_signs_that_a_run_may_give() -> None:
-    assert page_of_metrics()["warning"].keys() == set(get_args(Kind))
+    registered: dict[str, set[str]] = {}
+    for entry in METRICS:
+        for kind in entry.of:
+            registered.setdefault(kind, set()).add(entry.name)
+    elsewhere = {"warning", "adaptive_tp"}  # in tests of their own
+    assert {task: names for task, names in registered.items() if task not in elsewhere} == told

@@ -1,0 +1,461 @@
+"""The metrics of events: each with its name, unit, meaning, direction, and the places that show it.
+
+The order is that of the places. A metric that is not here is shown all the same, by its name.
+"""
+
+from dataclasses import dataclass
+from enum import Flag, auto
+from typing import Literal
+
+from tailrace.registers.events import EventKind
+from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS
+
+Group = Literal["From its samples", "Of its update", "Speed"]
+"""Where the metrics of a `step` come from."""
+Chart = Literal["Learning", "Speed", "Staleness", "Optimization", "Reward failures", "Further metrics"]
+"""The sections of the report that have charts of metrics."""
+
+
+class Shown(Flag):
+    """Where a metric is shown beside the report's charts; TensorBoard, W&B and Prometheus have all of a step."""
+
+    NOWHERE = 0
+    TABLE = auto()
+    """The table of the live display."""
+    LINE = auto()
+    """The line of a step where there is no terminal."""
+    HELD_OUT = auto()
+    """Beside its value before training, where an evaluation has it: in the display and as a card of the report."""
+    WARNING = auto()
+    """In display, log and report, where it is not 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric, or all whose names differ in the part `<...>` alone."""
+
+    name: str
+    of: tuple[EventKind, ...] = (EventKind.STEP,)
+    """The kinds of events that have it."""
+    group: Group | None = None
+    """The part of the section in `docs/metrics.md`, where a `step` has it."""
+    title: str = ""
+    """What people read; empty for the name in words."""
+    unit: str = ""
+    meaning: str
+    """For `docs/metrics.md`, in Markdown."""
+    is_fraction: bool = False
+    """A fraction of 1, which is written in percent."""
+    better: Literal["higher", "lower"] | None = None
+    """The direction that one wants; None where neither is better."""
+    shown: Shown = Shown.NOWHERE
+    chart: Chart = "Further metrics"
+    """The section of the report whose charts have it."""
+    is_scheduled: bool = False
+    """Set by a schedule: it has no noise to average out."""
+    zero_says_nothing: bool = False
+    """Not shown where it has always been 0."""
+
+    @property
+    def is_family(self) -> bool:
+        """Whether it stands for several metrics."""
+        return "<" in self.name
+
+    @property
+    def prefix(self) -> str:
+        """The part of the name before `<...>`."""
+        return self.name.partition("<")[0]
+
+    def is_better(self, change: float) -> bool:
+        """Whether it has changed for the better."""
+        return change > 0 if self.better == "higher" else self.better == "lower" and change < 0
+
+    @property
+    def words(self) -> str:
+        """The title, or the name in words."""
+        return self.title or self.name.replace("_", " ").capitalize()
+
+    @property
+    def full_title(self) -> str:
+        """The title with the unit."""
+        return f"{self.words} ({self.unit})" if self.unit else self.words
+
+
+_LEARNED = (EventKind.STEP, EventKind.EVALUATION)
+_SAMPLES: Group = "From its samples"
+_UPDATE: Group = "Of its update"
+_SPEED: Group = "Speed"
+_FIGURE = Shown.TABLE | Shown.LINE
+
+TIME = Metric(
+    name="time/<task>",
+    group=_SPEED,
+    unit="s",
+    meaning="that a task took since the step before; tasks overlap, so they may exceed the step",
+    chart="Speed",
+)
+STALENESS = Metric(
+    name="staleness/<versions>", group=_SAMPLES, unit="samples", meaning="how many were that stale", chart="Staleness"
+)
+
+METRICS = (
+    Metric(
+        name="reward",
+        of=_LEARNED,
+        group=_SAMPLES,
+        title="Reward",
+        meaning="mean of the samples that were graded",
+        better="higher",
+        shown=_FIGURE | Shown.HELD_OUT,
+        chart="Learning",
+    ),
+    Metric(
+        name="reward_std",
+        of=_LEARNED,
+        group=_SAMPLES,
+        title="Reward deviation",
+        meaning="standard deviation of the same",
+    ),
+    Metric(
+        name="accuracy",
+        of=_LEARNED,
+        group=_SAMPLES,
+        title="Accuracy",
+        meaning="responses that are right, of those whose grader says so; absent where none does",
+        is_fraction=True,
+        better="higher",
+        shown=_FIGURE | Shown.HELD_OUT,
+        chart="Learning",
+    ),
+    Metric(
+        name="reward/<part>",
+        of=_LEARNED,
+        group=_SAMPLES,
+        meaning="mean of a figure that the grader gave beside the reward, over the samples that have it",
+    ),
+    Metric(
+        name="reward_failures",
+        of=_LEARNED,
+        group=_SAMPLES,
+        title="Reward failures",
+        unit="samples",
+        meaning="gradings that failed",
+        better="lower",
+        shown=Shown.WARNING,
+        chart="Reward failures",
+    ),
+    Metric(
+        name="reward_failures/<kind>",
+        of=_LEARNED,
+        group=_SAMPLES,
+        unit="samples",
+        meaning="the same by kind: `timeout`, `died`, or the name of the grader's exception",
+        better="lower",
+    ),
+    Metric(
+        name="flat_groups",
+        group=_SAMPLES,
+        title="Groups without signal",
+        unit="groups",
+        meaning="groups whose graded rewards are all equal: their advantages are 0",
+        better="lower",
+    ),
+    Metric(
+        name="response_tokens",
+        of=(EventKind.EVALUATION,),
+        title="Response length",
+        unit="tokens",
+        meaning="mean length",
+    ),
+    Metric(
+        name="pass@<k>",
+        of=(EventKind.EVALUATION,),
+        meaning=(
+            "chance that one of k answers to a prompt is right, for k = 2, 4, 8, … and the most there are "
+            "([Chen et al. 2021](https://arxiv.org/abs/2107.03374), equation 1)"
+        ),
+        is_fraction=True,
+        better="higher",
+    ),
+    Metric(
+        name="response_tokens_mean",
+        group=_SAMPLES,
+        title="Mean response",
+        unit="tokens",
+        meaning="mean length of a response, the end-of-sequence token included",
+        shown=_FIGURE,
+    ),
+    Metric(
+        name="response_tokens_max",
+        group=_SAMPLES,
+        title="Longest response",
+        unit="tokens",
+        meaning="the longest",
+        shown=Shown.TABLE,
+    ),
+    Metric(
+        name="truncated_fraction",
+        group=_SAMPLES,
+        title="Truncated responses",
+        meaning="responses that reached `sampling.max_new_tokens` or the end of the context",
+        is_fraction=True,
+        better="lower",
+    ),
+    Metric(
+        name="sampling_entropy",
+        group=_SAMPLES,
+        title="Entropy of sampling",
+        unit="nats",
+        meaning=(
+            "mean of −`rollout_log_probs` over the tokens: an unbiased estimate of the entropy of what was sampled "
+            "from, at its temperature"
+        ),
+    ),
+    Metric(
+        name="loss",
+        of=(EventKind.STEP, EventKind.OPTIMIZER),
+        group=_UPDATE,
+        title="Loss",
+        meaning="what the gradient is of: the policy loss with its correction, and the KL penalty",
+        shown=_FIGURE,
+        chart="Optimization",
+    ),
+    Metric(
+        name="policy_loss",
+        group=_UPDATE,
+        meaning="mean of the clipped surrogate alone ([PPO](https://arxiv.org/abs/1707.06347), equation 7)",
+    ),
+    Metric(
+        name="grad_norm",
+        of=(EventKind.STEP, EventKind.OPTIMIZER),
+        group=_UPDATE,
+        title="Gradient norm",
+        meaning="before it is scaled down to `trainer.max_grad_norm`",
+        shown=_FIGURE,
+        chart="Optimization",
+    ),
+    Metric(
+        name="lr",
+        of=(EventKind.STEP, EventKind.OPTIMIZER),
+        group=_UPDATE,
+        title="Learning rate",
+        meaning="of the optimizer step",
+        shown=Shown.TABLE,
+        chart="Optimization",
+        is_scheduled=True,
+    ),
+    Metric(
+        name="ratio",
+        group=_UPDATE,
+        meaning="mean probability ratio of the current weights and those at the start of the step",
+    ),
+    Metric(
+        name="clip_fraction_low",
+        group=_UPDATE,
+        title="Tokens clipped low",
+        meaning="tokens whose ratio is clipped below 1 − `algorithm.clip_low`",
+        is_fraction=True,
+        chart="Optimization",
+    ),
+    Metric(
+        name="clip_fraction_high",
+        group=_UPDATE,
+        title="Tokens clipped high",
+        meaning="tokens whose ratio is clipped above 1 + `algorithm.clip_high`",
+        is_fraction=True,
+        chart="Optimization",
+    ),
+    Metric(
+        name="approx_kl",
+        group=_UPDATE,
+        title="KL from the start of the step",
+        unit="nats",
+        meaning=(
+            "estimate k3 of the divergence of the current weights from those at the start of the step; 0 with one "
+            "optimizer step ([Schulman](http://joschu.net/blog/kl-approx.html))"
+        ),
+        chart="Optimization",
+    ),
+    Metric(
+        name="ref_kl",
+        group=_UPDATE,
+        title="KL from the reference",
+        unit="nats",
+        meaning="estimate `algorithm.kl.estimator` of the divergence from the initial weights; with a KL penalty only",
+        shown=Shown.LINE,
+        chart="Optimization",
+    ),
+    Metric(
+        name="rollout_mismatch",
+        group=_UPDATE,
+        title="Rollout mismatch",
+        unit="nats",
+        meaning=(
+            "mean distance of the trainer's log-probabilities at the start of the step from the engine's; rounding "
+            "alone where nothing is stale"
+        ),
+        better="lower",
+        chart="Optimization",
+    ),
+    Metric(
+        name="on_policy_mismatch",
+        group=_UPDATE,
+        title="On-policy mismatch",
+        unit="nats",
+        meaning=(
+            "the same over the responses of the weights of the step alone, all of their tokens; absent where there "
+            "are none"
+        ),
+        better="lower",
+        chart="Optimization",
+    ),
+    Metric(
+        name="on_policy",
+        group=_UPDATE,
+        title="On-policy tokens",
+        meaning="their part of the trained tokens",
+        is_fraction=True,
+    ),
+    Metric(
+        name="correction_weight",
+        group=_UPDATE,
+        title="Rollout correction",
+        meaning="mean factor of `algorithm.rollout_correction`",
+        chart="Optimization",
+    ),
+    Metric(
+        name="correction_truncated",
+        group=_UPDATE,
+        title="Truncated corrections",
+        meaning="tokens whose factor its limit has replaced ([IMPALA](https://arxiv.org/abs/1802.01561), section 4.1)",
+        is_fraction=True,
+        better="lower",
+        chart="Optimization",
+    ),
+    Metric(name="tokens", group=_UPDATE, meaning="tokens that an optimizer step trained on"),
+    Metric(
+        name="skipped_updates",
+        group=_UPDATE,
+        title="Skipped updates",
+        unit="updates",
+        meaning=("optimizer steps that were left out: nothing to train on, or a loss or a gradient that is not finite"),
+        better="lower",
+        shown=Shown.WARNING,
+    ),
+    Metric(
+        name="samples_per_s",
+        group=_SPEED,
+        title="Samples per second",
+        meaning="of the whole step, waiting included",
+        better="higher",
+        shown=_FIGURE,
+        chart="Speed",
+    ),
+    Metric(
+        name="tokens_per_s",
+        group=_SPEED,
+        title="Tokens per second",
+        meaning="response tokens, likewise",
+        better="higher",
+        shown=Shown.TABLE,
+        chart="Speed",
+    ),
+    TIME,
+    Metric(
+        name="staleness_mean",
+        group=_SAMPLES,
+        title="Mean staleness",
+        unit="versions",
+        meaning="updates between the oldest weights that made a response and those that trained on it",
+        better="lower",
+        shown=_FIGURE,
+        chart="Staleness",
+        zero_says_nothing=True,
+    ),
+    Metric(
+        name="staleness_max",
+        group=_SAMPLES,
+        title="Max staleness",
+        unit="versions",
+        meaning="the greatest",
+        better="lower",
+        shown=Shown.TABLE,
+        chart="Staleness",
+        zero_says_nothing=True,
+    ),
+    STALENESS,
+    *(
+        Metric(name=name, of=(EventKind.WARNING,), unit=unit, meaning=meaning, is_fraction=not unit)
+        for name, unit, meaning in (
+            ("flat_groups", "", "of the groups of the last steps"),
+            ("truncated", "", "of their responses"),
+            ("reward_failures", "", "of their gradings"),
+            ("length_explosion", "times", "mean length, beside that of the first steps"),
+            ("length_collapse", "times", "mean length, beside that of the first steps"),
+            ("entropy_collapse", "nats", "`sampling_entropy` of the last steps"),
+        )
+    ),
+    *(
+        Metric(name=state, of=(EventKind.ACTIVITY,), unit="s", meaning=meaning)
+        for state, meaning in (
+            ("busy", "in which it works, see [observing.md](observing.md#where-the-time-of-a-worker-goes)"),
+            ("weights", "in which it waits for weights"),
+            ("data", "in which it waits for rows of the queue"),
+            ("idle", "in none of these states"),
+        )
+    ),
+    *(
+        Metric(name=f"{count.name}{of}", of=(EventKind.QUEUE,), unit=count.unit, meaning=count.observed)
+        for counts, of in ((TASK_COUNTS, "/<task>"), (QUEUE_COUNTS, ""))
+        for count in counts
+        if count.observed
+    ),
+    *(
+        Metric(name=name, of=of, unit="bytes", meaning=meaning)
+        for name, of, meaning in (
+            ("bytes", (EventKind.WEIGHTS_PUBLISH, EventKind.WEIGHTS_TRANSFER), "of its tensors"),
+            ("network_bytes", (EventKind.WEIGHTS_TRANSFER,), "that came over the network to this worker"),
+            ("broadcast_bytes", (EventKind.WEIGHTS_TRANSFER,), "that came in a broadcast"),
+        )
+    ),
+    *(
+        Metric(name=name, of=(EventKind.ADAPTIVE_TP,), unit=unit, meaning=meaning)
+        for name, unit, meaning in (
+            ("source_tp", "", "degree before"),
+            ("target_tp", "", "degree after; equal where nothing changed"),
+            ("unfinished", "sequences", "in the engine"),
+            ("current_s", "s", "until all are finished, as predicted without a change"),
+            ("best_s", "s", "until all are finished, as predicted for what was chosen"),
+            ("predicted_s", "s", "that the switch was to take"),
+            ("switch_s", "s", "that the switch took"),
+            ("waited_s", "s", "for steps that were under way before it"),
+        )
+    ),
+)
+"""All of them."""
+
+_BY_NAME = {entry.name: entry for entry in METRICS if not entry.is_family and set(entry.of) & set(_LEARNED)}
+
+
+def metric(name: str) -> Metric:
+    """The entry of a metric of steps and evaluations; one with a title alone where the register has none."""
+    return _BY_NAME.get(name) or Metric(name=name, meaning="")
+
+
+def shown_in(place: Shown) -> list[str]:
+    """The names of the metrics that are shown in `place`."""
+    return [entry.name for entry in METRICS if place in entry.shown]
+
+
+def charted_in(section: Chart) -> list[str]:
+    """The names of the metrics whose charts are in `section`, without families."""
+    return [entry.name for entry in METRICS if entry.chart == section and not entry.is_family]
+
+
+def has_chart(name: str) -> bool:
+    """Whether a chart of the report's own sections shows the metric, alone or in its family."""
+    return any(
+        name.startswith(entry.prefix) if entry.is_family else name == entry.name
+        for entry in METRICS
+        if entry.chart != "Further metrics"
+    )
