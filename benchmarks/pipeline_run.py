@@ -20,6 +20,8 @@ from tailrace.cluster.undertaker import MARK
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
 from tailrace.host.compute import prepare_torch
+from tailrace.registers import run_files
+from tailrace.registers.events import EventKind
 from tailrace.run.colocated import Colocated
 from tailrace.run.inputs import load_inputs
 from tailrace.run.parts import Placement
@@ -106,7 +108,7 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         """Meter from the last step of the warm-up to the last of all."""
-        if event.task != "step" or self.done.is_set():
+        if event.task != EventKind.STEP or self.done.is_set():
             return
         assert event.step is not None
         self._left -= 1
@@ -128,10 +130,10 @@ async def run(config: RunConfig, directory: Path, warm_up: int, steps: int) -> N
         await placement.open(stack)
         table = run_table(config)
         queue = await open_queue(config.queue, table, directory / "queue", stack)
-        file = EventFile(directory / "events.jsonl")
+        file = EventFile(directory / run_files.EVENTS)
         stack.callback(file.close)
         log = EventLog(sinks=(TaskTimes(), file, progress))
-        store = CheckpointStore(directory / "checkpoints", keep=1)
+        store = CheckpointStore(directory / run_files.CHECKPOINTS, keep=1)
         pipeline = await placement.connect(queue, store, log, stack)
         await _until(progress.done, asyncio.create_task(pipeline.run()))
     (directory / "cpu.json").write_text(json.dumps(progress.meter.seconds))

@@ -12,6 +12,7 @@ from tailrace.config.load import load_config
 from tailrace.config.run import RunConfig
 from tailrace.events import Event, EventFile, EventLog
 from tailrace.host.compute import prepare_torch
+from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.run.colocated import build_pipeline, open_parts
 from tailrace.run.inputs import load_inputs
@@ -41,10 +42,10 @@ async def run(config: RunConfig, directory: Path) -> None:
     async with AsyncExitStack() as stack:
         parts = await open_parts(config, inputs, stack)
         queue = await open_queue(config.queue, run_table(config), directory / "queue", stack)
-        file = EventFile(directory / "events.jsonl")
+        file = EventFile(directory / run_files.EVENTS)
         stack.callback(file.close)
         log = EventLog(sinks=(TaskTimes(), file, take_turns))
-        store = CheckpointStore(directory / "checkpoints", keep=1)
+        store = CheckpointStore(directory / run_files.CHECKPOINTS, keep=1)
         pipeline = await build_pipeline(config, inputs, parts, queue.queue, store, log, stack)
         gate.wait()
         await pipeline.run()

@@ -9,11 +9,7 @@ from tailrace.config.generate import EvalConfig
 from tailrace.config.load import load_as
 from tailrace.config.shorthand import file_source, model_override
 from tailrace.errors import ConfigError, UserError, quoted
-
-RECIPE = "config.yaml"
-"""Of a run, in its directory."""
-MODEL = "model"
-"""What a run exports, in its directory."""
+from tailrace.registers import run_files
 
 
 def evaluated_config(
@@ -35,14 +31,16 @@ def evaluated_config(
         run = Path(expanded(model))
     except ValueError as error:
         raise ConfigError(f"the model {error}") from None
-    is_run = (run / RECIPE).is_file() and not (run / "config.json").exists()
+    is_run = (run / run_files.CONFIG).is_file() and not (run / "config.json").exists()
     if is_run:
-        recipe = recipe or run / RECIPE
-        chosen = f"model={{path: {json.dumps(path_text(run / MODEL))}, revision: null}}"
-        if step is None and not (run / MODEL).is_dir():
+        recipe = recipe or run / run_files.CONFIG
+        chosen = f"model={{path: {json.dumps(path_text(run / run_files.MODEL))}, revision: null}}"
+        if step is None and not (run / run_files.MODEL).is_dir():
             raise UserError(f"{run} has exported no model yet; give the step of a checkpoint with --step")
     elif step is not None:
-        raise UserError(f"--step {step} is for the directory of a run, and {model} is none: it has no {RECIPE}")
+        raise UserError(
+            f"--step {step} is for the directory of a run, and {model} is none: it has no {run_files.CONFIG}"
+        )
     elif recipe is None and prompts is None:
         raise ConfigError(
             f"{quoted(model)} is not the directory of a run, and there are no prompts: give that directory, a file "

@@ -4,6 +4,7 @@ import logging
 from pathlib import Path
 
 from tailrace.errors import ConfigError, nearest
+from tailrace.registers import run_files
 
 _SHIPPED = Path(__file__).parents[1] / "recipes"
 _SUFFIX = ".yaml"
@@ -46,7 +47,8 @@ def _name(given: Path) -> str:
 
 
 def _run_inside(directory: Path) -> str:
-    return f"; did you mean {directory / 'config.yaml'}?" if (directory / "config.yaml").is_file() else ""
+    recipe = directory / run_files.CONFIG
+    return f"; did you mean {recipe}?" if recipe.is_file() else ""
 
 
 def _other(missing: Path) -> str:

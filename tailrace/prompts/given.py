@@ -11,14 +11,12 @@ from tailrace.config.plain import NotPlainError, plain
 from tailrace.config.recipe_text import MAX_DEPTH
 from tailrace.errors import PromptError, quoted
 from tailrace.prompts.sources.cells import answer_text, find_cell, with_cell
-
-FILE = "given/prompts.jsonl"
-"""In the run's directory."""
+from tailrace.registers import run_files
 
 
 def prompts_section() -> dict[str, Any]:
     """The section `prompts.source` of a recipe for them."""
-    return {"type": "jsonl", "path": f"${{output_dir}}/{FILE}"}
+    return {"type": "jsonl", "path": f"${{output_dir}}/{run_files.GIVEN_PROMPTS}"}
 
 
 def written_rows(rows: Iterable[Mapping[str, Any]], answer_column: str | None) -> bytes:

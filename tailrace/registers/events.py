@@ -215,8 +215,8 @@ class EventKind(StrEnum):
         "activity",
         About(
             meaning=(
-                "Where the time of one worker went, about once a second ([activity.py](../tailrace/activity.py)); in "
-                "separated runs only."
+                "Where the time of one worker went, about once a second ([activity.py](../tailrace/activity.py)); of the "
+                "engine, the graders and the trainer where a run is one process."
             ),
             is_work=False,
         ),
@@ -225,8 +225,7 @@ class EventKind(StrEnum):
         "queue",
         About(
             meaning=(
-                "What the transfer queue holds, about once a second "
-                "([observer.py](../tailrace/run/observer.py))."
+                "What the transfer queue holds, about once a second ([observer.py](../tailrace/run/observer.py))."
             ),
             is_work=False,
         ),

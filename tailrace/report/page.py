@@ -14,6 +14,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from tailrace.events import Event
+from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.registers.metrics import Shown, metric, shown_in
 from tailrace.report.adaptive_tp import adaptive_tp_figure
@@ -53,7 +54,7 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         UserError: `run_dir` is not the directory of a run, or cannot be written.
     """
-    return write_file(run_dir, "report.html", render(load_run(run_dir)).encode())
+    return write_file(run_dir, run_files.REPORT, render(load_run(run_dir)).encode())
 
 
 def render(run: RunData) -> str:

@@ -12,10 +12,9 @@ import msgspec
 
 from tailrace.errors import UserError
 from tailrace.events import Event, owner_only, read_events
+from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
-from tailrace.report.samples import SAMPLES_FILE, SampleRecord, read_samples
-
-EVENTS_FILE = "events.jsonl"
+from tailrace.report.samples import SampleRecord, read_samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +97,16 @@ def load_run(run_dir: Path) -> RunData:
     Raises:
         UserError: `run_dir` is not the directory of a run, the run recorded nothing, or a file of it is broken.
     """
-    path = run_dir / EVENTS_FILE
+    path = run_dir / run_files.EVENTS
     if not path.is_file():
-        raise UserError(f"{run_dir} is not the directory of a run: it has no {EVENTS_FILE}; give a run's output_dir")
+        raise UserError(
+            f"{run_dir} is not the directory of a run: it has no {run_files.EVENTS}; give a run's output_dir"
+        )
     events = read_events(path)
     if not events:
         raise UserError(f"{path} is empty: the run recorded nothing; start it again")
     written = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC).astimezone()
-    samples = run_dir / SAMPLES_FILE
+    samples = run_dir / run_files.SAMPLES
     texts = read_samples(samples) if samples.is_file() else []
     return RunData(name=run_dir.resolve().name, events=drop_superseded(events), last_event_at=written, texts=texts)
 

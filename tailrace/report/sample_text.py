@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 
 from tailrace.errors import UserError
-from tailrace.report.run_data import EVENTS_FILE
-from tailrace.report.samples import SAMPLES_FILE, SampleRecord, read_samples
+from tailrace.registers import run_files
+from tailrace.report.samples import SampleRecord, read_samples
 from tailrace.report.text import counted, number
 
 _HIDDEN = re.compile(
@@ -53,13 +53,16 @@ def load_samples(run_dir: Path) -> list[SampleRecord]:
     Raises:
         UserError: it is not the directory of a run, has no samples, or a line of them is broken.
     """
-    path = run_dir / SAMPLES_FILE
+    path = run_dir / run_files.SAMPLES
     if path.is_file():
         return read_samples(path)
-    if not (run_dir / EVENTS_FILE).is_file():
-        raise UserError(f"{run_dir} is not the directory of a run: it has no {EVENTS_FILE}; give a run's output_dir")
+    if not (run_dir / run_files.EVENTS).is_file():
+        raise UserError(
+            f"{run_dir} is not the directory of a run: it has no {run_files.EVENTS}; give a run's output_dir"
+        )
     raise UserError(
-        f"{run_dir} has no {SAMPLES_FILE}: no step has finished yet, or observe.sample_groups is 0, which keeps none"
+        f"{run_dir} has no {run_files.SAMPLES}: no step has finished yet, or observe.sample_groups is 0, which keeps "
+        "none"
     )
 
 

@@ -18,8 +18,6 @@ from tailrace.errors import UNREADABLE, UserError
 from tailrace.events import Event, drop_cut_line, owner_only
 from tailrace.registers.events import EventKind
 
-SAMPLES_FILE = "samples.jsonl"
-
 
 class SampleRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One response, as a person wants to see it."""

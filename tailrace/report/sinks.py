@@ -22,6 +22,7 @@ from tailrace.config.pipeline import ObserveConfig
 from tailrace.errors import UserError, one_line
 from tailrace.events import Event
 from tailrace.host.metrics_server import check_port
+from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.report.prometheus import SETTING, PrometheusSink
 from tailrace.report.run_data import shown_step
@@ -65,7 +66,7 @@ def open_sinks(observe: ObserveConfig, run_dir: Path, config: Mapping[str, Any])
     if observe.wandb_project is not None:
         sinks.append(WandbSink(observe.wandb_project, run_dir, config))
     if observe.tensorboard:
-        sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+        sinks.append(TensorBoardSink(run_dir / run_files.TENSORBOARD))
     if observe.metrics_port is not None:
         sinks.append(PrometheusSink(observe.metrics_port))
     return sinks

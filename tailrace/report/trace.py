@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from tailrace.events import Event
+from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.report.lanes import assign_lanes
 from tailrace.report.run_data import load_run, shown_step, write_file
@@ -41,7 +42,7 @@ def write_trace(run_dir: Path) -> Path:
         UserError: `run_dir` is not the directory of a run, or cannot be written.
     """
     trace = {"traceEvents": trace_events(load_run(run_dir).events), "displayTimeUnit": "ms"}
-    return write_file(run_dir, "trace.json", msgspec.json.encode(trace))
+    return write_file(run_dir, run_files.TRACE, msgspec.json.encode(trace))
 
 
 def trace_events(events: Sequence[Event]) -> list[TraceEvent]:

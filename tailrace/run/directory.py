@@ -1,12 +1,4 @@
-"""The directory of a run.
-
-config.yaml     the recipe with every default     checkpoints/   what --resume goes on from
-events.jsonl    every span of work                model/         the trained model, for transformers
-tensorboard/    scalars                           report.html, trace.json
-samples.jsonl   texts for people: a few groups of each step
-queue/          address and logs of the transfer queue, where it has processes of its own
-given/          prompts of the program that has started the run, see `prompts.given`
-"""
+"""The directory of a run: `tailrace.registers.run_files` says what is in it."""
 
 import fcntl
 import os
@@ -26,8 +18,8 @@ from tailrace.config.run import RunConfig
 from tailrace.config.written import shown, written
 from tailrace.errors import CheckpointError, ConfigError, QueueError, TailraceError, UserError
 from tailrace.events import read_events
-from tailrace.prompts.given import FILE
-from tailrace.report.samples import SAMPLES_FILE, read_samples
+from tailrace.registers import run_files
+from tailrace.report.samples import read_samples
 
 
 class RunDirectory:
@@ -35,18 +27,18 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.yaml"
-        self.events = path / "events.jsonl"
-        self.samples = path / SAMPLES_FILE
-        self.checkpoints = path / "checkpoints"
-        self.staging = self.checkpoints / ".staged-models"
-        self.tensorboard = path / "tensorboard"
-        self.model = path / "model"
-        self.queue = path / "queue"
-        self.report = path / "report.html"
-        self.evidence = path / "evidence.json"
-        self._prompts = path / FILE
-        self._lock = path / ".lock"
+        self.config = path / run_files.CONFIG
+        self.events = path / run_files.EVENTS
+        self.samples = path / run_files.SAMPLES
+        self.checkpoints = path / run_files.CHECKPOINTS
+        self.staging = self.checkpoints / run_files.STAGING
+        self.tensorboard = path / run_files.TENSORBOARD
+        self.model = path / run_files.MODEL
+        self.queue = path / run_files.QUEUE
+        self.report = path / run_files.REPORT
+        self.evidence = path / run_files.EVIDENCE
+        self._prompts = path / run_files.GIVEN_PROMPTS
+        self._lock = path / run_files.LOCK
 
     def check_new(self) -> None:
         """Raises UserError where the directory holds a run already."""
@@ -130,7 +122,7 @@ class RunDirectory:
         Raises:
             UserError: it cannot be made, or another process trains in it.
         """
-        parts = (self._lock, self.queue, self.tensorboard, self.path / "wandb")
+        parts = (self._lock, self.queue, self.tensorboard, self.path / run_files.WANDB)
         try:
             new = [path for path in parts if not path.exists()]
             around = [path for path in (self.path, *self.path.parents) if not path.exists()]

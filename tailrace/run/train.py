@@ -41,6 +41,7 @@ from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.host.streams import outliving_readers, unencodable_replaced
 from tailrace.prompts.load import tell_dropped
+from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
@@ -136,7 +137,7 @@ def train(
 
 def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
     if checkpoint is not None:
-        if newest := CheckpointStore(checkpoint / "checkpoints", keep=store.keep).latest():
+        if newest := CheckpointStore(checkpoint / run_files.CHECKPOINTS, keep=store.keep).latest():
             raise CheckpointError(f"{checkpoint} is a run, and no checkpoint; its newest is {newest}")
         CheckpointStore(checkpoint.parent, keep=store.keep).verify(checkpoint)
         return Resume.read(checkpoint)
