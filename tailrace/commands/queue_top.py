@@ -11,8 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.errors import PeerLost, UserError
+from tailrace.registers.queue import TASK_COUNTS, UNIT_COUNTS, QueueCount
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.base import QueueStats
+from tailrace.transfer.queue.base import QueueStats, TaskStats, UnitStats
 from tailrace.transfer.queue.client.look import read_stats
 
 _EVERY_S = 1.0
@@ -83,19 +84,30 @@ def _summary(stats: QueueStats) -> Text:
 
 
 def _tasks(stats: QueueStats) -> Table:
-    table = _table("task", "waiting", "ready", "leased", "consumed", "expired", "claims waiting", "waited s")
+    table = _table("task", *(count.title for count in TASK_COUNTS))
     for name, task in stats.tasks.items():
-        counts = (task.waiting, task.ready, task.leased, task.consumed, task.expired, task.claims)
-        table.add_row(name, *map(str, counts), f"{task.wait_s:.1f}")
+        table.add_row(name, *(_cell(count, task) for count in TASK_COUNTS))
     return table
 
 
 def _units(stats: QueueStats) -> Table:
-    table = _table("unit", "", "rows", "MiB", "of MiB")
+    table = _table("unit", *(count.title for count in UNIT_COUNTS))
     for unit in stats.units:
-        state = "alive" if unit.alive else "dead"
-        table.add_row(unit.name, state, str(unit.rows), _mib(unit.bytes), _mib(unit.max_bytes))
+        table.add_row(unit.name, *(_cell(count, unit) for count in UNIT_COUNTS))
     return table
+
+
+def _cell(count: QueueCount, stats: TaskStats | UnitStats) -> str:
+    value = getattr(stats, count.name)
+    if isinstance(value, bool):
+        return "alive" if value else "dead"
+    match count.unit:
+        case "bytes":
+            return _mib(value)
+        case "s":
+            return f"{value:.1f}"
+        case _:
+            return str(value)
 
 
 def _table(first: str, *others: str) -> Table:

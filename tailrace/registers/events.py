@@ -215,8 +215,8 @@ class EventKind(StrEnum):
         "activity",
         About(
             meaning=(
-                "Where the time of one worker went, about once a second ([activity.py](../tailrace/activity.py)); of the "
-                "engine, the graders and the trainer where a run is one process."
+                "Where the time of one worker went, about once a second ([activity.py](../tailrace/activity.py)); of "
+                "the engine, the graders and the trainer where a run is one process."
             ),
             is_work=False,
         ),

@@ -8,6 +8,7 @@ from tailrace.activity import Activity
 from tailrace.errors import QueueClosed, QueueTimeout
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
+from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS
 from tailrace.transfer.queue.base import QueueStats, TransferQueue
 
 
@@ -46,15 +47,11 @@ class Observer:
 
 
 def queue_metrics(stats: QueueStats) -> dict[str, float]:
-    """`ready/<task>`, `leased/<task>` and `waiting/<task>` rows, and the `rows` and `bytes` that are stored.
-
-    `expired/<task>`: rows that have gone back because a lease expired or its holder died. `lost_groups`: that have to
-    be put again.
-    """
+    """The counts that a `queue` event has: those of a task as `<count>/<task>`."""
     by_task = {
-        f"{count}/{name}": float(getattr(task, count))
-        for count in ("ready", "leased", "waiting", "expired")
+        f"{count.name}/{name}": float(getattr(task, count.name))
+        for count in TASK_COUNTS
+        if count.observed
         for name, task in stats.tasks.items()
     }
-    stored = {"rows": float(stats.rows), "bytes": float(stats.bytes)}
-    return {**by_task, **stored, "lost_groups": float(stats.lost_groups)}
+    return by_task | {count.name: float(getattr(stats, count.name)) for count in QUEUE_COUNTS if count.observed}

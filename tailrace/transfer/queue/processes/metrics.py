@@ -1,6 +1,6 @@
 """A queue's counts for Prometheus: each scrape asks the controller once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 
 from prometheus_client import CollectorRegistry
@@ -9,8 +9,9 @@ from prometheus_client.registry import Collector
 
 from tailrace.errors import WireError
 from tailrace.host.metrics_server import MetricsServer
+from tailrace.registers.prometheus import Series
+from tailrace.registers.queue import QUEUE_COUNTS, TASK_COUNTS, UNIT_COUNTS, UP, QueueCount
 from tailrace.transfer.queue.address import QueueAddress
-from tailrace.transfer.queue.base import QueueStats
 from tailrace.transfer.queue.client.look import read_stats
 
 SETTING = "--metrics-port"
@@ -43,52 +44,23 @@ class _Scrape(Collector):
             yield _up(0)
             return
         yield _up(1)
-        yield from _of_queue(stats)
-        yield from _of_tasks(stats)
-        yield from _of_units(stats)
+        yield from _families(QUEUE_COUNTS, {(): stats})
+        yield from _families(TASK_COUNTS, {(name,): task for name, task in stats.tasks.items()})
+        yield from _families(UNIT_COUNTS, {(unit.name,): unit for unit in stats.units})
 
 
 def _up(value: int) -> Metric:
-    return GaugeMetricFamily("tailrace_queue_up", "Whether the controller answers this token.", value)
+    return GaugeMetricFamily(UP.name, UP.help, value)
 
 
-def _of_queue(stats: QueueStats) -> Iterator[Metric]:
-    gauges = (
-        ("rows", "Rows stored.", stats.rows),
-        ("bytes", "Bytes of cells stored.", stats.bytes),
-        ("blocked_puts", "Producers waiting to put rows.", stats.blocked_puts),
-        ("weight_version", "Newest weight version that the queue has heard of.", stats.version),
-        ("lost_groups", "Groups that have to be put again.", stats.lost_groups),
-    )
-    for name, text, value in gauges:
-        yield GaugeMetricFamily(f"tailrace_queue_{name}", text, value)
-    yield CounterMetricFamily("tailrace_queue_put_wait_seconds", "Time that puts had to wait.", stats.put_wait_s)
-
-
-def _of_tasks(stats: QueueStats) -> Iterator[Metric]:
-    rows = GaugeMetricFamily("tailrace_queue_task_rows", "Rows of a task by state.", labels=["task", "state"])
-    claims = GaugeMetricFamily("tailrace_queue_task_claims", "Consumers waiting for rows.", labels=["task"])
-    consumed = CounterMetricFamily("tailrace_queue_task_consumed_rows", "Rows consumed.", labels=["task"])
-    expired = CounterMetricFamily(
-        "tailrace_queue_task_expired_rows", "Rows whose lease expired or whose holder died.", labels=["task"]
-    )
-    waited = CounterMetricFamily("tailrace_queue_task_wait_seconds", "Time that claims had to wait.", labels=["task"])
-    for name, task in stats.tasks.items():
-        for state in ("waiting", "ready", "leased"):
-            rows.add_metric([name, state], getattr(task, state))
-        claims.add_metric([name], task.claims)
-        consumed.add_metric([name], task.consumed)
-        expired.add_metric([name], task.expired)
-        waited.add_metric([name], task.wait_s)
-    yield from (rows, claims, consumed, expired, waited)
-
-
-def _of_units(stats: QueueStats) -> Iterator[Metric]:
-    alive = GaugeMetricFamily("tailrace_queue_unit_alive", "Whether a unit gives signs of life.", labels=["unit"])
-    rows = GaugeMetricFamily("tailrace_queue_unit_rows", "Rows of a unit.", labels=["unit"])
-    size = GaugeMetricFamily("tailrace_queue_unit_bytes", "Bytes of cells that a unit stores.", labels=["unit"])
-    bound = GaugeMetricFamily("tailrace_queue_unit_max_bytes", "The most bytes that a unit stores.", labels=["unit"])
-    for unit in stats.units:
-        for family, value in ((alive, unit.alive), (rows, unit.rows), (size, unit.bytes), (bound, unit.max_bytes)):
-            family.add_metric([unit.name], value)
-    yield from (alive, rows, size, bound)
+def _families(counts: Iterable[QueueCount], stats: Mapping[tuple[str, ...], object]) -> Iterator[Metric]:
+    """The series of some counts. `stats`: what has the fields, by the labels of its samples."""
+    families: dict[Series, GaugeMetricFamily | CounterMetricFamily] = {}
+    for count in counts:
+        series = count.series
+        kind = CounterMetricFamily if series.type == "counter" else GaugeMetricFamily
+        family = families.setdefault(series, kind(series.name, series.help, labels=series.labels))
+        state = [count.name] if "state" in series.labels else []
+        for labels, holder in stats.items():
+            family.add_metric([*labels, *state], getattr(holder, count.name))
+    yield from families.values()
