@@ -1,11 +1,12 @@
 """The chart of adaptive tensor parallelism: what was unfinished, the TP degree, and each decision."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, EventKind
-from tailrace.report.figures import Figure
+from tailrace.report.figures import Figure, axis, right_axis
 from tailrace.report.run_data import RunData
 from tailrace.report.workers import worker_order
 
@@ -15,50 +16,49 @@ _ENGINE_COLOURS = (ORANGE, GREEN, PURPLE, BLUE)
 """Of the TP of each engine."""
 
 
+_OUTCOMES = {"kept": (BLUE, "circle"), "switched": (ORANGE, "diamond"), "given up": (RED, "x")}
+"""What became of a decision, with the colour and the symbol of its mark."""
+
+
 def adaptive_tp_figure(run: RunData) -> Figure | None:
     """Unfinished responses and TP over the time of the run; nothing where no engine decided about TP."""
     events = list(run.of(EventKind.ADAPTIVE_TP))[-_SHOWN:]
     if not events:
         return None
-    kept = [event for event in events if not _changes(event) and "decision" in event.info]
-    switched = [event for event in events if _changes(event) and "failure" not in event.info]
-    failed = [event for event in events if "failure" in event.info]
-    engines = sorted({event.worker for event in events}, key=worker_order)
-    lines = [
-        line
-        for place, engine in enumerate(engines)
-        for line in _lines(
-            [event for event in events if event.worker == engine],
-            f"{engine}: " if len(engines) > 1 else "",
-            _ENGINE_COLOURS[place % len(_ENGINE_COLOURS)],
-        )
-    ]
-    marks = [
-        _marks("kept", kept, BLUE, "circle"),
-        _marks("switched", switched, ORANGE, "diamond"),
-        _marks("given up", failed, RED, "x"),
-    ]
-    data = [*lines, *marks]
     degrees = sorted({int(event.metrics[name]) for event in events for name in ("source_tp", "target_tp")})
     return Figure(
         id="adaptive-tp",
         title="Adaptive tensor parallelism",
         caption="Unfinished responses at each decision, what was decided and why, and the TP degree.",
-        data=[trace for trace in data if trace["x"]],
+        data=[trace for trace in (*_lines_of_engines(events), *_marks_of_decisions(events)) if trace["x"]],
         layout={
-            "xaxis": {"title": {"text": "Time since the start (s)"}},
-            "yaxis": {"title": {"text": "Unfinished responses"}, "rangemode": "tozero"},
-            "yaxis2": {
-                "title": {"text": "TP"},
-                "overlaying": "y",
-                "side": "right",
-                "tickvals": degrees,
-                "range": [0, 1.25 * degrees[-1]],
-                "showgrid": False,
-            },
+            "xaxis": axis("Time since the start (s)"),
+            "yaxis": axis("Unfinished responses", rangemode="tozero"),
+            "yaxis2": right_axis("TP", tickvals=degrees, range=[0, 1.25 * degrees[-1]]),
         },
         wide=True,
     )
+
+
+def _lines_of_engines(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    engines = sorted({event.worker for event in events}, key=worker_order)
+    for engine, colour in zip(engines, cycle(_ENGINE_COLOURS), strict=False):
+        own = [event for event in events if event.worker == engine]
+        yield from _lines(own, f"{engine}: " if len(engines) > 1 else "", colour)
+
+
+def _marks_of_decisions(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+    for outcome, (colour, symbol) in _OUTCOMES.items():
+        yield _marks(outcome, [event for event in events if _outcome(event) == outcome], colour, symbol)
+
+
+def _outcome(event: Event) -> str | None:
+    """None where nothing was decided, since the batch was done."""
+    if "failure" in event.info:
+        return "given up"
+    if _changes(event):
+        return "switched"
+    return "kept" if "decision" in event.info else None
 
 
 def _lines(events: Sequence[Event], of: str, colour: str) -> list[dict[str, Any]]:

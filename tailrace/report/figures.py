@@ -261,6 +261,16 @@ def failures_figure(run: RunData) -> Figure | None:
     return Figure(id="failures", title="Reward failures", caption=caption, data=data, layout=layout)
 
 
+def axis(title: str, **properties: Any) -> dict[str, Any]:
+    """An axis of a layout, with further properties of plotly's."""
+    return {"title": {"text": title}, **properties}
+
+
+def right_axis(title: str, **properties: Any) -> dict[str, Any]:
+    """A second vertical axis, on the right."""
+    return axis(title, overlaying="y", side="right", showgrid=False, **properties)
+
+
 def task_colours(tasks: Iterable[str]) -> list[str]:
     """A colour for each task: its own, or one of those that are left."""
     spare = (RED, PURPLE, ORANGE, GREEN, BLUE, GREY)
@@ -344,10 +354,10 @@ def _histogram(values: Sequence[int], edges: Any, name: str, colour: str) -> dic
 
 
 def _layout(x: str, y: str, *, percent: bool = False, from_zero: bool = False) -> dict[str, Any]:
-    yaxis: dict[str, Any] = {"title": {"text": y}, "rangemode": "tozero" if from_zero or percent else "normal"}
+    yaxis = axis(y, rangemode="tozero" if from_zero or percent else "normal")
     if percent:
         yaxis["tickformat"] = ".2~%"
-    xaxis: dict[str, Any] = {"title": {"text": x}}
+    xaxis = axis(x)
     if x == _STEP:
         xaxis["autorangeoptions"] = {"include": [0, 5]}  # a lone step would be shown from -1 to 1
     return {"xaxis": xaxis, "yaxis": yaxis}

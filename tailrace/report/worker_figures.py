@@ -9,7 +9,7 @@ import numpy as np
 
 from tailrace.events import Event
 from tailrace.registers.events import BLUE, GREY, ORANGE, RED, EventKind
-from tailrace.report.figures import Figure, Section, task_colours
+from tailrace.report.figures import Figure, Section, axis, right_axis, task_colours
 from tailrace.report.run_data import RunData, metric_names
 from tailrace.report.text import duration, number, percent
 from tailrace.report.workers import STATE_TITLES, WorkerSummary, summaries, weight_flights
@@ -80,10 +80,10 @@ def utilization_figure(workers: Sequence[WorkerSummary]) -> Figure | None:
         layout={
             "barmode": "stack",
             "bargap": 0.35,
-            "xaxis": {"title": {"text": "Time"}, "tickformat": ".0%", "tickvals": _FIFTHS, "range": [0, 1.001]},
+            "xaxis": axis("Time", tickformat=".0%", tickvals=_FIFTHS, range=[0, 1.001]),
             "legend": {"traceorder": "normal"},
             "margin": {"l": 56, "r": 24, "t": 8, "b": 44},
-            "yaxis": {"title": {"text": "Worker"}, "autorange": "reversed", "showgrid": False, "type": "category"},
+            "yaxis": axis("Worker", autorange="reversed", showgrid=False, type="category"),
         },
         wide=True,
         height=120 + 30 * len(workers),
@@ -119,10 +119,7 @@ def weights_figure(run: RunData) -> Figure | None:
         title="The way of new weights",
         caption="From the publication of a version until a worker had installed it.",
         data=data,
-        layout={
-            "xaxis": {"title": {"text": "Weight version"}},
-            "yaxis": {"title": {"text": "Time (s)"}, "rangemode": "tozero"},
-        },
+        layout={"xaxis": axis("Weight version"), "yaxis": axis("Time (s)", rangemode="tozero")},
         wide=True,
     )
 
@@ -150,21 +147,14 @@ def _size_figure(run: RunData) -> Figure | None:
         "queue-size", "Size of the queue", "Rows that are stored, and the bytes of their cells.", data
     )
     if figure is not None:
-        figure.layout["yaxis2"] = {
-            "title": {"text": "MiB"},
-            "overlaying": "y",
-            "side": "right",
-            "rangemode": "tozero",
-            "showgrid": False,
-            "tickmode": "auto",
-        }
+        figure.layout["yaxis2"] = right_axis("MiB", rangemode="tozero", tickmode="auto")
     return figure
 
 
 def _queue_figure(name: str, title: str, caption: str, data: list[dict[str, Any]]) -> Figure | None:
     if not data:
         return None
-    layout = {"xaxis": {"title": {"text": _TIME}}, "yaxis": {"title": {"text": "Rows"}, "rangemode": "tozero"}}
+    layout = {"xaxis": axis(_TIME), "yaxis": axis("Rows", rangemode="tozero")}
     return Figure(id=name, title=title, caption=caption, data=data, layout=layout | {"showlegend": True})
 
 
