@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tailrace.config.engine import NativeEngineConfig, SamplingConfig
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.factory import make_engine
 from tailrace.types import Request
 
@@ -49,7 +49,7 @@ def main(model_dir: Path, tp: int, threads: int) -> None:
     torch.set_num_threads(threads)
     config = NativeEngineConfig(tp=tp, threads_per_rank=threads)
     with ThreadPoolExecutor(max_workers=1) as executor:
-        asyncio.run(run(make_engine(config, model_dir, device="cpu", executor=executor)))
+        asyncio.run(run(make_engine(config, EngineArgs(model_dir=model_dir, device="cpu", executor=executor))))
 
 
 if __name__ == "__main__":

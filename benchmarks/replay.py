@@ -11,14 +11,13 @@ import os
 import random
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.backends.native import NativeEngine
-from tailrace.engine.base import SampleStream
+from tailrace.engine.base import EngineArgs, SampleStream
 from tailrace.prompts.order import sample_seed
 from tailrace.types import Request
 
@@ -80,20 +79,11 @@ def scaled(lengths: Sequence[Sequence[int]], *, tokens: int, longest: int) -> Le
 class ReplayEngine(NativeEngine):
     """The native engine, with the lengths of responses given beforehand."""
 
-    def __init__(
-        self,
-        config: NativeEngineConfig,
-        model_dir: Path,
-        lengths: Lengths,
-        seed: int,
-        *,
-        device: str,
-        executor: Executor,
-    ) -> None:
+    def __init__(self, config: NativeEngineConfig, args: EngineArgs, lengths: Lengths, seed: int) -> None:
         """`seed`: the run's."""
         self._lengths = lengths
         self._seed = seed
-        super().__init__(config, model_dir, device=device, executor=executor)
+        super().__init__(config, args)
 
     def submit(self, requests: Sequence[Request]) -> SampleStream:
         """See `Engine`."""
@@ -110,10 +100,8 @@ class ReplayEngine(NativeEngine):
         return replace(request, sampling=request.sampling.model_copy(update=update))
 
 
-def make_engine(
-    model_dir: Path, *, device: str, executor: Executor, lengths: str, seed: int = 0, **native: Any
-) -> ReplayEngine:
+def make_engine(args: EngineArgs, *, lengths: str, seed: int = 0, **native: Any) -> ReplayEngine:
     """`lengths`: the file; `seed`: the run's; `native`: as for the native engine."""
     config = NativeEngineConfig.model_validate(native)
     groups: Lengths = json.loads(Path(lengths).read_text())
-    return ReplayEngine(config, model_dir, groups, seed, device=device, executor=executor)
+    return ReplayEngine(config, args, groups, seed)

@@ -237,7 +237,7 @@ class FakeEngineConfig(AnyEngineConfig):
 
 
 class AdapterEngineConfig(AnyEngineConfig):
-    """Your own engine, see docs/adapters.md. `f(model_dir, device=…, executor=…, **options)` makes it."""
+    """Your own engine, see docs/adapters.md. `f(args, **options)` makes it."""
 
     type: Literal["adapter"] = "adapter"
     path: str

@@ -14,8 +14,7 @@ class SingleTrainerBackend(Config):
 
 
 class AdapterTrainerBackend(Config):
-    """Your own trainer, see docs/adapters.md. `f(model_dir, config, temperature=…, total_updates=…, device=…,
-    **options)` makes it; config is this section."""
+    """Your own trainer, see docs/adapters.md. `f(args, **options)` makes it."""
 
     type: Literal["adapter"] = "adapter"
     path: str

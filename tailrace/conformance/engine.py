@@ -28,7 +28,7 @@ from transformers import (
 from tailrace.config.engine import EngineConfig
 from tailrace.conformance.requests import collect, make_request, same_tokens
 from tailrace.conformance.tiny import write_tiny_model
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.factory import make_engine
 from tailrace.errors import EngineError, RequestError
 from tailrace.types import FinishReason, FloatArray, Request, Sample
@@ -82,7 +82,7 @@ class EngineContract:
     @classmethod
     async def engine(cls, executor: ThreadPoolExecutor, model_dir: Path) -> AsyncIterator[Engine]:
         """The engine under test."""
-        engine = make_engine(cls.config, model_dir, device=cls.device, executor=executor)
+        engine = make_engine(cls.config, EngineArgs(model_dir=model_dir, device=cls.device, executor=executor))
         yield engine
         await engine.close()
 

@@ -20,7 +20,7 @@ from tailrace.config.trainer import TrainerBackend, TrainerConfig
 from tailrace.conformance.samples import load_plain, make_samples, plain_log_probs, with_log_probs
 from tailrace.conformance.tiny import write_tiny_model
 from tailrace.errors import CheckpointError, NonFiniteError
-from tailrace.trainer.base import Trainer, TrainSample, UpdateResult
+from tailrace.trainer.base import Trainer, TrainerArgs, TrainSample, UpdateResult
 from tailrace.trainer.factory import make_trainer
 
 MODES: tuple[LossAggMode, ...] = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum")
@@ -48,13 +48,14 @@ class TrainerContract:
     def make(self, model_dir: Path, *, temperature: float = 1.0, **config: Any) -> Trainer:
         """A new trainer under test. `eps` is large, so that rounding turns no update around."""
         settings = {"backend": self.backend, "precision": "fp32", "lr": 1e-2, "eps": 1e-2, **config}
-        return make_trainer(
-            model_dir,
-            TrainerConfig.model_validate(settings),
+        args = TrainerArgs(
+            model_dir=model_dir,
+            config=TrainerConfig.model_validate(settings),
             temperature=temperature,
             total_updates=10,
             device=self.device,
         )
+        return make_trainer(args)
 
     @pytest.mark.parametrize("temperature", [1.0, 0.7])
     def test_log_probs_are_those_of_each_sequence_alone_at_the_temperature(

@@ -8,7 +8,9 @@ share a single-threaded executor share its device in turns (colocated), ones tha
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.events import EventLog
@@ -16,6 +18,18 @@ from tailrace.types import Request, Sample, WeightVersion
 
 if TYPE_CHECKING:
     from tailrace.engine.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineArgs:
+    """What every engine is made from, beside its own section of the recipe."""
+
+    model_dir: Path
+    """A Hugging Face directory, whose weights are version 0."""
+    device: str
+    """A torch device."""
+    executor: Executor
+    """Single-threaded; all of the engine's computation runs there. The caller shuts it down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,5 @@
 """From a configuration to an engine. `make_backend` is the register of all engines."""
 
-from concurrent.futures import Executor
-from pathlib import Path
-
 from tailrace.config.engine import (
     AdapterEngineConfig,
     EngineConfig,
@@ -12,7 +9,7 @@ from tailrace.config.engine import (
     VllmEngineConfig,
 )
 from tailrace.engine.backends.base import Backend
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 
 
 def make_backend(config: EngineConfig) -> Backend:
@@ -40,18 +37,12 @@ def make_backend(config: EngineConfig) -> Backend:
             return AdapterBackend(config)
 
 
-def make_engine(config: EngineConfig, model_dir: Path, *, device: str, executor: Executor) -> Engine:
-    """Make the engine that `config` asks for, with the weights in `model_dir` as version 0.
-
-    Args:
-        config: the section `engine` of a recipe.
-        model_dir: a Hugging Face directory.
-        device: a torch device.
-        executor: single-threaded; all of the engine's computation runs there. The caller shuts it down.
+def make_engine(config: EngineConfig, args: EngineArgs) -> Engine:
+    """Make the engine that `config` asks for.
 
     Raises:
         ModelError: the model cannot be read or run.
         ConfigError: the cache cannot hold a block, or the device cannot hold the cache.
         UserError: an adapter is not there, or is no engine.
     """
-    return make_backend(config).make(model_dir, device=device, executor=executor)
+    return make_backend(config).make(args)

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from tailrace.config.engine import EngineConfig
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.factory import make_engine
 
 
@@ -15,7 +15,7 @@ async def open_engine(config: EngineConfig, model_dir: Path, *, device: str, exe
 
     That too is awaited, and not left to the executor's end, which would block the event loop with its signal handlers.
     """
-    make = partial(make_engine, config, model_dir, device=device, executor=executor)
+    make = partial(make_engine, config, EngineArgs(model_dir=model_dir, device=device, executor=executor))
     future = asyncio.get_running_loop().run_in_executor(executor, make)
     try:
         return await asyncio.shield(future)

@@ -9,16 +9,45 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
+from tailrace.config.run import RunConfig
+from tailrace.config.trainer import TrainerConfig
 from tailrace.trainer.export import export_model
 from tailrace.types import FloatArray, IntArray
 
 Loss = Callable[[LossInputs], LossOutput]
 """A pure function. It is called for each micro-batch, by the rank that has it, and may be pickled on its way there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerArgs:
+    """What every trainer is made from, and every scorer."""
+
+    model_dir: Path
+    """The initial checkpoint, a Hugging Face directory."""
+    config: TrainerConfig
+    """The section `trainer` of a recipe."""
+    temperature: float
+    """Of sampling; log-probabilities are taken at it. 0, greedy, counts as 1."""
+    total_updates: int
+    """Optimizer steps of the whole run, for the schedule of the learning rate."""
+    device: str
+    """A torch device."""
+
+    @classmethod
+    def of(cls, config: RunConfig, model_dir: Path) -> Self:
+        """Those of a run."""
+        return cls(
+            model_dir=model_dir,
+            config=config.trainer,
+            temperature=config.sampling.temperature,
+            total_updates=config.trainer.steps * config.mini_batches_per_step,
+            device=config.device,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

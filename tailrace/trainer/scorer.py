@@ -1,18 +1,16 @@
 """Log-probabilities of responses under the weights of a model, packed as they are for training."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from tailrace.config.trainer import TrainerConfig
 from tailrace.errors import ModelError
 from tailrace.models.loading import check_model, load_model
 from tailrace.trainer.attention import PROMPT_SHARED, make_layout
-from tailrace.trainer.base import TrainSample
+from tailrace.trainer.base import TrainerArgs, TrainSample
 from tailrace.trainer.log_probs import token_log_probs
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
 from tailrace.types import FloatArray
@@ -24,23 +22,17 @@ class Scorer:
     They are in the dtype that training computes in (`trainer.precision`), 2 or 4 bytes a parameter.
     """
 
-    def __init__(self, model_dir: Path, config: TrainerConfig, *, temperature: float, device: str) -> None:
+    def __init__(self, args: TrainerArgs) -> None:
         """Load the weights.
-
-        Args:
-            model_dir: a Hugging Face directory.
-            config: of the trainer.
-            temperature: of sampling; log-probabilities are taken at it. 0, greedy, counts as 1.
-            device: a torch device.
 
         Raises:
             ModelError: see `check_model`; or a weight is not a finite number.
         """
-        self._config = config
-        self.model_dir = model_dir
-        self._device = torch.device(device)
-        self._temperature = temperature or 1.0
-        self._dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+        self._config = args.config
+        self.model_dir = args.model_dir
+        self._device = torch.device(args.device)
+        self._temperature = args.temperature or 1.0
+        self._dtype = torch.bfloat16 if args.config.precision == "bf16" else torch.float32
         self._model = self._open()
 
     def _open(self) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngin
 from tailrace.conformance.engine import LIMIT_S, EngineContract
 from tailrace.conformance.requests import collect, make_request
 from tailrace.conformance.tiny import make_tokenizer
+from tailrace.engine.base import EngineArgs
 from tailrace.engine.factory import make_engine
 from tailrace.engine.kernels.build import AVX512_BF16
 from tailrace.host.cpu import cpu_flags
@@ -33,7 +34,7 @@ class OurContract(EngineContract):
     ) -> None:
         logging.enable_progress_bar()  # type: ignore[no-untyped-call]
         capfd.readouterr()
-        engine = make_engine(self.config, model_dir, device="cpu", executor=executor)
+        engine = make_engine(self.config, EngineArgs(model_dir=model_dir, device="cpu", executor=executor))
         async with asyncio.timeout(LIMIT_S):
             await collect(engine.submit([make_request(0)]))
             await engine.close()

@@ -2,7 +2,6 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from tailrace.config.engine import AdapterEngineConfig, HfEngineConfig, NativeEngineConfig
 from tailrace.conformance.engine import EngineContract
 from tailrace.engine.backends.hf import HfCore
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.factory import make_engine
@@ -87,11 +86,11 @@ CASES: dict[type[HfCore | EngineCore], Check] = {
 }
 
 
-def make(model_dir: Path, *, device: str, executor: Executor, core: str) -> Engine:
+def make(args: EngineArgs, *, core: str) -> Engine:
     """An engine around the core of that name."""
     broken: Any = next(broken for broken in CASES if broken.__name__ == core)
     config = HfEngineConfig() if issubclass(broken, HfCore) else NativeEngineConfig(dtype="float32", kv_cache_gib=0.01)
-    return DrivenEngine(broken(config, model_dir, device=torch.device(device)), executor)
+    return DrivenEngine(broken(config, args.model_dir, device=torch.device(args.device)), args.executor)
 
 
 @pytest.mark.parametrize("core", CASES, ids=lambda core: core.__name__)
@@ -101,7 +100,7 @@ async def test_an_engine_that_breaks_the_contract_is_found(
     model_dir = tiny_model("llama")
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     config = AdapterEngineConfig(path=f"{__name__}.make", options={"core": core.__name__})
-    engine = make_engine(config, model_dir, device="cpu", executor=executor)
+    engine = make_engine(config, EngineArgs(model_dir=model_dir, device="cpu", executor=executor))
     with pytest.raises(AssertionError):
         await CASES[core](EngineContract(), engine, model)
     await engine.close()

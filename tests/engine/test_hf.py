@@ -9,6 +9,7 @@ import pytest
 from tailrace.config.engine import HfEngineConfig
 from tailrace.conformance.requests import collect, make_request
 from tailrace.engine.backends.hf import HfEngine
+from tailrace.engine.base import EngineArgs
 from tailrace.engine.scheduling.stopping import StopRule
 from tailrace.types import FinishReason
 from tests.engine.helpers import TinyModel
@@ -34,7 +35,7 @@ class Halt:
 
 @pytest.fixture
 def engine(tiny_model: TinyModel, executor: ThreadPoolExecutor) -> HfEngine:
-    return HfEngine(HfEngineConfig(), tiny_model("llama"), device="cpu", executor=executor)
+    return HfEngine(HfEngineConfig(), EngineArgs(model_dir=tiny_model("llama"), device="cpu", executor=executor))
 
 
 async def test_an_aborted_response_ends_at_its_next_token(engine: HfEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,11 @@
 """A trainer of somebody's own whose log-probabilities are of another temperature than that of sampling."""
 
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 from tailrace.trainer.backends.single import SingleTrainer
+from tailrace.trainer.base import TrainerArgs
 
 
-def make(model_dir: Path, config: Any, *, temperature: float, factor: float, **options: Any) -> SingleTrainer:
+def make(args: TrainerArgs, *, factor: float) -> SingleTrainer:
     """`factor`: of the temperature."""
-    return SingleTrainer(model_dir, config, temperature=factor * temperature, **options)
+    return SingleTrainer(replace(args, temperature=factor * args.temperature))

@@ -20,11 +20,13 @@ from tailrace.commands.dry_run import print_plan
 from tailrace.config.engine import AdapterEngineConfig
 from tailrace.config.trainer import AdapterTrainerBackend, TrainerConfig
 from tailrace.engine.backends.adapter import load_engine_factory
+from tailrace.engine.base import EngineArgs
 from tailrace.engine.factory import make_engine
 from tailrace.errors import UserError
 from tailrace.events import read_events
 from tailrace.host.user_code import load_callable
 from tailrace.run.train import train
+from tailrace.trainer.base import TrainerArgs
 from tailrace.trainer.factory import make_trainer
 from tests.conftest import TinyModel
 from tests.helpers.runs import learned, small_run, steps_of, write_prompts
@@ -154,11 +156,11 @@ def takes_nothing() -> None:
     """No factory."""
 
 
-def makes_no_engine(model_dir: Path, *, device: str, executor: Executor) -> str:
+def makes_no_engine(args: EngineArgs) -> str:
     return "an engine"
 
 
-def makes_no_trainer(model_dir: Path, config: TrainerConfig, **others: object) -> None:
+def makes_no_trainer(args: TrainerArgs, **others: object) -> None:
     return None
 
 
@@ -168,7 +170,7 @@ def makes_no_trainer(model_dir: Path, config: TrainerConfig, **others: object) -
         ("my_engine", r"engine\.path 'my_engine' must be a dotted path to a function"),
         ("no_such_module.make", r"engine\.path 'no_such_module\.make': no module 'no_such_module' in "),
         ("tests.run.test_adapters.take_nothing", r"has no 'take_nothing'; did you mean 'takes_nothing'\?"),
-        ("tests.run.test_adapters.takes_nothing", r"cannot be called with \(model_dir, device=, executor=\): too many"),
+        ("tests.run.test_adapters.takes_nothing", r"cannot be called with \(args\): too many"),
         (
             "tests.run.test_adapters.MODULES",
             r"engine\.path .* is of type dict, not a function",
@@ -187,9 +189,9 @@ def test_what_is_no_engine_factory_is_refused_before_the_run_has_a_directory(
 def test_what_is_no_trainer_factory_is_refused_before_the_run_has_a_directory(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path
 ) -> None:
-    backend = {"type": "adapter", "path": "tests.run.test_adapters.makes_no_trainer", "options": {"config": 1}}
+    backend = {"type": "adapter", "path": "tests.run.test_adapters.makes_no_trainer", "options": {"args": 1}}
     config = small_run(tmp_path / "run", tiny_model("llama"), prompts, trainer__backend=backend)
-    with pytest.raises(UserError, match=r"trainer\.backend\.path .* multiple values for argument 'config'"):
+    with pytest.raises(UserError, match=r"trainer\.backend\.path .* multiple values for argument 'args'"):
         train(config, resume=False)
     assert not (tmp_path / "run").exists()
 
@@ -197,21 +199,22 @@ def test_what_is_no_trainer_factory_is_refused_before_the_run_has_a_directory(
 def test_a_factory_that_makes_something_else_says_what(tiny_model: TinyModel, executor: Executor) -> None:
     config = AdapterEngineConfig(path="tests.run.test_adapters.makes_no_engine")
     with pytest.raises(UserError, match=r"made a str; it must make a tailrace\.engine\.base\.Engine"):
-        make_engine(config, tiny_model("llama"), device="cpu", executor=executor)
+        make_engine(config, EngineArgs(model_dir=tiny_model("llama"), device="cpu", executor=executor))
     trainer = TrainerConfig(backend=AdapterTrainerBackend(path="tests.run.test_adapters.makes_no_trainer"))
+    args = TrainerArgs(model_dir=tiny_model("llama"), config=trainer, temperature=1.0, total_updates=1, device="cpu")
     with pytest.raises(UserError, match=r"made a NoneType; it must make a tailrace\.trainer\.base\.Trainer"):
-        make_trainer(tiny_model("llama"), trainer, temperature=1.0, total_updates=1, device="cpu")
+        make_trainer(args)
 
 
 def test_the_working_directory_is_importable(
     tmp_path: Path, tiny_model: TinyModel, executor: Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "lonely_engine.py").write_text("def make(model_dir, *, device, executor, size): return [size]\n")
+    (tmp_path / "lonely_engine.py").write_text("def make(args, size): return [size]\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     config = AdapterEngineConfig(path="lonely_engine.make", options={"size": 3})
     with pytest.raises(UserError, match="made a list"):
-        make_engine(config, tiny_model("llama"), device="cpu", executor=executor)
+        make_engine(config, EngineArgs(model_dir=tiny_model("llama"), device="cpu", executor=executor))
 
 
 @pytest.mark.parametrize(("file", "told"), [("mine.py", "mine.py"), (None, "a notebook")])

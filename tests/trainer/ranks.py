@@ -2,21 +2,20 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from tailrace.trainer.backends.single import SingleTrainer
-from tailrace.trainer.base import Loss, TrainSample, UpdateResult
+from tailrace.trainer.base import Loss, TrainerArgs, TrainSample, UpdateResult
 from tailrace.types import FloatArray
 
 
 class TwoRanks(SingleTrainer):
     """This object is rank 0 and holds rank 1. Each has all weights and every other group."""
 
-    def __init__(self, *arguments: Any, **keywords: Any) -> None:
-        super().__init__(*arguments, **keywords)
-        self._other = SingleTrainer(*arguments, **keywords)
+    def __init__(self, args: TrainerArgs) -> None:
+        super().__init__(args)
+        self._other = SingleTrainer(args)
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         parts = super().log_probs(samples[::2]), self._other.log_probs(samples[1::2])

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.config.trainer import AdapterTrainerBackend
 from tailrace.conformance.trainer import TrainerContract
 from tailrace.trainer.backends.single import SingleTrainer
-from tailrace.trainer.base import Loss, TrainSample, UpdateResult
+from tailrace.trainer.base import Loss, TrainerArgs, TrainSample, UpdateResult
 from tailrace.types import FloatArray
 from tests.conftest import TinyModel
 
@@ -31,8 +30,8 @@ class Averaging(SingleTrainer):
 class Hot(SingleTrainer):
     """Forgets the temperature."""
 
-    def __init__(self, model_dir: Path, config: Any, *, temperature: float, **others: Any) -> None:
-        super().__init__(model_dir, config, temperature=1.0, **others)
+    def __init__(self, args: TrainerArgs) -> None:
+        super().__init__(replace(args, temperature=1.0))
 
 
 class Remembering(SingleTrainer):

@@ -1,7 +1,6 @@
 """An engine that somebody else wrote, by the dotted path of what makes it; docs/adapters.md."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 
 from tailrace.config.engine import AdapterEngineConfig
 from tailrace.engine.backends.base import Backend
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.errors import UserError
 from tailrace.host.user_code import check_call, load_callable
 
@@ -23,7 +22,7 @@ def load_engine_factory(config: AdapterEngineConfig) -> Callable[..., Any]:
         UserError: it cannot, or is not there.
     """
     factory = load_callable(KEY, config.path)
-    check_call(KEY, config.path, factory, "model_dir", device=None, executor=None, **config.options)
+    check_call(KEY, config.path, factory, "args", **config.options)
     return factory
 
 
@@ -33,14 +32,13 @@ class AdapterBackend(Backend):
     def __init__(self, config: AdapterEngineConfig) -> None:
         self._config = config
 
-    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
-        """`f(model_dir, device=…, executor=…, **options)`.
+    def make(self, args: EngineArgs) -> Engine:
+        """`f(args, **options)`.
 
         Raises:
             UserError: `f` cannot be called, or gives something else than an engine.
         """
-        factory, options = load_engine_factory(self._config), self._config.options
-        engine = factory(model_dir, device=device, executor=executor, **options)
+        engine = load_engine_factory(self._config)(args, **self._config.options)
         if not isinstance(engine, Engine):
             raise UserError(
                 f"{KEY} {self._config.path!r} made a {type(engine).__name__}; "

@@ -1,13 +1,12 @@
 """What the rest of Tailrace asks about an engine before it exists. Each `engine.type` has one `Backend`."""
 
 from abc import ABC, abstractmethod
-from concurrent.futures import Executor
 from pathlib import Path
 
 import torch
 
 from tailrace.config.engine import SamplingConfig
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
 from tailrace.planning.estimate import EngineSize
@@ -20,7 +19,7 @@ class Backend(ABC):
     """
 
     @abstractmethod
-    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    def make(self, args: EngineArgs) -> Engine:
         """The engine. See `make_engine` (tailrace/engine/factory.py)."""
 
     @property

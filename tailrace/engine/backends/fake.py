@@ -11,7 +11,7 @@ import torch
 
 from tailrace.config.engine import FakeEngineConfig
 from tailrace.engine.backends.base import Backend
-from tailrace.engine.base import Engine, EngineStats
+from tailrace.engine.base import Engine, EngineArgs, EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
 from tailrace.errors import ConfigError
 from tailrace.models.info import describe_model
@@ -151,9 +151,9 @@ class FakeBackend(Backend):
     def __init__(self, config: FakeEngineConfig) -> None:
         self._config = config
 
-    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    def make(self, args: EngineArgs) -> Engine:
         """An engine with random responses."""
-        return FakeEngine(executor=executor, playwright=RandomPlaywright(self._config.vocab_size))
+        return FakeEngine(executor=args.executor, playwright=RandomPlaywright(self._config.vocab_size))
 
     def size(self, parameters: int) -> EngineSize:
         """Nothing."""

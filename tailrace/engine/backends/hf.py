@@ -1,7 +1,6 @@
 """transformers `generate` behind the engine interface: slow, and the oracle of the others."""
 
 from collections.abc import Mapping
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 
 from tailrace.config.engine import HfEngineConfig, SamplingConfig
 from tailrace.engine.backends.base import Backend
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.driver import DrivenEngine
 from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.one_by_one import End, OneByOneCore
@@ -97,8 +96,8 @@ def _generation_config(sampling: SamplingConfig) -> GenerationConfig:
 class HfEngine(DrivenEngine):
     """One request at a time through transformers."""
 
-    def __init__(self, config: HfEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
-        super().__init__(HfCore(config, model_dir, device=torch.device(device)), executor)
+    def __init__(self, config: HfEngineConfig, args: EngineArgs) -> None:
+        super().__init__(HfCore(config, args.model_dir, device=torch.device(args.device)), args.executor)
 
 
 class HfBackend(Backend):
@@ -107,9 +106,9 @@ class HfBackend(Backend):
     def __init__(self, config: HfEngineConfig) -> None:
         self._config = config
 
-    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    def make(self, args: EngineArgs) -> Engine:
         """See `HfCore`."""
-        return HfEngine(self._config, model_dir, device=device, executor=executor)
+        return HfEngine(self._config, args)
 
     def size(self, parameters: int) -> EngineSize:
         """One copy of the weights."""

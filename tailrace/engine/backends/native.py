@@ -1,6 +1,5 @@
 """Tailrace's own engine."""
 
-from concurrent.futures import Executor
 from pathlib import Path
 
 import torch
@@ -9,7 +8,7 @@ from tailrace.config.base import GIB
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.adaptive_tp.report import adaptive_tp_event
 from tailrace.engine.backends.base import Backend, limited_context
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.core import EngineCore
 from tailrace.engine.decoder.factory import local_sizes, longest_sequence
 from tailrace.engine.driver import DrivenEngine
@@ -23,11 +22,11 @@ from tailrace.planning.estimate import PROCESS_BYTES, EngineSize
 class NativeEngine(DrivenEngine):
     """Continuous batching over block KV caches, on DP × TP ranks."""
 
-    def __init__(self, config: NativeEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
+    def __init__(self, config: NativeEngineConfig, args: EngineArgs) -> None:
         """See `EngineCore`."""
-        self._native = EngineCore(config, model_dir, device=torch.device(device))
+        self._native = EngineCore(config, args.model_dir, device=torch.device(args.device))
         self._log: EventLog | None = None
-        super().__init__(self._native, executor)
+        super().__init__(self._native, args.executor)
 
     def log_to(self, log: EventLog) -> None:
         """See `Engine`."""
@@ -47,9 +46,9 @@ class NativeBackend(Backend):
     def __init__(self, config: NativeEngineConfig) -> None:
         self._config = config
 
-    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    def make(self, args: EngineArgs) -> Engine:
         """See `EngineCore`."""
-        return NativeEngine(self._config, model_dir, device=device, executor=executor)
+        return NativeEngine(self._config, args)
 
     @property
     def capacity(self) -> int:

@@ -15,7 +15,6 @@ import os
 import random
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -28,7 +27,7 @@ import torch
 from tailrace.config.base import GIB
 from tailrace.config.engine import SamplingConfig, VllmEngineConfig
 from tailrace.engine.backends.base import Backend, limited_context
-from tailrace.engine.base import Engine, EngineStats
+from tailrace.engine.base import Engine, EngineArgs, EngineStats
 from tailrace.engine.driver import Core, DrivenEngine, check_prompt
 from tailrace.engine.kv_cache import DTYPES
 from tailrace.engine.model.weights import Weights, check_weights
@@ -212,9 +211,9 @@ class VllmCore(Core):
 class VllmEngine(DrivenEngine):
     """Continuous batching by vLLM."""
 
-    def __init__(self, config: VllmEngineConfig, model_dir: Path, *, device: str, executor: Executor) -> None:
+    def __init__(self, config: VllmEngineConfig, args: EngineArgs) -> None:
         """See `VllmCore`."""
-        super().__init__(VllmCore(config, model_dir, device=torch.device(device)), executor)
+        super().__init__(VllmCore(config, args.model_dir, device=torch.device(args.device)), args.executor)
 
 
 def unsupported(sampling: SamplingConfig) -> str | None:
@@ -234,9 +233,9 @@ class VllmBackend(Backend):
     def __init__(self, config: VllmEngineConfig) -> None:
         self._config = config
 
-    def make(self, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    def make(self, args: EngineArgs) -> Engine:
         """See `VllmCore`."""
-        return VllmEngine(self._config, model_dir, device=device, executor=executor)
+        return VllmEngine(self._config, args)
 
     @property
     def capacity(self) -> int:

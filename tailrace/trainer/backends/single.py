@@ -14,10 +14,9 @@ import torch
 from transformers import PreTrainedModel
 
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
-from tailrace.config.trainer import TrainerConfig
 from tailrace.errors import NonFiniteError
 from tailrace.trainer import state
-from tailrace.trainer.base import Loss, Trainer, TrainSample, UpdateResult
+from tailrace.trainer.base import Loss, Trainer, TrainerArgs, TrainSample, UpdateResult
 from tailrace.trainer.optimizer import learning_rate, make_optimizer
 from tailrace.trainer.packing import GroupPart, PackedBatch, pack, plan_micro_batches
 from tailrace.trainer.scorer import Scorer
@@ -53,16 +52,14 @@ class SingleTrainer(Scorer, Trainer):
     A subclass may train another model, or otherwise: see `load_model`, `score` and `make_optimizer`.
     """
 
-    def __init__(
-        self, model_dir: Path, config: TrainerConfig, *, temperature: float, total_updates: int, device: str
-    ) -> None:
-        """Load the weights. `total_updates`: optimizer steps of the whole run, for the schedule; the others: `Scorer`.
+    def __init__(self, args: TrainerArgs) -> None:
+        """Load the weights.
 
         Raises:
             ModelError: see `Scorer`.
         """
-        super().__init__(model_dir, config, temperature=temperature, device=device)
-        self._total_updates = total_updates
+        super().__init__(args)
+        self._total_updates = args.total_updates
         self._optimizer = self.make_optimizer(self._model)
         self._counters = state.Counters()
         self._sums = _Sums()
