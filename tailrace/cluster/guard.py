@@ -15,7 +15,8 @@ import threading
 import time
 from contextlib import suppress
 
-from tailrace.host.descendants import KILL_LIMIT_S, adopt_orphans, kill_descendants
+from tailrace.host.children import KILL_LIMIT_S
+from tailrace.host.descendants import adopt_orphans, kill_descendants
 
 
 def main() -> None:

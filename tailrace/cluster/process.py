@@ -15,7 +15,6 @@ import itertools
 import os
 import socket
 import subprocess
-import sys
 from asyncio import Future, StreamReader, StreamWriter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
@@ -49,12 +48,13 @@ from tailrace.cluster.wire import (
     Run,
     Start,
     ToWorker,
-    frame,
     read_to_keeper,
     unpack_error,
 )
 from tailrace.errors import TailraceError, WorkerDied, how_ended
 from tailrace.events import Event
+from tailrace.host.children import last_output, python_module
+from tailrace.host.frames import frame
 
 _BATCH_S = 0.5
 """Lines and events that come within this time go in one report: each costs milliseconds of several processes."""
@@ -279,8 +279,7 @@ class WorkerProcess:
                 await self.kill(f"killed, since it had given no sign of life for {limit_s:g} s")
 
     def _obituary(self) -> WorkerDied:
-        last = f"; its last output: {self._output.last}" if self._output.last else ""
-        return WorkerDied.of(self.name, self.pid, f"{self._how}{last}")
+        return WorkerDied.of(self.name, self.pid, f"{self._how}{last_output(self._output.last)}")
 
 
 def _kill_group(group: int) -> None:
@@ -300,11 +299,9 @@ async def _spawn(spec: WorkerSpec, environment: Mapping[str, str], directory: st
     messages, their_messages = socket.socketpair()
     lifeline, their_lifeline = socket.socketpair()
     output, their_output = os.pipe()
-    # -P: a file of the working directory named like a module of Python must not take its place.
-    python = (sys.executable, "-P", "-m")
-    worker = (sys.executable, "-u", "-P", "-m", "tailrace.cluster.serve", spec.name, str(their_messages.fileno()))
+    worker = (*python_module("tailrace.cluster.serve", "-u"), spec.name, str(their_messages.fileno()))
     starter = subprocess.Popen(
-        [*python, "tailrace.cluster.guard", str(their_lifeline.fileno()), *worker],
+        [*python_module("tailrace.cluster.guard"), str(their_lifeline.fileno()), *worker],
         stdin=DEVNULL,
         stdout=their_output,
         stderr=STDOUT,

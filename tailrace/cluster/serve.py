@@ -30,13 +30,13 @@ from tailrace.cluster.wire import (
     Run,
     Start,
     ToKeeper,
-    frame,
     pack_error,
     read_to_worker,
 )
 from tailrace.errors import ConfigError
 from tailrace.host.cpu import usable_cores
 from tailrace.host.descendants import signal_at_end_of_parent
+from tailrace.host.frames import frame
 from tailrace.host.streams import replace_unencodable, warn_in_one_line
 
 _BATCH_S = 0.2

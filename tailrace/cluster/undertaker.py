@@ -17,6 +17,7 @@ from subprocess import DEVNULL, PIPE
 import psutil
 
 from tailrace.cluster.environment import environment
+from tailrace.host.children import python_module
 from tailrace.host.descendants import kill_all, living
 
 MARK = "TAILRACE_RAY"
@@ -31,7 +32,7 @@ _LOOK_S = 0.1
 
 def start(mark: str, directory: str) -> "subprocess.Popen[bytes]":
     """An undertaker for the Ray of this driver. Writing anything to its input sends it away."""
-    command = (sys.executable, "-P", "-m", "tailrace.cluster.undertaker", mark, directory)
+    command = (*python_module("tailrace.cluster.undertaker"), mark, directory)
     return subprocess.Popen(
         command, stdin=PIPE, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True, env=environment(os.environ)
     )

@@ -1,4 +1,4 @@
-"""What a worker's process and its keeper tell each other: a length in 4 bytes, then a message in MessagePack.
+"""What a worker's process and its keeper tell each other, in frames (tailrace/host/frames.py).
 
 Both are the same installation on one machine and trust each other, so what the contract leaves open (arguments,
 results, errors) is pickled inside.
@@ -13,8 +13,7 @@ import msgspec
 from tailrace.cluster.base import foreign, is_ours
 from tailrace.errors import TailraceError
 from tailrace.events import Event
-
-_LENGTH_BYTES = 4
+from tailrace.host.frames import receive_frame
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -75,12 +74,6 @@ _to_worker = msgspec.msgpack.Decoder(ToWorker)
 _to_keeper = msgspec.msgpack.Decoder(ToKeeper)
 
 
-def frame(message: ToWorker | ToKeeper) -> bytes:
-    """`message` as it is sent."""
-    body = msgspec.msgpack.encode(message)
-    return len(body).to_bytes(_LENGTH_BYTES, "big") + body
-
-
 async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker | None:
     """The next message to a worker; None when its keeper has hung up."""
     body = await _read(reader)
@@ -95,8 +88,7 @@ async def read_to_keeper(reader: asyncio.StreamReader) -> ToKeeper | None:
 
 async def _read(reader: asyncio.StreamReader) -> bytes | None:
     try:
-        length = await reader.readexactly(_LENGTH_BYTES)
-        return await reader.readexactly(int.from_bytes(length, "big"))
+        return await receive_frame(reader)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
 

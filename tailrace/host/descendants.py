@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import psutil
 
+from tailrace.host.children import KILL_LIMIT_S
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-KILL_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 
 
 def adopt_orphans() -> None:

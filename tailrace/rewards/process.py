@@ -11,7 +11,6 @@ import itertools
 import os
 import secrets
 import signal
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,18 +20,18 @@ import psutil
 
 from tailrace.config.rewards import RewardsConfig
 from tailrace.errors import UNREADABLE, RewardError, UserError, how_ended
+from tailrace.host.children import EXIT_LIMIT_S, kill_group, last_output, python_module
 from tailrace.host.descendants import kill_all, living
+from tailrace.host.frames import frame, receive_frame
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.output import Lines
-from tailrace.rewards.wire import LENGTH, Call, Message, Ready, Reply, Setup, frame
+from tailrace.rewards.wire import Call, Message, Ready, Reply, Setup
 
 START_LIMIT_S = 120.0
 """Importing a grader's libraries on a busy machine takes seconds; a module that takes longer hangs."""
 _MARK = "TAILRACE_GRADER"
 _REAP_LIMIT_S = 5.0
 """A guard ends at once, with all that it guards; one that is stopped is killed."""
-_EXIT_LIMIT_S = 1.0
-"""An interpreter closes its pipes a moment before it exits; the exit code is worth the wait."""
 _GRACE_S = 1.0
 """For a worker to say itself that a grading among several took too long."""
 
@@ -65,8 +64,7 @@ class GraderProcess:
         Raises:
             GraderDied: the machine has no room for another process.
         """
-        # -P: a file of the working directory named like a module of Python must not take its place.
-        command = (sys.executable, "-P", "-m", "tailrace.rewards.worker")
+        command = python_module("tailrace.rewards.worker")
         mark = secrets.token_hex(16)
         try:
             process = await asyncio.create_subprocess_exec(
@@ -143,8 +141,7 @@ class GraderProcess:
                 async with asyncio.timeout(_REAP_LIMIT_S):
                     await self._process.wait()
         if self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
         if self._process.returncode in (None, -signal.SIGKILL):  # its guard may have been killed, which saw to nothing
             await asyncio.to_thread(kill_all, lambda: living(self._has_mark))
         tasks = {self._hearing, *({self._listening} if self._listening else ())} - {asyncio.current_task()}
@@ -172,11 +169,11 @@ class GraderProcess:
     async def _death(self) -> GraderDied:
         """What to tell of the process, which has ended or is ended now."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_EXIT_LIMIT_S):
+            async with asyncio.timeout(EXIT_LIMIT_S):
                 await self._process.wait()
         await self.kill()
-        how, last = self._why or how_ended(self._process.returncode), self._lines.last
-        return GraderDied(f"died: {how}; its last output: {last}" if last else f"died: {how}")
+        how = self._why or how_ended(self._process.returncode)
+        return GraderDied(f"died: {how}{last_output(self._lines.last)}")
 
     async def _send(self, message: Setup | Call) -> None:
         stdin = self._process.stdin
@@ -187,8 +184,7 @@ class GraderProcess:
     async def _receive(self, kind: type[Message]) -> Message:
         stdout = self._process.stdout
         assert stdout is not None
-        (length,) = LENGTH.unpack(await stdout.readexactly(LENGTH.size))
-        return msgspec.msgpack.decode(await stdout.readexactly(length), type=kind)
+        return msgspec.msgpack.decode(await receive_frame(stdout), type=kind)
 
     async def _hear_output(self) -> None:
         stderr = self._process.stderr

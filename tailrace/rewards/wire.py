@@ -1,17 +1,15 @@
-"""What the pool and its workers say to each other: msgpack, each message behind its length in 4 bytes.
+"""What the pool and its workers say to each other, in frames (tailrace/host/frames.py).
 
 pool → worker   Setup, then Call, Call, …
 worker → pool   Ready, then one Reply for each call; in any order where the grader is asynchronous
 """
 
-import struct
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
+from tailrace.host.frames import read_frame
 from tailrace.rewards.base import Grade, GradingRequest
-
-LENGTH = struct.Struct(">I")
 
 Message = TypeVar("Message")
 
@@ -51,17 +49,7 @@ class Reply(msgspec.Struct, frozen=True):
     grade: Grade
 
 
-def frame(message: Any) -> bytes:
-    """`message` as it goes over a pipe."""
-    body = msgspec.msgpack.encode(message)
-    return LENGTH.pack(len(body)) + body
-
-
 def read(pipe: BinaryIO, kind: type[Message]) -> Message | None:
     """The next message, or None at the end of the input."""
-    head = pipe.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    body = pipe.read(length)
-    return msgspec.msgpack.decode(body, type=kind) if len(body) == length else None
+    body = read_frame(pipe)
+    return None if body is None else msgspec.msgpack.decode(body, type=kind)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 
 from tailrace.config.rewards import Grader as GraderConfig
 from tailrace.errors import UserError
+from tailrace.host.frames import frame
 from tailrace.host.streams import replace_unencodable
 from tailrace.host.user_code import describe
 from tailrace.rewards.base import AsyncGrader, Grade, Grader, GradingRequest
@@ -21,7 +22,7 @@ from tailrace.rewards.factory import make_grader
 from tailrace.rewards.guard import fork_worker
 from tailrace.rewards.results import failed, graded
 from tailrace.rewards.together import serve_together
-from tailrace.rewards.wire import Call, Ready, Reply, Setup, frame, read
+from tailrace.rewards.wire import Call, Ready, Reply, Setup, read
 
 
 def main() -> None:

@@ -118,7 +118,7 @@ def test_a_template_that_was_killed_is_replaced_and_its_ranks_end(template: Temp
 def test_a_template_that_stands_still_is_killed_and_replaced(
     template: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_process, "_REAP_LIMIT_S", 0.1)
+    monkeypatch.setattr(worker_process, "KILL_LIMIT_S", 0.1)
     before = WorkerProcess(0)
     assert before.pid
     os.kill(template.pid, signal.SIGSTOP)

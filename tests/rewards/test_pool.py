@@ -17,9 +17,10 @@ import pytest
 
 from tailrace.config.rewards import FunctionReward, RegexReward, RewardsConfig
 from tailrace.errors import RewardError, UserError
+from tailrace.host.frames import frame
 from tailrace.rewards.base import Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
-from tailrace.rewards.wire import Call, Setup, frame
+from tailrace.rewards.wire import Call, Setup
 from tests.rewards.requests import make_request
 
 GRADERS = "tests.rewards.graders_for_tests"

@@ -5,6 +5,8 @@ import threading
 from contextlib import suppress
 from typing import IO
 
+from tailrace.host.children import last_output
+
 _BYTES, _LINES = 4000, 3
 
 
@@ -26,10 +28,9 @@ class Tail:
             raise
 
     def __str__(self) -> str:
-        """The last lines in one, after `; its last output: `; empty where there are none."""
+        """The last lines in one, see `last_output`."""
         lines = [line.strip() for line in self._bytes.decode(errors="replace").splitlines() if line.strip()]
-        last = " ".join(lines[-_LINES:])
-        return f"; its last output: {last}" if last else ""
+        return last_output(" ".join(lines[-_LINES:]))
 
     def finish(self, limit_s: float) -> None:
         """Read what is left of a process that has ended."""

@@ -23,6 +23,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 
 from tailrace.engine.ranks import worker
+from tailrace.host.children import kill_group
 from tailrace.host.streams import replace_unencodable
 
 REQUEST = b"f"
@@ -113,8 +114,7 @@ class Template:
         for pid in list(self._children):
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 continue
-            with suppress(ProcessLookupError, PermissionError):  # its number is nobody else's yet
-                os.killpg(pid, signal.SIGKILL)
+            kill_group(pid)  # its number is nobody else's yet
             _, status = os.waitpid(pid, 0)
             with self._children.pop(pid) as telling:
                 _tell(telling, os.waitstatus_to_exitcode(status))

@@ -6,10 +6,8 @@ Nobody waits for the template's word with a lock: a replica may be collected, an
 
 import atexit
 import os
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -19,13 +17,10 @@ from subprocess import DEVNULL, PIPE, STDOUT
 from tailrace.engine.ranks.tail import Tail
 from tailrace.engine.ranks.template import REQUEST
 from tailrace.errors import how_ended
+from tailrace.host.children import EXIT_LIMIT_S, KILL_LIMIT_S, kill_group, python_module
 
 _TAKE_LIMIT_S = 10.0
 """For a request of one byte to find room in the socket."""
-_EXIT_LIMIT_S = 1.0
-"""A process closes its sockets a moment before it exits; the exit code is worth the wait."""
-_END_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 
 
 class ForkedProcess:
@@ -76,8 +71,7 @@ class ForkedProcess:
     def kill(self) -> None:
         """Kill it with all that it has started, if its pid is known."""
         if not self.ended and self.pid:  # what has ended was killed with its group, and the number may be another's
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
+            kill_group(self.pid)
 
     def give_up(self) -> None:
         """It has not even begun: end the template, which stands still."""
@@ -109,12 +103,11 @@ class TemplateProcess:
         """
         self._requests, theirs = socket.socketpair()
         self._requests.settimeout(_TAKE_LIMIT_S)
-        # -P: a file of the working directory named like a module of Python must not take its place.
-        module = ("-u", "-P", "-m", "tailrace.engine.ranks.template")
+        command = python_module("tailrace.engine.ranks.template", "-u")
         with theirs, ExitStack() as undo:
             undo.enter_context(self._requests)
             self._process = subprocess.Popen(
-                (sys.executable, *module, str(os.getpid()), str(theirs.fileno())),
+                (*command, str(os.getpid()), str(theirs.fileno())),
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=STDOUT,
@@ -163,20 +156,20 @@ class TemplateProcess:
     def obituary(self) -> str:
         """How it has died, and its last words."""
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_LIMIT_S)
-        self._tail.finish(_EXIT_LIMIT_S)
+            self._process.wait(EXIT_LIMIT_S)
+        self._tail.finish(EXIT_LIMIT_S)
         return f"{how_ended(self._process.returncode)}{self._tail}"
 
     def close(self) -> None:
         """End it; ranks that are left end, too. Closing twice is harmless."""
         self._requests.close()
         self._end()
-        self._tail.finish(_END_LIMIT_S)
+        self._tail.finish(KILL_LIMIT_S)
 
     def _end(self) -> None:
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_LIMIT_S)
+            self._process.wait(KILL_LIMIT_S)
 
 
 _template: TemplateProcess | None = None

@@ -1,11 +1,10 @@
-"""What the driver and the process of a rank say to each other: msgpack, each message behind its length in 4 bytes.
+"""What the driver and the process of a rank say to each other, in frames (tailrace/host/frames.py).
 
 driver → worker   Start, then the others in any order, each when the one before it has been answered
 worker → driver   one Answer to each
 """
 
 import socket
-import struct
 import time
 from array import array
 from contextlib import suppress
@@ -17,9 +16,9 @@ from tailrace.engine.ranks.reshard import SwitchTimes
 from tailrace.engine.ranks.staging import Place
 from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.step import StepInput, StepOutput
+from tailrace.host.frames import LENGTH, frame
 from tailrace.models.architecture import Architecture
 
-_LENGTH = struct.Struct(">I")
 _DESCRIPTOR_BYTES = array("i").itemsize
 
 
@@ -129,12 +128,11 @@ class Channel:
             ConnectionError: the other end is gone.
             TimeoutError: it has not taken the message within `limit_s`.
         """
-        body = msgspec.msgpack.encode(message)
-        frame = _LENGTH.pack(len(body)) + body
+        data = frame(message)
         passed = [] if descriptor is None else [descriptor]
         self._stream.settimeout(limit_s)
-        sent = socket.send_fds(self._stream, [frame], passed)
-        self._stream.sendall(memoryview(frame)[sent:])
+        sent = socket.send_fds(self._stream, [data], passed)
+        self._stream.sendall(memoryview(data)[sent:])
 
     def receive_order(self) -> tuple[Order, int | None]:
         """The next order, and the file descriptor that came with it.
@@ -167,7 +165,7 @@ class Channel:
     def _receive(
         self, decoder: msgspec.msgpack.Decoder[Message], deadline: float | None, descriptors: "array[int]"
     ) -> Message:
-        (length,) = _LENGTH.unpack(self._read(_LENGTH.size, deadline, descriptors))
+        (length,) = LENGTH.unpack(self._read(LENGTH.size, deadline, descriptors))
         return decoder.decode(self._read(length, deadline, descriptors))
 
     def _read(self, size: int, deadline: float | None, descriptors: "array[int]") -> bytearray:

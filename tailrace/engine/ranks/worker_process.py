@@ -11,13 +11,10 @@ from tailrace.engine.ranks.tail import Tail
 from tailrace.engine.ranks.template_process import ForkedProcess
 from tailrace.engine.ranks.wire import Channel
 from tailrace.errors import EngineError
+from tailrace.host.children import EXIT_LIMIT_S, KILL_LIMIT_S
 
 _START_LIMIT_S = 300.0
 """For the template to import torch on a busy machine."""
-_REAP_LIMIT_S = 5.0
-"""A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
-_EXIT_LIMIT_S = 1.0
-"""A process closes its socket a moment before it exits; the exit code is worth the wait."""
 
 
 class WorkerProcess:
@@ -48,7 +45,7 @@ class WorkerProcess:
 
     def obituary(self) -> str:
         """How a process that hung up has died, and its last words."""
-        self._process.wait(_EXIT_LIMIT_S)
+        self._process.wait(EXIT_LIMIT_S)
         end([self])
         return f"{self._process.how()}{self._tail}"
 
@@ -63,9 +60,9 @@ class WorkerProcess:
 
     def _reap(self) -> None:
         if os.getpid() == self._driver:
-            if not self._process.wait(_REAP_LIMIT_S) and not self._process.pid:
+            if not self._process.wait(KILL_LIMIT_S) and not self._process.pid:
                 self._process.give_up()
-            self._tail.finish(_REAP_LIMIT_S)
+            self._tail.finish(KILL_LIMIT_S)
 
 
 def _start() -> tuple[ForkedProcess, Channel, Tail]:

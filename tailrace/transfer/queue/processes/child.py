@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,10 +12,9 @@ from subprocess import DEVNULL, STDOUT
 import msgspec
 
 from tailrace.errors import QueueError
+from tailrace.host.children import EXIT_LIMIT_S, python_module
 from tailrace.transfer.queue.processes.serve import LOG_TIME, ControllerSettings, Failed, Message, UnitSettings
 
-_EXIT_LIMIT_S = 1.0
-"""A process closes its socket a moment before it exits; the exit code is worth the wait."""
 KILLED_LIMIT_S = 5.0
 """A killed process is gone in milliseconds; one stuck in the kernel is left to it."""
 _TAIL_BYTES = 2000
@@ -53,14 +51,12 @@ class Child:
         except ConnectionError:
             pass  # it has died, and `hear` says so
         except TimeoutError:
-            self.end(_EXIT_LIMIT_S)
+            self.end(EXIT_LIMIT_S)
             raise QueueError(f"{name} of the queue has not taken its settings within {_SEND_LIMIT_S:g} s") from None
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        # -P: a file of the working directory named like a module of Python must not take its place.
-        module = ("-P", "-m", "tailrace.transfer.queue.processes.serve")
-        command = (sys.executable, *module, str(os.getpid()), str(theirs.fileno()))
+        command = (*python_module("tailrace.transfer.queue.processes.serve"), str(os.getpid()), str(theirs.fileno()))
         with theirs:
             try:
                 with self.log.open("ab", buffering=0) as log:
@@ -114,7 +110,7 @@ class Child:
 
     def obituary(self) -> str:
         """How one that has hung up died."""
-        self.end(_EXIT_LIMIT_S)
+        self.end(EXIT_LIMIT_S)
         return f"{self.name} of the queue ended ({self._how}, see {self.log}){self._because}"
 
     @property
