@@ -20,7 +20,7 @@ def python_module(name: str, *options: str) -> tuple[str, ...]:
 
 
 def kill_group(leader: int) -> None:
-    """Kill all processes of the group that `leader` has made; nothing where it is gone, or has become another user's."""
+    """Kill all processes of the group that `leader` has made; nothing where it is gone or another user's."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

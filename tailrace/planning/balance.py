@@ -1,7 +1,7 @@
 """Splitting items into parts of nearly equal cost, such as the rows of a batch among ranks by their tokens.
 
-The best split, whose heaviest part is lightest, is NP-hard to find (multiprocessor scheduling). Both ways here take
-O(n log n) steps for a given number of parts and have proven bounds; differencing mostly comes much nearer to the best.
+The best split, whose heaviest part is lightest, is NP-hard to find (multiprocessor scheduling). Differencing takes
+O(n log n) steps for a given number of parts, and its bound is proven.
 
 Costs are not negative. Equal costs are split the same way every time.
 """
@@ -43,31 +43,6 @@ def partition(costs: Sequence[float], parts: int, *, equal_count: bool) -> list[
     blocks = [order[start : start + width] for start in range(0, len(order), width)]
     solutions = [_solution([(costs[item], [item]) for item in block], parts) for block in blocks]
     return [sorted(items) for _, items in _difference(solutions or [_solution([], parts)])]
-
-
-def lpt(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """Split by longest processing time first: the costliest item left goes to the part that is lightest so far.
-
-    Graham 1969, Bounds on Multiprocessing Timing Anomalies: the heaviest part is at most 4/3 - 1/(3 parts) times that
-    of the best split.
-
-    Args:
-        costs: of each item.
-        parts: how many; some are empty where there are fewer items.
-
-    Returns:
-        The items of each part, as places in `costs`, ascending; the heaviest part first.
-
-    Raises:
-        ValueError: `parts` is less than 1, or a cost is negative or not a finite number.
-    """
-    order = _heaviest_first(costs, parts)
-    heap: list[tuple[float, int, list[int]]] = [(0, number, []) for number in range(parts)]
-    for item in order:
-        cost, number, items = heap[0]
-        items.append(item)
-        heapq.heapreplace(heap, (cost + costs[item], number, items))
-    return [sorted(items) for _, _, items in sorted(heap, reverse=True)]
 
 
 def _heaviest_first(costs: Sequence[float], parts: int) -> list[int]:

@@ -19,7 +19,6 @@ from tailrace.engine.model.sharding import (
     local_architecture,
     pieces,
     shard_weights,
-    vocab_range,
 )
 from tailrace.errors import ModelError
 from tailrace.models.architecture import Architecture, parameter_shapes
@@ -114,6 +113,13 @@ def first_holders(architecture: Architecture, tp: int) -> list[bool]:
         first.append(not heads & seen)
         seen |= heads
     return first
+
+
+def vocab_range(architecture: Architecture, shard: Shard) -> tuple[int, int]:
+    """The shard's tokens: start … stop - 1, maybe none."""
+    cut = cut_of(architecture, shard, "lm_head.weight")
+    assert cut is not None
+    return cut[1].start, cut[1].stop
 
 
 @settings(max_examples=80)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.planning.balance import lpt, partition
+from tailrace.planning.balance import partition
 
 Split = Callable[[Sequence[float], int], list[list[int]]]
-SPLITS: list[Split] = [partial(partition, equal_count=False), partial(partition, equal_count=True), lpt]
+SPLITS: list[Split] = [partial(partition, equal_count=False), partial(partition, equal_count=True)]
 
 COSTS = st.lists(st.integers(0, 10_000), max_size=60)
 FEW_COSTS = st.lists(st.integers(0, 50), min_size=1, max_size=6)
@@ -21,6 +21,14 @@ RATIOS = {1: 1, 2: 1, 3: 4 / 3, 4: 19 / 12, 5: 103 / 60, 6: 643 / 360}
 
 def sums(costs: Sequence[float], parts: Sequence[Sequence[int]]) -> list[float]:
     return [sum(costs[item] for item in items) for items in parts]
+
+
+def lpt(costs: Sequence[float], parts: int) -> list[list[int]]:
+    """The simple way, longest processing time first (Graham 1969): the costliest item goes to the lightest part."""
+    result: list[list[int]] = [[] for _ in range(parts)]
+    for item in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
+        min(result, key=lambda items: sum(costs[i] for i in items)).append(item)
+    return sorted(result, key=lambda items: -sum(costs[i] for i in items))
 
 
 def best(costs: Sequence[float], parts: int, *, equal_count: bool = False) -> float:
@@ -66,11 +74,10 @@ def test_differencing_is_never_worse_than_lpt_by_more_than_its_bound(costs: list
     assert ours <= (4 / 3 - 1 / (3 * parts)) * theirs + 1e-9
 
 
-@pytest.mark.parametrize("split", [SPLITS[0], lpt])
 @given(costs=FEW_COSTS, parts=st.integers(1, 3))
 @settings(max_examples=50)
-def test_the_heaviest_part_is_within_the_bound_of_the_best_split(split: Split, costs: list[int], parts: int) -> None:
-    heaviest = max(sums(costs, split(costs, parts)))
+def test_the_heaviest_part_is_within_the_bound_of_the_best_split(costs: list[int], parts: int) -> None:
+    heaviest = max(sums(costs, partition(costs, parts, equal_count=False)))
     assert heaviest <= (4 / 3 - 1 / (3 * parts)) * best(costs, parts) + 1e-9
 
 

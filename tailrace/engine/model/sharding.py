@@ -90,12 +90,6 @@ def local_architecture(architecture: Architecture, degree: int) -> Architecture:
     )
 
 
-def vocab_range(architecture: Architecture, shard: Shard) -> tuple[int, int]:
-    """The shard's tokens: start … stop - 1, maybe none. Its first logit is that of `start`, those past `stop` pad."""
-    part = _vocabulary(architecture, shard)
-    return part.start, part.stop
-
-
 def head_slots(architecture: Architecture, shard: Shard) -> list[HeadSlot]:
     """What the shard's KV heads hold, in order; it may have further, zero ones (see `local_architecture`)."""
     replicas, slots = _replicas(architecture, shard.degree), _slots(architecture, shard.degree)

@@ -1,11 +1,12 @@
 import asyncio
 import random
+from functools import partial
 
 import numpy as np
 import pytest
 
 from tailrace.errors import QueueTimeout
-from tailrace.planning.balance import lpt
+from tailrace.planning.balance import partition
 from tailrace.transfer.queue.adapters.dataloader import StreamingLoader
 from tailrace.transfer.queue.base import NewRow, Row, TransferQueue
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
@@ -49,7 +50,9 @@ async def test_what_an_abandoned_loader_has_claimed_is_the_callers_to_nack() -> 
 
 @virtual_time
 async def test_a_loader_of_a_rank_yields_the_parts_of_that_rank() -> None:
-    queue = queue_of(one_task(BalancedByLength(2, 4, partition=lpt, cost_columns=("prompt_ids",))))
+    queue = queue_of(
+        one_task(BalancedByLength(2, 4, partition=partial(partition, equal_count=False), cost_columns=("prompt_ids",)))
+    )
     await queue.put(group(1, 4) + group(2, 4))
     claims = []
     for _ in range(2):

@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from tailrace.errors import (
     QueueError,
     StaleRowError,
 )
-from tailrace.planning.balance import lpt
+from tailrace.planning.balance import partition
 from tailrace.transfer.queue.messages import (
     NO_UNIT,
     Admitted,
@@ -331,7 +332,9 @@ def test_a_batch_that_was_split_is_split_anew_after_a_restart(tmp_path: Path) ->
     """No rank keeps its part while the other waits for its own for ever."""
 
     def tasks() -> tuple[QueueTask, ...]:
-        return one_task(BalancedByLength(2, 4, partition=lpt, cost_columns=("prompt_ids",)))
+        return one_task(
+            BalancedByLength(2, 4, partition=partial(partition, equal_count=False), cost_columns=("prompt_ids",))
+        )
 
     queue = Site(tasks, tmp_path, unit_limit_s=LIMIT_S)
     store(queue, group(1, 4))

@@ -1,11 +1,12 @@
 """What all policies have in common."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from tailrace.errors import QueueError
-from tailrace.planning.balance import lpt
+from tailrace.planning.balance import partition
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import CellFacts, Policy, RowMeta
@@ -23,7 +24,7 @@ from tests.transfer.policies.rows import fill, rows_of
         OldestVersionFirst,
         WholeGroups,
         lambda tokens: TokenBudget(tokens, window=1),
-        lambda ranks: BalancedByLength(ranks, 4, partition=lpt),
+        lambda ranks: BalancedByLength(ranks, 4, partition=partial(partition, equal_count=False)),
     ],
 )
 def test_bounds_below_one_are_refused(make: Callable[[int], Policy]) -> None:

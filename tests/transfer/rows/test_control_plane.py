@@ -1,5 +1,6 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from tailrace.errors import ColumnError, GroupExists, LeaseError, QueueError, StaleRowError
-from tailrace.planning.balance import lpt
+from tailrace.planning.balance import partition
 from tailrace.transfer.queue.base import NewRow, RowId, TaskStats
 from tailrace.transfer.queue.policies.balanced import BalancedByLength
 from tailrace.transfer.queue.policies.base import CellFacts, Policy
@@ -442,7 +443,12 @@ def claim_cost(policy: Policy, groups: int, rank: int | None) -> tuple[int, int]
         (lambda: OldestVersionFirst(8), None),
         (lambda: WholeGroups(2), None),
         (lambda: TokenBudget(20, window=1, response_column="prompt_ids"), None),
-        (lambda: BalancedByLength(1, 8, partition=lpt, cost_columns=("prompt_ids",)), 0),
+        (
+            lambda: BalancedByLength(
+                1, 8, partition=partial(partition, equal_count=False), cost_columns=("prompt_ids",)
+            ),
+            0,
+        ),
     ],
 )
 def test_the_cost_of_a_claim_does_not_grow_with_the_rows_stored(make: Callable[[], Policy], rank: int | None) -> None:
