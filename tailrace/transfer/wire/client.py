@@ -126,7 +126,7 @@ class ClientBase(ABC):
     def _finish(self, exchange: Exchange) -> list[Outcome]:
         """All outcomes, in the order of the calls."""
         for connection, number in exchange.started:
-            connection.take(number)
+            connection.release(number)
         return [exchange.outcomes[place] for place in range(len(exchange.step.calls))]
 
     def _break_off(self, exchange: Exchange) -> None:
@@ -137,12 +137,12 @@ class ClientBase(ABC):
 
     def _look_after(self) -> None:
         """Give up servers that are gone, and ask about those that may be."""
-        silent = {endpoint for endpoint, connection in self._connections.items() if connection.in_doubt}
+        silent = {endpoint for endpoint, connection in self._connections.items() if connection.is_silent}
         gone = self._peers.gone(silent)
         for endpoint in gone:
             self._connections.pop(endpoint).lose()
         if (question := self._peers.question(silent - gone)) is not None:
-            self._connection(question.to).start(question, self._peers.take)
+            self._connection(question.to).start(question, self._peers.hear)
 
     def _too_late(self, within_s: float | None) -> PeerLost:
         """What to raise for an operation that was given up after so many seconds."""

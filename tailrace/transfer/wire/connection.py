@@ -50,7 +50,7 @@ class Patience:
     retry_s: float = 5.0
     """Seconds before a request is sent again, twice as many each time after that. Few get lost: with a connection."""
     max_retry_s: float = 20.0
-    doubt_s: float = 1.0
+    liveness_s: float = 1.0
     """Seconds without a sign of life after which a client asks whether the server is still there, see `Peers`."""
 
     @classmethod
@@ -61,7 +61,7 @@ class Patience:
     @property
     def tick_s(self) -> float:
         """Seconds between looks at what is due."""
-        return min(self.retry_s, self.limit_s, 2 * self.doubt_s) / 4
+        return min(self.retry_s, self.limit_s, 2 * self.liveness_s) / 4
 
 
 @dataclass(slots=True, eq=False)
@@ -125,9 +125,9 @@ class Connection:
         return not self._requests
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether a request has waited `Patience.doubt_s` longer than it may without a sign of life of the server."""
-        silent_since = self._clock() - self._patience.doubt_s
+    def is_silent(self) -> bool:
+        """Whether a request has waited `Patience.liveness_s` longer than it may, without a sign of life."""
+        silent_since = self._clock() - self._patience.liveness_s
         return self._heard <= silent_since and any(
             request.started + request.call.wait_s <= silent_since for request in self._requests.values()
         )
@@ -135,7 +135,7 @@ class Connection:
     def start(self, call: Call, then: Then, *, held: bool = False) -> int:
         """Send `call`; `receive` or `tick` ends it with `then`. Returns its number.
 
-        `held`: it can be cancelled even after its answer has come, until `take`.
+        `held`: it can be cancelled even after its answer has come, until `release`.
 
         Raises:
             WireError: it has a frame that is too long, or a field that cannot be sent. Nothing of it is left.
@@ -179,7 +179,7 @@ class Connection:
                 request.retry_at = now + request.retry_s
                 self._send(number)
 
-    def take(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """The answer of a held request has been made use of."""
         self._open.pop(number, None)
 
@@ -197,7 +197,7 @@ class Connection:
             return
         # until the server has heard, the request is open: its answer must still be known, to be undone
         self._open[number] = None
-        undo = self._add(Call(self._endpoint, Cancel(number)), lambda _: self.take(number))
+        undo = self._add(Call(self._endpoint, Cancel(number)), lambda _: self.release(number))
         if self._known:
             self._send(undo)
 

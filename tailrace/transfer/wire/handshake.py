@@ -18,7 +18,7 @@ from tailrace.transfer.wire.messages import NONCE_BYTES, PROTOCOL, Challenge, He
 from tailrace.transfer.wire.porter import Password
 from tailrace.transfer.wire.sockets import host_id
 
-_MAX_GUESTS = 1024
+_MAX_CHALLENGED = 1024
 """Connections that have said Hello but not proved anything; the oldest is forgotten for one more."""
 
 
@@ -101,12 +101,12 @@ def _proof(token: bytes, side: bytes, hello: Hello, nonce: bytes) -> bytes:
 
 
 @dataclass(slots=True)
-class _Visit:
+class _Known:
     client: str
     heard: float
 
 
-class Door:
+class Authenticator:
     """A server's side: which connection belongs to which client. `now` never goes back, in seconds."""
 
     def __init__(self, token: bytes, *, silence_s: float) -> None:
@@ -114,18 +114,18 @@ class Door:
         check_token(token)
         self._token = token
         self._silence_s = silence_s
-        self._guests: OrderedDict[bytes, tuple[Hello, bytes]] = OrderedDict()
-        self._visits: OrderedDict[bytes, _Visit] = OrderedDict()
+        self._challenged: OrderedDict[bytes, tuple[Hello, bytes]] = OrderedDict()
+        self._known: OrderedDict[bytes, _Known] = OrderedDict()
         """By the time of their last word."""
 
     def client(self, connection: bytes, now: float) -> str | None:
         """Whose words these are; None for someone who has not proved anything."""
-        visit = self._visits.get(connection)
-        if visit is None:
+        known = self._known.get(connection)
+        if known is None:
             return None
-        visit.heard = now
-        self._visits.move_to_end(connection)
-        return visit.client
+        known.heard = now
+        self._known.move_to_end(connection)
+        return known.client
 
     def challenge(self, connection: bytes, hello: Hello) -> Challenge:
         """The answer to Hello.
@@ -135,12 +135,12 @@ class Door:
         """
         if hello.protocol != PROTOCOL:
             raise WireError(f"client {hello.client!r} speaks protocol {hello.protocol}, this server {PROTOCOL}")
-        known, nonce = self._guests.get(connection, (None, b""))
+        known, nonce = self._challenged.get(connection, (None, b""))
         if known != hello:  # else it came twice, and the answer to the first may be on its way
             nonce = secrets.token_bytes(NONCE_BYTES)
-            self._guests[connection] = (hello, nonce)
-        if len(self._guests) > _MAX_GUESTS:
-            self._guests.popitem(last=False)
+            self._challenged[connection] = (hello, nonce)
+        if len(self._challenged) > _MAX_CHALLENGED:
+            self._challenged.popitem(last=False)
         return Challenge(nonce, proof_of_server(self._token, hello, nonce))
 
     def enter(self, connection: bytes, prove: Prove, now: float) -> str | None:
@@ -149,24 +149,24 @@ class Door:
         Raises:
             WireError: its proof is wrong.
         """
-        guest = self._guests.pop(connection, None)
-        if guest is None:
+        challenged = self._challenged.pop(connection, None)
+        if challenged is None:
             return None
-        hello, nonce = guest
+        hello, nonce = challenged
         if not hmac.compare_digest(prove.proof, proof_of_client(self._token, hello, nonce)):
             raise WireError(f"client {hello.client!r} does not know the token of this server; give both the same")
-        self._visits.pop(connection, None)  # the newest word comes last
-        self._visits[connection] = _Visit(hello.client, now)
+        self._known.pop(connection, None)  # the newest word comes last
+        self._known[connection] = _Known(hello.client, now)
         return hello.client
 
     def expect(self, client: str, now: float) -> None:
         """A client from before this server was started: it counts as silent where it does not come in time."""
-        self._visits[_EXPECTED + client.encode()] = _Visit(client, now)
+        self._known[_EXPECTED + client.encode()] = _Known(client, now)
 
     @property
     def next_deadline(self) -> float | None:
         """When the next connection has been silent for too long."""
-        return next(iter(self._visits.values())).heard + self._silence_s if self._visits else None
+        return next(iter(self._known.values())).heard + self._silence_s if self._known else None
 
     def silent(self, now: float, is_there: Callable[[bytes], bool]) -> set[str]:
         """Forget connections that were silent for too long; the clients that have no other.
@@ -175,9 +175,9 @@ class Door:
         """
         gone: set[str] = set()
         while (deadline := self.next_deadline) is not None and deadline <= now:
-            connection, visit = self._visits.popitem(last=False)
+            connection, known = self._known.popitem(last=False)
             if is_there(connection):
-                self._visits[connection] = _Visit(visit.client, now)
+                self._known[connection] = _Known(known.client, now)
             else:
-                gone.add(visit.client)
-        return gone.difference(visit.client for visit in self._visits.values()) if gone else gone
+                gone.add(known.client)
+        return gone.difference(known.client for known in self._known.values()) if gone else gone

@@ -9,7 +9,7 @@ class Peers:
     """Servers of which nothing is known but their endpoints; a subclass says more.
 
     A client passes on what it sees: servers are silent that give no sign of life although it waits for them, see
-    `Connection.in_doubt`. It asks one question at a time, and takes those for lost that are gone.
+    `Connection.is_silent`. It asks one question at a time, and takes those for lost that are gone.
     """
 
     def name(self, endpoint: str) -> str:
@@ -17,10 +17,10 @@ class Peers:
         return "the server"
 
     def question(self, silent: Set[str]) -> Call | None:
-        """What to ask another server about these endpoints, if anything now. `take` gets what becomes of it."""
+        """What to ask another server about these endpoints, if anything now. `hear` gets what becomes of it."""
         return None
 
-    def take(self, outcome: Outcome) -> None:
+    def hear(self, outcome: Outcome) -> None:
         """The answer to the question."""
 
     def gone(self, silent: Set[str]) -> Set[str]:

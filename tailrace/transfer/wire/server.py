@@ -1,6 +1,6 @@
 """The loop of a server: one thread, one ROUTER socket, and links to other servers.
 
-    connection ──message──▶ door ──stranger──▶ "say Hello first"
+    connection ──message──▶ Authenticator ──stranger──▶ "say Hello first"
                              └──client──▶ answered before? the same answer again
                                           waits? "it waits"       else ──▶ handler ──▶ answer now, or `reply` later
 
@@ -35,7 +35,7 @@ from tailrace.transfer.wire.frames import (
     decode_header,
     encode,
 )
-from tailrace.transfer.wire.handshake import Door, Identity, name_of
+from tailrace.transfer.wire.handshake import Authenticator, Identity
 from tailrace.transfer.wire.messages import (
     Accepted,
     Beat,
@@ -90,7 +90,7 @@ class Service(ABC):
     def handlers(self) -> Mapping[type[Message], Handler]:
         """By the type of the request; read once. Hello and Prove are the server's; Beat is accepted by default.
 
-        That of Cancel undoes what `Server.answered` says was done for the request, or forgets its ticket.
+        That of Cancel undoes what `Server.answers` says was done for the request, or forgets its ticket.
         """
 
     @property
@@ -122,7 +122,7 @@ class Server:
         patience: Patience | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """Listens from now on. `silence_s`: see `Door`; `patience`: of links; `clock`: else a `RunningClock`.
+        """Listens from now on. `silence_s`: see `Authenticator`; `patience`: of links; `clock`: else a `RunningClock`.
 
         `signs_of_life`: all clients promise to speak more often than that, so that a silent one counts as dead though
         its connection stands. It may be stopped.
@@ -133,11 +133,12 @@ class Server:
         self.name = name
         self._token = token
         self._protocol = protocol
-        self._door = Door(token, silence_s=silence_s)
+        self._authenticator = Authenticator(token, silence_s=silence_s)
         self._signs_of_life = signs_of_life
         self._patience = patience or Patience()
         self._clock = clock or RunningClock()
-        self._clients: dict[str, Answers] = {}
+        self.answers = Answers()
+        """To the requests of all clients."""
         self._links: dict[Any, Connection] = {}
         self._stopped = False
         self.stopped_by = ""
@@ -195,6 +196,8 @@ class Server:
         """Serve until `stop`, then close everything. Requests that wait stay without an answer."""
         handlers = dict(service.handlers)
         handlers.setdefault(Beat, lambda _: Reply(Accepted()))
+        for client in self.answers.clients:  # of a server before this one
+            self._authenticator.expect(client, self.now)
         try:
             while not self._stopped:
                 self._turn(service, handlers)
@@ -224,8 +227,7 @@ class Server:
             WireError: a frame is too long.
         """
         check_frames(frames)
-        answers = self._clients.get(ticket.client)
-        route = None if answers is None else answers.put(ticket.number, Reply(answer, frames))
+        route = self.answers.put(ticket, Reply(answer, frames))
         if route is not None:
             send(self._socket, [route, *encode(ticket.number, 0, answer, frames)])
 
@@ -239,29 +241,6 @@ class Server:
             reply = Reply(Failure.of(error))
         if reply is not None:
             self.reply(incoming.ticket, *reply)
-
-    def clients_named(self, name: str) -> list[str]:
-        """The clients whose connections were made under this name."""
-        return [client for client in self._clients if name_of(client) == name]
-
-    def answered(self, ticket: Ticket) -> Message | None:
-        """What a request that mutates was answered; None while it waits, or once its client has the answer."""
-        answers = self._clients.get(ticket.client)
-        kept = None if answers is None else answers.kept(ticket.number)
-        return None if kept is None else kept.answer
-
-    def recall(self, ticket: Ticket, answer: Message) -> None:
-        """What a request was answered by a server before this one; before `run`."""
-        if ticket.client not in self._clients:
-            self._clients[ticket.client] = Answers()
-            self._door.expect(ticket.client, self.now)
-        self._clients[ticket.client].recall(ticket.number, Reply(answer))
-
-    def kept(self) -> Iterator[tuple[Ticket, Message]]:
-        """Requests whose answers may be asked for again, with these."""
-        for client, answers in self._clients.items():
-            for number, reply in answers.all_kept():
-                yield Ticket(client, number), reply.answer
 
     def _turn(self, service: Service, handlers: Mapping[type[Message], Handler]) -> None:
         for ready, _ in self._poller.poll(self._wait_ms(service)):
@@ -278,8 +257,8 @@ class Server:
             link.tick()
         if (deadline := service.next_deadline) is not None and deadline <= now:
             service.tick(now)
-        for client in self._door.silent(now, self._is_there):
-            del self._clients[client]
+        for client in self._authenticator.silent(now, self._is_there):
+            self.answers.forget(client)
             service.gone(client)
 
     def _is_there(self, connection: bytes) -> bool:
@@ -290,7 +269,7 @@ class Server:
         if self._stopped:
             return 0
         now = self._clock()
-        deadlines = [service.next_deadline, self._door.next_deadline]
+        deadlines = [service.next_deadline, self._authenticator.next_deadline]
         waits = [deadline - now for deadline in deadlines if deadline is not None]
         waits += [self._patience.tick_s for link in self._links.values() if not link.idle]
         # rounded up: a poll that ends just before its deadline would be made again and again
@@ -306,7 +285,7 @@ class Server:
                 header = decode_header(head[0] if head else b"")
             except WireError:
                 continue
-            client = self._door.client(route, self._clock())
+            client = self._authenticator.client(route, self._clock())
             if client is None:
                 self._answer_stranger(route, descriptor, header)
             else:
@@ -317,9 +296,9 @@ class Server:
         try:
             match self._protocol.decode_request(header):
                 case Hello() as hello:
-                    answer = self._door.challenge(route, hello)
-                case Prove() as prove if client := self._door.enter(route, prove, self._clock()):
-                    self._clients.setdefault(client, Answers())
+                    answer = self._authenticator.challenge(route, hello)
+                case Prove() as prove if client := self._authenticator.enter(route, prove, self._clock()):
+                    self.answers.of(client)
                     self._listener.know(descriptor)
                     answer = Accepted()
         except TailraceError as error:
@@ -334,7 +313,7 @@ class Server:
         frames: Sequence[memoryview],
         handlers: Mapping[type[Message], Handler],
     ) -> None:
-        answers = self._clients[client]
+        answers = self.answers.of(client)
         answers.forget(header.oldest)
         if answers.is_old(header.number):
             return
@@ -350,7 +329,7 @@ class Server:
     def _handle(
         self, ticket: Ticket, header: Header, frames: Sequence[memoryview], handlers: Mapping[type[Message], Handler]
     ) -> None:
-        answers = self._clients[ticket.client]
+        answers = self.answers.of(ticket.client)
         try:
             message = self._protocol.decode_request(header)
         except WireError as error:

@@ -22,7 +22,7 @@ def test_one_question_is_asked_at_a_time_and_the_next_one_a_moment_later() -> No
     silent = {"ipc://a"}
     assert check.question(silent) == QUESTION
     assert check.question(silent) is None
-    check.take(PeerLost("silent, too"))
+    check.hear(PeerLost("silent, too"))
     assert check.gone(silent) == set()
     assert check.question(silent) is None
     now = 1.0
@@ -32,7 +32,7 @@ def test_one_question_is_asked_at_a_time_and_the_next_one_a_moment_later() -> No
 def test_a_server_is_gone_that_was_asked_about_and_is_no_unit_and_still_silent() -> None:
     check = LivenessCheck("ipc://c")
     check.question({"ipc://a", "ipc://b", "ipc://d"})
-    check.take(TABLE)
+    check.hear(TABLE)
     assert check.gone({"ipc://a", "ipc://b", "ipc://e"}) == {"ipc://b"}
     assert check.gone({"ipc://b"}) == set()
 
@@ -42,11 +42,11 @@ def test_a_controller_that_recovers_says_of_no_server_that_it_is_gone_and_is_ask
     check = LivenessCheck("ipc://c", lambda: now)
     silent = {"ipc://b"}
     check.question(silent)
-    check.take(Reply(Table([], {}, [], recovering=True)))
+    check.hear(Reply(Table([], {}, [], recovering=True)))
     assert check.gone(silent) == set()
     now = 1.0
     assert check.question(silent) == QUESTION
-    check.take(TABLE)
+    check.hear(TABLE)
     assert check.gone(silent) == {"ipc://b"}
 
 

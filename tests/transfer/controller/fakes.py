@@ -1,6 +1,6 @@
 """A server without sockets for a controller, and units that it links to: what is said is carried out at once."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,22 @@ class FakeLink:
             then(Reply(answer))
 
 
+class FakeAnswers(dict[Ticket, Message]):
+    """See `Answers`. Clients are called by their names."""
+
+    def recall(self, ticket: Ticket, answer: Message) -> None:
+        self[ticket] = answer
+
+    def clients_named(self, name: str) -> list[str]:
+        return [name]
+
+
 class FakeServer:
     """See `Server`."""
 
     def __init__(self, units: Sequence[FakeUnit], now: float) -> None:
         self.now = now
-        self.answers: dict[Ticket, Message] = {}
+        self.answers = FakeAnswers()
         self._units = {unit.endpoint: unit for unit in units}
 
     def link(self, endpoint: str, *, peer: str) -> FakeLink:
@@ -121,18 +131,6 @@ class FakeServer:
 
     def reply(self, ticket: Ticket, answer: Message) -> None:
         self.answers[ticket] = answer
-
-    def answered(self, ticket: Ticket) -> Message | None:
-        return self.answers.get(ticket)
-
-    def clients_named(self, name: str) -> list[str]:
-        return [name]
-
-    def recall(self, ticket: Ticket, answer: Message) -> None:
-        self.answers[ticket] = answer
-
-    def kept(self) -> Iterator[tuple[Ticket, Message]]:
-        return iter(self.answers.items())
 
 
 class Site:

@@ -107,7 +107,7 @@ class Desk(Service):
     def _cancel(self, incoming: Incoming) -> Reply:
         ticket = Ticket(incoming.ticket.client, incoming.message.number)
         self._claims.pop(ticket, None)
-        match self._server.answered(ticket):
+        match self._server.answers.get(ticket):
             case Claimed(lease_id=lease):
                 self._give_back(lease)
         return Reply(Accepted())

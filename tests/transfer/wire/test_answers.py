@@ -4,13 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.transfer.queue.messages import Joined
-from tailrace.transfer.wire.answers import Answers
+from tailrace.transfer.wire.answers import Answers, ClientAnswers
 from tailrace.transfer.wire.frames import Reply
-from tailrace.transfer.wire.messages import Accepted
+from tailrace.transfer.wire.messages import Accepted, Waiting
 
 
 def test_a_repetition_gets_the_first_answer_until_the_client_says_that_it_has_it() -> None:
-    answers = Answers()
+    answers = ClientAnswers()
     answers.open(5, b"route")
     answers.keep(5)
     assert answers.waits(5)
@@ -23,7 +23,7 @@ def test_a_repetition_gets_the_first_answer_until_the_client_says_that_it_has_it
 
 
 def test_an_answer_goes_to_the_connection_that_asked_last() -> None:
-    answers = Answers()
+    answers = ClientAnswers()
     answers.open(5, b"old")
     answers.keep(5)
     answers.open(5, b"new")
@@ -32,14 +32,14 @@ def test_an_answer_goes_to_the_connection_that_asked_last() -> None:
 
 
 def test_the_answer_of_a_request_that_changes_nothing_is_not_kept() -> None:
-    answers = Answers()
+    answers = ClientAnswers()
     answers.open(5, b"route")
     answers.put(5, Reply(Accepted()))
     assert answers.kept(5) is None
 
 
 def test_a_long_answer_is_not_kept() -> None:
-    answers = Answers()
+    answers = ClientAnswers()
     answers.open(5, b"route")
     answers.keep(5)
     assert answers.put(5, Reply(Accepted(), [b"cells"])) == b"route"
@@ -48,17 +48,31 @@ def test_a_long_answer_is_not_kept() -> None:
 
 
 def test_a_cancelled_request_gets_no_answer() -> None:
-    answers = Answers()
+    answers = ClientAnswers()
     answers.open(5, b"route")
     answers.cancel(5)
     answers.cancel(6)
     assert answers.put(5, Reply(Accepted())) is None
 
 
+def test_the_answers_of_all_clients_are_found_by_ticket_and_clients_by_their_names() -> None:
+    answers = Answers()
+    answers.recall(("rollout-1a", 5), Accepted())
+    answers.of("reward-2b").open(7, b"route")
+    answers.of("reward-2b").keep(7)
+    assert (answers.get(("rollout-1a", 5)), answers.get(("reward-2b", 7))) == (Accepted(), None)
+    assert answers.put(("reward-2b", 7), Reply(Waiting())) == b"route"
+    assert answers.put(("nobody-3c", 1), Reply(Waiting())) is None
+    assert list(answers.items()) == [(("rollout-1a", 5), Accepted()), (("reward-2b", 7), Waiting())]
+    assert answers.clients_named("reward") == ["reward-2b"]
+    answers.forget("reward-2b")
+    assert (answers.get(("reward-2b", 7)), [*answers.clients]) == (None, ["rollout-1a"])
+
+
 @given(st.lists(st.tuples(st.integers(1, 30), st.integers(0, 30)), max_size=60))
 @settings(max_examples=200)
 def test_what_is_kept_is_what_was_answered_and_not_forgotten(steps: list[tuple[int, int]]) -> None:
-    answers, kept, oldest = Answers(), set[int](), 0
+    answers, kept, oldest = ClientAnswers(), set[int](), 0
     for number, floor in steps:
         oldest = max(oldest, floor)
         answers.forget(floor)

@@ -12,7 +12,7 @@ from tailrace.transfer.queue.messages import QUEUE, Claim, Joined, Renew
 from tailrace.transfer.wire.calls import Call
 from tailrace.transfer.wire.connection import Connection, Patience
 from tailrace.transfer.wire.frames import Header, Reply, decode_header, encode
-from tailrace.transfer.wire.handshake import Door, Identity
+from tailrace.transfer.wire.handshake import Authenticator, Identity
 from tailrace.transfer.wire.messages import Accepted, Beat, Cancel, Failure, Hello, Message, Prove, Stranger, Waiting
 from tailrace.transfer.wire.porter import ends_of, hang_up
 from tailrace.transfer.wire.sockets import Listener, receive, send
@@ -32,7 +32,7 @@ class Stage:
         self.context: zmq.Context[Any] = zmq.Context()
         self.listener = Listener(self.context, ["ipc://*"], token, unexpected)
         self.socket, [endpoint] = self.listener.socket, self.listener.endpoints
-        self.door = Door(token, silence_s=99)
+        self.authenticator = Authenticator(token, silence_s=99)
         self.now = 0.0
         self.endpoint = endpoint
         self.connection = Connection(
@@ -86,10 +86,10 @@ class Stage:
     def greet(self) -> None:
         number, hello = self.asked()
         assert isinstance(hello, Hello)
-        self.say(number, self.door.challenge(self.route, hello))
+        self.say(number, self.authenticator.challenge(self.route, hello))
         number, prove = self.asked()
         assert isinstance(prove, Prove)
-        assert self.door.enter(self.route, prove, self.now) is not None
+        assert self.authenticator.enter(self.route, prove, self.now) is not None
         self.say(number, Accepted())
 
     def pass_time(self, until: float) -> None:
@@ -184,15 +184,15 @@ def test_a_silent_server_is_lost_even_while_a_request_may_wait(known: Stage) -> 
     assert isinstance(known.results[number], PeerLost)
 
 
-def test_a_silent_server_is_in_doubt_after_a_moment_beyond_what_a_request_may_wait(known: Stage) -> None:
+def test_a_silent_server_is_is_silent_after_a_moment_beyond_what_a_request_may_wait(known: Stage) -> None:
     known.start(Claim("actor", None, None, 5.0), wait_s=5.0)
-    known.pass_time(5.0 + PATIENCE.doubt_s - PATIENCE.tick_s)
-    assert not known.connection.in_doubt
+    known.pass_time(5.0 + PATIENCE.liveness_s - PATIENCE.tick_s)
+    assert not known.connection.is_silent
     number = known.start(Renew(1))
-    known.pass_time(5.0 + PATIENCE.doubt_s)
-    assert known.connection.in_doubt
+    known.pass_time(5.0 + PATIENCE.liveness_s)
+    assert known.connection.is_silent
     known.say(number, Waiting())
-    assert not known.connection.in_doubt
+    assert not known.connection.is_silent
 
 
 def test_a_server_that_is_gone_is_lost_at_once(known: Stage) -> None:
@@ -202,7 +202,7 @@ def test_a_server_that_is_gone_is_lost_at_once(known: Stage) -> None:
     assert str(known.results[number]) == f"the desk at {known.endpoint} is lost: its process is gone"
     assert known.connection.idle
     known.connection.cancel(number)
-    known.connection.take(number)
+    known.connection.release(number)
 
 
 def test_the_time_in_which_nobody_looked_is_not_the_servers_silence(known: Stage) -> None:
@@ -233,7 +233,7 @@ def test_a_server_made_anew_in_the_middle_of_hello_is_greeted_again(stage: Stage
     number = stage.start(Renew(1))
     hello_number, hello = stage.asked()
     assert isinstance(hello, Hello)
-    stage.say(hello_number, stage.door.challenge(stage.route, hello))
+    stage.say(hello_number, stage.authenticator.challenge(stage.route, hello))
     prove_number, _ = stage.asked()
     stage.say(prove_number, Stranger())
     stage.greet()
@@ -248,10 +248,10 @@ def test_hello_is_said_again_when_it_gets_lost(stage: Stage) -> None:
     assert again.number == lost
     hello = QUEUE.decode_request(again)
     assert isinstance(hello, Hello)
-    stage.say(lost, stage.door.challenge(stage.route, hello))
+    stage.say(lost, stage.authenticator.challenge(stage.route, hello))
     prove_number, prove = stage.asked()
     assert isinstance(prove, Prove)
-    assert stage.door.enter(stage.route, prove, 0.0)
+    assert stage.authenticator.enter(stage.route, prove, 0.0)
     stage.say(prove_number, Accepted())
     assert stage.asked() == (number, Renew(1))
 
@@ -260,7 +260,7 @@ def test_a_server_that_does_not_know_the_token_ends_what_waits_and_the_next_requ
     first, second = stage.start(Renew(1)), stage.start(Renew(2))
     number, hello = stage.asked()
     assert isinstance(hello, Hello)
-    stage.say(number, Door(b"another token of some length", silence_s=9).challenge(stage.route, hello))
+    stage.say(number, Authenticator(b"another token of some length", silence_s=9).challenge(stage.route, hello))
     for error in (stage.results[first], stage.results[second]):
         assert isinstance(error, WireError)
         assert "does not know the token" in str(error)
@@ -280,7 +280,7 @@ def test_who_hears_first_that_a_server_does_not_know_the_token_may_close_the_con
     second = stage.start(Renew(2))
     number, hello = stage.asked()
     assert isinstance(hello, Hello)
-    stage.say(number, Door(b"another token of some length", silence_s=9).challenge(stage.route, hello))
+    stage.say(number, Authenticator(b"another token of some length", silence_s=9).challenge(stage.route, hello))
     assert [type(result) for result in closed] == [WireError]
     assert isinstance(stage.results[second], QueueClosed)
 

@@ -17,7 +17,7 @@ from tailrace.transfer.wire.frames import Reply
 from tailrace.transfer.wire.peers import Peers
 
 _AGAIN_S = 0.2
-"""Between an answer and the next question: doubt about a unit that is only slow may last."""
+"""Between an answer and the next question: a unit that is only slow may be silent for long."""
 
 
 class LivenessCheck(Peers):
@@ -44,8 +44,8 @@ class LivenessCheck(Peers):
         self._asked, self._asked_about = True, units
         return Call(self._controller, ReadTable())
 
-    def take(self, outcome: Outcome) -> None:
-        """See `Peers.take`."""
+    def hear(self, outcome: Outcome) -> None:
+        """See `Peers.hear`."""
         self._asked = False
         self._ask_at = self._clock() + _AGAIN_S
         if isinstance(outcome, Reply) and isinstance(outcome.answer, Table) and not outcome.answer.recovering:

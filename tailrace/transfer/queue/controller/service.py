@@ -277,13 +277,13 @@ class Controller(Service):
 
     def _dismiss(self, incoming: Incoming) -> Reply:
         message: Dismiss = incoming.message
-        for client in self._context.server.clients_named(message.name):
+        for client in self._context.server.answers.clients_named(message.name):
             self._bury(client)
         return Reply(Accepted())
 
     def _cancel(self, incoming: Incoming) -> Reply:
         ticket = Ticket(incoming.ticket.client, incoming.message.number)
-        match self._context.server.answered(ticket):
+        match self._context.server.answers.get(ticket):
             case Claimed() as claimed:
                 self._leases.give_back(claimed.lease_id, None)
             case Admitted() as admitted:
@@ -385,8 +385,8 @@ class Controller(Service):
         yield from self._leases.leases()
         for client, (limit_s, _) in self._watches.items():
             yield log.ClientWatched(client, limit_s)
-        for ticket, answer in self._context.server.kept():
-            yield log.RequestAnswered(ticket.client, ticket.number, cast(Answer, answer))  # as handlers return
+        for (client, number), answer in self._context.server.answers.items():
+            yield log.RequestAnswered(client, number, cast(Answer, answer))  # as its handlers return
 
     def _recover(self, found: Recovered) -> None:
         context = self._context
@@ -406,7 +406,7 @@ class Controller(Service):
         for gone in sorted(named.difference(found.units.values())):
             self._puts.lose_unit(gone)
         for ticket, answer in answers.items():
-            context.server.recall(ticket, answer)
+            context.server.answers.recall(ticket, answer)
         for client, limit_s in found.watched.items():
             self._watch(client, limit_s)
 

@@ -253,7 +253,7 @@ class StorageUnit(Service):
     def _cancel(self, incoming: Incoming) -> Reply:
         ticket = Ticket(incoming.ticket.client, incoming.message.number)
         self._waiting = [entry for entry in self._waiting if entry[0].ticket != ticket]
-        match self._server.answered(ticket):
+        match self._server.answers.get(ticket):
             case Reserved(place=place):
                 self._holds.done(ticket.client, [], [place])
             case Cells(pin=int(pin)):
