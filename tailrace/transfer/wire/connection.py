@@ -4,7 +4,7 @@
                  ▲                             │ Stranger: say Hello first; all that waits is sent again
                  └─────────────────────────────┘ Waiting: a sign of life
 
-It never waits: the faces (`SyncClient`, `AsyncClient`) and a server's loop call `receive` when the socket is readable
+It never waits: `SyncClient`, `AsyncClient` and a server's loop call `receive` when the socket is readable
 and `tick` now and then. A request ends by its answer, by `cancel`, or as PeerLost: when the server has given no sign of
 life for `limit_s`, or no answer within that and the time that the request may wait. ZeroMQ connects again by itself.
 """

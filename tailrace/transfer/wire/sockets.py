@@ -1,4 +1,4 @@
-"""ZeroMQ sockets as the queue uses them, and where they listen."""
+"""ZeroMQ sockets of clients and servers, and where they listen."""
 
 import os
 import platform
