@@ -58,12 +58,12 @@ PUBLIC = {
     "tailrace.config.trainer": {"AdapterTrainerBackend", "TrainerConfig"},
     "tailrace.conformance.engine": {"EngineContract"},
     "tailrace.conformance.trainer": {"TrainerContract"},
-    "tailrace.engine.base": {"Engine"},
+    "tailrace.engine.base": {"Engine", "EngineArgs"},
     "tailrace.engine.driver": {"Core", "DrivenEngine"},
     "tailrace.engine.factory": {"make_engine"},
     "tailrace.engine.model.weights": {"read_weights"},
     "tailrace.engine.one_by_one": {"End", "OneByOneCore"},
-    "tailrace.trainer.base": {"Trainer", "TrainSample", "UpdateResult"},
+    "tailrace.trainer.base": {"Trainer", "TrainerArgs", "TrainSample", "UpdateResult"},
     "tailrace.trainer.backends.single": {"SingleTrainer"},
 }
 
