@@ -38,13 +38,18 @@ class ChunkServer:
         self._newest = 0
         self._waiting: dict[Ticket, ChunkQuestion] = {}
         self.bytes_sent = 0
-        """Of chunks, over sockets."""
+        """Bytes of chunks that went over sockets. Other threads may read it."""
 
-    def add(self, stored: StoredVersion) -> None:
-        """Give this version, too. Older ones that are not here will not come."""
+    def add(self, stored: StoredVersion) -> StoredVersion | None:
+        """Give this version, too. Older ones that are not here will not come.
+
+        Returns the one that was given under the same serial until now, if any.
+        """
+        before = self._stored.get(stored.manifest.serial)
         self._stored[stored.manifest.serial] = stored
         self._newest = max(self._newest, stored.manifest.serial)
         self.answer_waiting()
+        return before
 
     def drop(self, serials: Iterable[int]) -> None:
         """Give these no more."""

@@ -113,7 +113,7 @@ class WeightReceiver:
         self._thread = ServerThread(
             server, self._service, self._service.wakeups, name=f"weights of {name}", what="this receiver of weights"
         )
-        server.call(self._service.start)
+        server.call(self._service.sender.connect)
         self._thread.start()
 
     def __enter__(self) -> Self:
@@ -129,13 +129,14 @@ class WeightReceiver:
     @property
     def received(self) -> WeightVersion | None:
         """The newest version that is wholly here."""
-        stored = self._service.received
-        return None if stored is None else stored.manifest.version
+        with self._service.status as status:
+            return None if status.received is None else status.received.manifest.version
 
     @property
     def announced(self) -> WeightVersion | None:
         """The newest version that the sender has announced."""
-        return version_or_none(self._service.announced)
+        with self._service.status as status:
+            return version_or_none(status.announced)
 
     async def announcement(self, version: WeightVersion, *, timeout_s: float) -> None:
         """Until the sender has announced `version` or a later one, which is on its way from then on.
@@ -143,10 +144,12 @@ class WeightReceiver:
         Raises:
             WeightsTimeout, SenderLost, WeightsError: as for `wait`.
         """
-        service = self._service
-        await self._until(
-            lambda: service.announced if service.announced >= version else self._look(version), version, timeout_s
-        )
+
+        def find() -> WeightVersion | WeightsError | None:
+            announced = self.announced
+            return announced if announced is not None and announced >= version else self._find(version)
+
+        await self._until(find, version, timeout_s)
 
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
         """The newest version that is wholly here, once that is `version` or a later one.
@@ -157,7 +160,7 @@ class WeightReceiver:
             WeightsError: such a version came and was given up, since it arrived corrupt again and again, or there is
                 no room for it; or this was closed or has failed.
         """
-        return await self._until(lambda: self._look(version), version, timeout_s)
+        return await self._until(lambda: self._find(version), version, timeout_s)
 
     async def heard(self, *, timeout_s: float) -> None:
         """Until the sender gives signs of life, again if it was lost, or `timeout_s` have passed.
@@ -165,10 +168,13 @@ class WeightReceiver:
         Raises:
             WeightsError: this was closed or has failed.
         """
-        service = self._service
-        end = await service.wakeups.wait_for(
-            lambda: self._thread.end or (True if service.error is None else None), timeout_s=timeout_s
-        )
+
+        def find() -> bool | WeightsError | None:
+            with self._service.status as status:
+                gives_signs = status.error is None
+            return self._thread.end or (True if gives_signs else None)
+
+        end = await self._service.wakeups.wait_for(find, timeout_s=timeout_s)
         if isinstance(end, WeightsError):
             raise end
 
@@ -181,23 +187,16 @@ class WeightReceiver:
         Raises:
             WeightsError: none is here yet.
         """
-        service = self._service
-        with service.lock:
-            stored = service.received
+        with self._service.memory.reading() as stored:
             if stored is None:
                 raise WeightsError("no version of the weights is here yet; wait for one")
-            stored.users += 1
-        try:
             yield stored.manifest.version, stored.tensors()
-        finally:
-            with service.lock:
-                stored.users -= 1
-            self._server.call(service.tidy)
 
     def installed(self, version: WeightVersion) -> None:
         """Tell the sender that the engine has `version` now."""
-        self._service.installed = version
-        self._server.call(self._service.report)
+        with self._service.status as status:
+            status.installed = version
+        self._server.call(self._service.sender.report_progress)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -210,28 +209,35 @@ class WeightReceiver:
             SenderLost: the sender was closed, or gives no sign of life.
             WeightsError: this was closed or has failed.
         """
-        service, turn = self._service, secrets.token_hex(8)
-        self._server.call(lambda: service.take_turn(turn))
+        sender, turn = self._service.sender, secrets.token_hex(8)
+
+        def find() -> bool | WeightsError | None:
+            with self._service.status as status:
+                has_turn = turn in status.turns
+            return has_turn or self._trouble()
+
+        self._server.call(lambda: sender.take_turn(turn))
         try:
-            found = await service.wakeups.wait_for(lambda: turn in service.turns or self._trouble())
+            found = await self._service.wakeups.wait_for(find)
             if isinstance(found, WeightsError):
                 raise copy_of(found)
             yield
         finally:
-            self._server.call(lambda: service.end_turn(turn))
+            self._server.call(lambda: sender.end_turn(turn))
 
     def stats(self) -> ReceiverStats:
         """Counts, at once."""
-        service = self._service
-        return ReceiverStats(
-            received=self.received,
-            announced=self.announced,
-            installed=version_or_none(service.installed),
-            parent=service.parent,
-            bytes_received=service.nbytes,
-            bytes_broadcast=service.bytes_broadcast,
-            bytes_sent=service.bytes_sent,
-        )
+        bytes_sent = self._service.memory.chunk_server.bytes_sent
+        with self._service.status as status:
+            return ReceiverStats(
+                received=None if status.received is None else status.received.manifest.version,
+                announced=version_or_none(status.announced),
+                installed=version_or_none(status.installed),
+                parent=status.parent,
+                bytes_received=status.nbytes,
+                bytes_broadcast=status.bytes_broadcast,
+                bytes_sent=bytes_sent,
+            )
 
     def close(self) -> None:
         """Say goodbye, and stop. Harmless twice."""
@@ -241,11 +247,11 @@ class WeightReceiver:
         self._open.close()
 
     async def _until(
-        self, look: Callable[[], WeightVersion | WeightsError | None], version: WeightVersion, timeout_s: float
+        self, find: Callable[[], WeightVersion | WeightsError | None], version: WeightVersion, timeout_s: float
     ) -> WeightVersion:
-        """What `look` finds of `version`; an error that it finds is raised."""
+        """What `find` finds of `version`; an error that it finds is raised."""
         found: WeightVersion | WeightsError | None
-        found = await self._service.wakeups.wait_for(look, timeout_s=timeout_s)
+        found = await self._service.wakeups.wait_for(find, timeout_s=timeout_s)
         if isinstance(found, WeightsError):
             raise copy_of(found)
         if found is None:
@@ -255,15 +261,17 @@ class WeightReceiver:
             )
         return found
 
-    def _look(self, version: WeightVersion) -> WeightVersion | WeightsError | None:
-        received = self.received
-        if received is not None and received >= version:
-            return received
-        refusal = self._service.refusal
+    def _find(self, version: WeightVersion) -> WeightVersion | WeightsError | None:
+        """`version` or a later one that is here, or why none will come."""
+        with self._service.status as status:
+            received, refusal = status.received, status.refusal
+        if received is not None and received.manifest.version >= version:
+            return received.manifest.version
         if refusal is not None and refusal[0] >= version:
             return refusal[1]
         return self._trouble()
 
     def _trouble(self) -> WeightsError | None:
         """Why nothing comes from the sender."""
-        return self._thread.end or self._service.error
+        with self._service.status as status:
+            return self._thread.end or status.error

@@ -1,58 +1,48 @@
 """What a receiver's thread does: it follows the sender's plan, fetches versions and gives them to others.
 
-    sender ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ ChunkServer ──▶ children      while it comes
-               └──▶ BroadcastReceiver ──broadcast chunks──┘└──whole, seal right──▶ `received`, ReportProgress
+    SenderConnection ──Plan──▶ newest not here? ──▶ Download ──chunks──▶ ReceiverMemory ──▶ children    while it comes
+          ▲            └──▶ BroadcastReceiver ──broadcast chunks──┘└──whole, seal right──▶ `received`
+          └────────────────────────ReportProgress, ReportParent───────────────────┘
 
-Who waits on whom: a download on its parent, see there. GetPlan waits at the sender until the plan changes, so it is
-also the sign of life in both directions. A version that has begun to come is finished, then the newest is fetched:
-otherwise one that is published more often than it can be fetched would never be had. A sender that is lost is tried
-again for ever; whoever waits for weights is told meanwhile.
+Who waits on whom: a download on its parent, the connection on the sender, see there; nobody else here on anybody. A
+version that has begun to come is finished, then the newest is fetched: otherwise one that is published more often than
+it can be fetched would never be had.
 """
 
 import secrets
-import threading
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 from tailrace.config.weights import WeightsMedium
-from tailrace.errors import SenderLost, TailraceError, WeightsError
+from tailrace.errors import SenderLost
 from tailrace.events import Event, EventLog
 from tailrace.registers.events import EventKind
 from tailrace.transfer.shared_files import remove_orphans
-from tailrace.transfer.weights.address import WeightsAddress, endpoint_towards
+from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.broadcast.receiver import BroadcastReceiver
-from tailrace.transfer.weights.chunk_server import ChunkServer
-from tailrace.transfer.weights.download import Download, DownloadEnd, Owner
-from tailrace.transfer.weights.media.base import Placed
+from tailrace.transfer.weights.download import Download, DownloadEnd
 from tailrace.transfer.weights.media.factory import backend_of
 from tailrace.transfer.weights.messages import (
     NO_VERSION,
     NOTHING,
-    AnswerOrError,
-    EndTurn,
     GetChunk,
     GetManifest,
     GetPlan,
     GetSums,
-    Leave,
     Plan,
     ReceiverProgress,
-    ReportParent,
-    ReportProgress,
-    SenderClosed,
-    TakeTurn,
-    ask,
 )
-from tailrace.transfer.weights.segments import Attachments, Pool
-from tailrace.transfer.weights.threads import Wakeups, Worker
-from tailrace.transfer.weights.versions import Manifest, StoredVersion
-from tailrace.transfer.wire.connection import Connection, Patience
+from tailrace.transfer.weights.receiver_memory import ReceiverMemory
+from tailrace.transfer.weights.receiver_status import ReceiverStatus
+from tailrace.transfer.weights.segments import Pool
+from tailrace.transfer.weights.sender_connection import SenderConnection
+from tailrace.transfer.weights.threads import Guarded, Wakeups
+from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.messages import Message
 from tailrace.transfer.wire.server import Handler, Server, Service
 
 
-class ReceiverService(Service, Owner):
-    """Everything without another word is called in the thread of `server`."""
+class ReceiverService(Service):
+    """Used in the thread of `server`, but for `status`, `wakeups`, `join` and `memory.reading`."""
 
     def __init__(
         self,
@@ -67,166 +57,119 @@ class ReceiverService(Service, Owner):
         pool: Pool,
         log: EventLog | None,
     ) -> None:
-        """Not connected before `start`. See `WeightReceiver`."""
+        """Not connected before `sender.connect`. See `WeightReceiver`."""
         self.server, self.host, self.medium = server, host, medium
         self.retry_s = patience.retry_s
-        self._address, self._name, self._datacentre, self._log = address, name, datacentre, log
-        self._endpoint = endpoint_towards(address.endpoints, address.host)
-        self._alone = secrets.token_hex(16)
+        self._name, self._datacentre, self._log = name, datacentre, log
+        self._host_for_plans = secrets.token_hex(16) if medium == "tcp" else host
         """A host of its own, for one that shares no memory."""
-        self.pool = pool
-        self._attachments = Attachments()
-        self._placing = Worker(server, "memory for weights")
-        """Finds memory, and is alone with the attachments."""
-        self._chunk_server = ChunkServer(server)
-        self._broadcasts = BroadcastReceiver(server, limit_s=patience.limit_s, changed=self._take_broadcasts)
-        self._link: Connection | None = None
+        self.status = Guarded(ReceiverStatus())
+        self.wakeups = Wakeups()
+        """Notified when a change of `status` may be waited for."""
+        self.memory = ReceiverMemory(server, pool, self.status)
+        self.sender = SenderConnection(self, address)
+        self.broadcasts = BroadcastReceiver(server, limit_s=patience.limit_s, changed=self._take_broadcasts)
         self._plan: Plan | None = None
+        """None while the sender is lost."""
         self._download: Download | None = None
-        self._again_at: float | None = None
-        """When to connect to the sender, or ask a parent, again."""
+        self._parent_at: float | None = None
+        """When to ask a parent again, by the server's clock, after one was left."""
         self._refused = NOTHING
         """The serial of the newest version that was given up."""
-        self._requests: set[str] = set()
-        """Turns that are wanted or had."""
-        self.wakeups = Wakeups()
-        self.lock = threading.Lock()
-        """For what follows, which other threads read."""
-        self.received: StoredVersion | None = None
-        self.error: WeightsError | None = None
-        """Why weights do not come at the moment."""
-        self.refusal: tuple[int, WeightsError] | None = None
-        """The newest version, if it was given up, and why."""
-        self.announced = self.installed = NO_VERSION
-        self.nbytes = self.bytes_broadcast = 0
-        self.parent: str | None = None
-        self.turns: set[str] = set()
-        """Those of this receiver's that it has."""
 
     # For the server
 
     @property
     def handlers(self) -> Mapping[type[Message], Handler]:
         """See `Service.handlers`."""
-        return dict.fromkeys((GetManifest, GetSums, GetChunk), self._chunk_server.answer)
+        return dict.fromkeys((GetManifest, GetSums, GetChunk), self.memory.chunk_server.answer)
 
     @property
     def next_deadline(self) -> float | None:
         """See `Service.next_deadline`."""
-        return self._again_at
+        return min((at for at in (self.sender.connect_at, self._parent_at) if at is not None), default=None)
 
     def tick(self, now: float) -> None:
         """See `Service.tick`."""
-        self._again_at = None
-        if self._link is None:
-            self.start()
-        self._advance()
+        if self.sender.connect_at is not None and self.sender.connect_at <= now:
+            self.sender.connect()
+        if self._parent_at is not None and self._parent_at <= now:
+            self._parent_at = None
+            self._advance()
 
     def gone(self, client: str) -> None:
         """See `Service.gone`."""
-        self._chunk_server.forget_client(client)
-
-    # With the sender
-
-    def start(self) -> None:
-        """Connect to the sender."""
-        self._link = self.server.link(self._endpoint, peer="the sender of the weights")
-        self._follow(0)
-        for turn in self._requests:
-            self._ask_for(turn)
-
-    def report(self) -> None:
-        """Tell how far this is."""
-        if self._link is not None:
-            ask(self._link, self._endpoint, ReportProgress(self._progress()), lambda heard: None, wait=False)
+        self.memory.chunk_server.forget_client(client)
 
     def finish(self) -> None:
         """Say goodbye, and end `Server.run`."""
-        if self._link is not None:
-            ask(self._link, self._endpoint, Leave(), lambda heard: None, wait=False)
-        self._broadcasts.close()
+        self.sender.leave()
+        self.broadcasts.close()
         self.server.stop()
 
     def join(self) -> None:
         """After `finish`, from another thread: wait for what is going on, and let go of memory of others."""
-        self._broadcasts.join()
-        self._placing.join()
-        self._attachments.close()
+        self.broadcasts.join()
+        self.memory.join()
 
-    def take_turn(self, turn: str) -> None:
-        """Ask for a turn; `turns` has it when it is there. Until `end_turn`."""
-        self._requests.add(turn)
-        self._ask_for(turn)
+    # For the connection to the sender
 
-    def end_turn(self, turn: str) -> None:
-        """Give it back, or ask no more for it."""
-        self._requests.remove(turn)
-        self.turns.discard(turn)
-        self._give_back(turn)
-
-    def _ask_for(self, turn: str) -> None:
-        def heard(what: AnswerOrError) -> None:
-            if turn not in self._requests:
-                self._give_back(turn)  # it was asked for again, after it had been given back
-            elif not isinstance(what, TailraceError):  # a sender that is lost shows by GetPlan
-                self.turns.add(turn)
-                self.wakeups.notify()
-
-        if self._link is not None:  # else `start` asks
-            ask(self._link, self._endpoint, TakeTurn(turn), heard, wait=True)
-
-    def _give_back(self, turn: str) -> None:
-        if self._link is not None:  # else the sender notices, like the death of a receiver
-            ask(self._link, self._endpoint, EndTurn(turn), lambda heard: None, wait=False)
-
-    def _progress(self) -> ReceiverProgress:
+    @property
+    def progress(self) -> ReceiverProgress:
+        """How far this is."""
         reading = NOTHING if self._download is None else self._download.offer.serial
-        return ReceiverProgress(reading, _version(self.received), self.installed, self.nbytes)
+        with self.status as status:
+            received = NO_VERSION if status.received is None else status.received.manifest.version
+            return ReceiverProgress(reading, received, status.installed, status.nbytes)
 
-    def _follow(self, epoch: int) -> None:
-        facts = (
-            self._name,
-            self.host if self.medium != "tcp" else self._alone,
-            self._datacentre,
-            self.server.endpoints,
-            backend_of(self.medium),
-        )
-        assert self._link is not None
-        link = self._link
+    def plan_question(self, epoch: int) -> GetPlan:
+        """Who this is, and how far; `epoch`: of the plan that it has, or 0."""
+        backend = backend_of(self.medium)
+        whereabouts = (self._host_for_plans, self._datacentre, self.server.endpoints)
+        return GetPlan(epoch, self._name, *whereabouts, backend, self.progress)
 
-        def heard(what: AnswerOrError) -> None:
-            if link is self._link:
-                self._on_plan(what)
+    def follow(self, plan: Plan) -> None:
+        """Do from now on what this plan says."""
+        with self.status as status:
+            status.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
+            status.error = None
+        self._plan = plan
+        self.broadcasts.hear(plan)
+        self._advance()
 
-        ask(link, self._endpoint, GetPlan(epoch, *facts, self._progress()), heard, wait=True)
-
-    def _on_plan(self, heard: AnswerOrError) -> None:
-        match heard:
-            case (Plan() as plan, _):
-                self.announced = max((offer.version for offer in plan.offers), default=NO_VERSION)
-                self.error = None
-                self._plan = plan
-                self._broadcasts.hear(plan)
-                self._advance()
-                self._follow(plan.epoch)
-                self.wakeups.notify()
-            case (SenderClosed(), _):
-                self._lose(SenderLost("the sender of the weights was closed"))
-            case TailraceError() as error:
-                self._lose(SenderLost(f"the sender of the weights is lost: {error}"))
-            case _:
-                self._lose(SenderLost("the sender of the weights answered something else"))
-
-    def _lose(self, error: SenderLost) -> None:
-        """Tell those that wait, and try again in a while."""
-        link, self._link, self._plan = self._link, None, None
-        assert link is not None
-        self.server.unlink(link)
-        self._broadcasts.leave()
-        self._again_at = self.server.now + self.retry_s
-        remove_orphans(self.pool.directory.parent)  # it may have been killed
-        self.error = error
+    def sender_lost(self, error: SenderLost) -> None:
+        """Tell those that wait for weights. What is coming from another parent goes on."""
+        self._plan = None
+        self.broadcasts.leave()
+        remove_orphans(self.memory.pool.directory.parent)  # the sender may have been killed
+        with self.status as status:
+            status.error = error
         self.wakeups.notify()
+
+    # For the download
+
+    def placed(self, download: Download) -> None:
+        """There is memory for its payload, with the chunks that are here."""
+        assert download.stored is not None, "it was placed"
+        self.memory.give(download.stored)
+        if self.broadcasts.first is not None:
+            self.server.call(self._take_broadcasts)  # there is room now
+        self._conclude(download)
+
+    def arrived(self, download: Download, *, nbytes: int, by_broadcast: bool) -> None:
+        """A chunk more is here; `nbytes` of it came over the network."""
+        with self.status as status:
+            status.nbytes += nbytes
+            status.bytes_broadcast += nbytes if by_broadcast else 0
+        self.memory.chunk_server.answer_waiting()
+        self._conclude(download)
+
+    def ended(self, download: Download, end: DownloadEnd) -> None:
+        """It waits for another parent, or for being given up.
+
+        Called while the download is busy with it, so the rest is done a little later.
+        """
+        self.server.call(lambda: self._on_end(download, end))
 
     # Versions
 
@@ -235,79 +178,48 @@ class ReceiverService(Service, Owner):
         if self._plan is None:
             return
         offers = {offer.serial: offer for offer in self._plan.offers}
+        newest = self._plan.offers[-1] if self._plan.offers else None
         download = self._download
         if download is not None:
-            newest = self._plan.offers[-1].serial if self._plan.offers else NOTHING
             has_begun = download.stored is not None and download.stored.ready > 0
-            if download.offer.serial not in offers or (download.offer.serial != newest and not has_begun):
+            is_newest = newest is not None and download.offer.serial == newest.serial
+            if download.offer.serial not in offers or not (is_newest or has_begun):
                 self._give_up(download)
-        self._begin_newest()
+        if self._download is None and newest is not None and newest.serial > max(self._refused, self._received()):
+            self._download = Download(self, newest)
         if self._download is not None:
             self._download.offer = offers[self._download.offer.serial]
-            self._follow_parent(self._download)
+            self._follow_parent(self._download, self._plan)
             self._conclude(self._download)
         self._take_broadcasts()
 
-    def _go_on(self) -> None:
+    def _follow_parent(self, download: Download, plan: Plan) -> None:
+        if self._parent_at is None:
+            with self.status as status:
+                status.parent = plan.parent
+            download.follow(plan)
+
+    def _advance_and_report(self) -> None:
         """Begin the newest version after another one, and say so: the sender keeps what somebody is at."""
         self._advance()
-        self.report()
-
-    def _begin_newest(self) -> None:
-        assert self._plan is not None
-        newest = self._plan.offers[-1] if self._plan.offers else None
-        if self._download is None and newest is not None and newest.serial > max(self._refused, self._serial()):
-            self._download = Download(self, newest)
-
-    def _follow_parent(self, download: Download) -> None:
-        assert self._plan is not None
-        if self._again_at is None:
-            self.parent = self._plan.parent
-            download.follow(self._plan)
+        self.sender.report_progress()
 
     def _take_broadcasts(self) -> None:
         """Take what was broadcast; it lies where it is until it is known where it goes, and if it is wanted."""
-        while (received := self._broadcasts.first) is not None:
+        while (received := self.broadcasts.first) is not None:
             download = self._download
             if download is not None and download.offer.serial == received.serial:
                 if download.stored is None:
                     break
                 download.take_broadcast(received)
-            self._broadcasts.drop_first()
+            self.broadcasts.drop_first()
         if self._download is not None:
             self._download.go_on()
 
-    def expects(self, serial: int) -> bool:
-        """See `Owner.expects`."""
-        return self._broadcasts.expects(serial)
-
-    def _serial(self) -> int:
-        return NOTHING if self.received is None else self.received.manifest.serial
-
-    def take(self, manifest: Manifest, then: Placed) -> None:
-        """See `Owner.take`. Versions whose memory is used again are not given any more."""
-        with self.lock:
-            kept = {self._serial(), manifest.serial} | self._used()  # the download moves what it has of its own
-        self._let_go(stored for stored in self._chunk_server.versions if stored.manifest.serial not in kept)
-        busy = self._chunk_server.segments
-        self._placing.start(lambda: self.pool.take(manifest.nbytes, manifest.serial, busy=busy), then)
-
-    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
-        """See `Owner.attach`."""
-        self._placing.start(lambda: self._attachments.attach(path, manifest.serial, manifest.nbytes), then)
-
-    def _used(self) -> set[int]:
-        return {stored.manifest.serial for stored in self._chunk_server.versions if stored.users}
-
-    def changed(self, download: Download, *, nbytes: int) -> None:
-        """See `Owner.changed`."""
-        if download.stored is None or download is not self._download:
-            return
-        self.nbytes += nbytes
-        self._chunk_server.add(download.stored)
-        if self._broadcasts.first is not None and not nbytes:
-            self.server.call(self._take_broadcasts)  # there is room now
-        self._conclude(download)
+    def _received(self) -> int:
+        """The serial of the newest version that is wholly here, or NOTHING."""
+        with self.status as status:
+            return NOTHING if status.received is None else status.received.manifest.serial
 
     def _conclude(self, download: Download) -> None:
         """Take a version that is whole, once its seal is known."""
@@ -319,59 +231,34 @@ class ReceiverService(Service, Owner):
             return
         download.leave()
         self._download = None
-        with self.lock:
-            self.received, self.refusal = stored, None
-        self.tidy()
+        self.memory.keep(stored)
         self._emit(download)
         self.wakeups.notify()
-        self.server.call(self._go_on)
-
-    def tidy(self) -> None:
-        """Let go of memory of others that is older than the newest version, and that nobody uses."""
-        with self.lock:
-            newest, used = self._serial(), self._used()
-        old = (stored for stored in self._chunk_server.versions if stored.manifest.serial < newest)
-        self._let_go(stored for stored in old if stored.manifest.serial not in used and not self._is_ours(stored))
-
-    def _let_go(self, stored_versions: Iterable[StoredVersion]) -> None:
-        """Give these no more; memory of others that they lie in may be used again."""
-        for stored in list(stored_versions):
-            self._chunk_server.drop([stored.manifest.serial])
-            if not self._is_ours(stored):
-                stored.segment.release()
-
-    def _is_ours(self, stored: StoredVersion) -> bool:
-        return stored.segment.path.is_relative_to(self.pool.directory)
-
-    def ended(self, download: Download, end: DownloadEnd) -> None:
-        """See `Owner.ended`. Called while the download is busy with it, so the rest is done a little later."""
-        self.server.call(lambda: self._on_end(download, end))
+        self.server.call(self._advance_and_report)
 
     def _on_end(self, download: Download, end: DownloadEnd) -> None:
         if download is not self._download:
             return
         if end is DownloadEnd.REFUSED:
-            self._refused = download.offer.serial
-            self._give_up(download)
-            assert download.error is not None, "it says why it is refused"
-            self.refusal = (download.offer.version, download.error)
-            self.wakeups.notify()
-            self._complain("")  # children that wait for it here get it elsewhere
-            self._go_on()
-            return
-        if end is DownloadEnd.GONE and self._is_outdated(download):
+            self._refuse(download)
+        elif end is DownloadEnd.GONE and self._is_outdated(download):
             self._give_up(download)  # its parent has gone on to a newer one: this is too slow for each of them
-            self._go_on()
-            return
-        if end is DownloadEnd.PARENT_LOST and download.parent:
-            self._complain(download.parent)
-        download.leave()
-        self._again_at = self.server.now + self.retry_s / 8  # by then there may be another plan
+            self._advance_and_report()
+        else:
+            if end is DownloadEnd.PARENT_LOST and download.parent:
+                self.sender.report_parent(download.parent)
+            download.leave()
+            self._parent_at = self.server.now + self.retry_s / 8  # by then there may be another plan
 
-    def _complain(self, parent: str) -> None:
-        """See `ReportParent`."""
-        if self._link is not None:
-            ask(self._link, self._endpoint, ReportParent(parent), lambda heard: None, wait=False)
+    def _refuse(self, download: Download) -> None:
+        assert download.error is not None, "it says why it is refused"
+        self._refused = download.offer.serial
+        self._give_up(download)
+        with self.status as status:
+            status.refusal = (download.offer.version, download.error)
+        self.wakeups.notify()
+        self.sender.report_parent("")  # children that wait for it here get it elsewhere
+        self._advance_and_report()
 
     def _is_outdated(self, download: Download) -> bool:
         """Whether a newer version is on offer."""
@@ -380,9 +267,7 @@ class ReceiverService(Service, Owner):
     def _give_up(self, download: Download) -> None:
         download.leave()
         self._download = None
-        self._chunk_server.drop([download.offer.serial])
-        if download.stored is not None and download.medium == "shared_memory":
-            download.stored.segment.release()
+        self.memory.give_up(download.offer.serial)
 
     def _emit(self, download: Download) -> None:
         if self._log is None or download.stored is None:
@@ -404,12 +289,3 @@ class ReceiverService(Service, Owner):
                 info={"medium": download.medium},
             )
         )
-
-    @property
-    def bytes_sent(self) -> int:
-        """Of weights, over sockets, to children."""
-        return self._chunk_server.bytes_sent
-
-
-def _version(stored: StoredVersion | None) -> int:
-    return NO_VERSION if stored is None else stored.manifest.version

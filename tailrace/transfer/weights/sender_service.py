@@ -107,12 +107,12 @@ class SenderService(Service):
             GetManifest: self.chunk_server.answer,
             GetSums: self.chunk_server.answer,
             GetChunk: self.chunk_server.answer,
-            GetPlan: self._get_plan,
-            ReportProgress: self._report_progress,
-            ReportParent: self._report_parent,
-            Leave: self._leave,
-            TakeTurn: self._take_turn,
-            EndTurn: self._end_turn,
+            GetPlan: self._on_get_plan,
+            ReportProgress: self._on_report_progress,
+            ReportParent: self._on_report_parent,
+            Leave: self._on_leave,
+            TakeTurn: self._on_take_turn,
+            EndTurn: self._on_end_turn,
         }
 
     @property
@@ -131,57 +131,57 @@ class SenderService(Service):
             self._plan()
             self.wakeups.notify()
 
-    def _report_progress(self, incoming: Incoming) -> Reply:
+    def _on_report_progress(self, incoming: Incoming) -> Reply:
         self._note_progress(incoming.ticket.client, incoming.message.progress)
         return Reply(Accepted())
 
-    def _report_parent(self, incoming: Incoming) -> Reply:
+    def _on_report_parent(self, incoming: Incoming) -> Reply:
         client = incoming.ticket.client
         self._distrust(client, incoming.message.parent or client)
         return Reply(Accepted())
 
-    def _leave(self, incoming: Incoming) -> Reply:
+    def _on_leave(self, incoming: Incoming) -> Reply:
         self.gone(incoming.ticket.client)
         return Reply(Accepted())
 
-    def _take_turn(self, incoming: Incoming) -> None:
+    def _on_take_turn(self, incoming: Incoming) -> None:
         self._turns.request(incoming.message.turn, incoming.ticket)
 
-    def _end_turn(self, incoming: Incoming) -> Reply:
+    def _on_end_turn(self, incoming: Incoming) -> Reply:
         self._turns.end(incoming.message.turn)
         return Reply(Accepted())
 
-    def _get_plan(self, incoming: Incoming) -> None:
-        ticket, follow = incoming.ticket, incoming.message
+    def _on_get_plan(self, incoming: Incoming) -> None:
+        ticket, question = incoming.ticket, incoming.message
         receiver = self.receivers.get(ticket.client)
         if receiver is None:
-            relays = any(map(is_far_reaching, follow.endpoints)) or follow.host == self.address.host
-            site = Site(name=ticket.client, host=follow.host, datacentre=self._datacentre(follow), relays=relays)
-            facts = (follow.name, follow.endpoints, follow.backend, follow.progress)
-            self._replace_former(follow)
+            relays = any(map(is_far_reaching, question.endpoints)) or question.host == self.address.host
+            site = Site(name=ticket.client, host=question.host, datacentre=self._datacentre(question), relays=relays)
+            facts = (question.name, question.endpoints, question.backend, question.progress)
+            self._replace_former(question)
             receiver = self.receivers[ticket.client] = KnownReceiver(site, site, *facts)
             self._plan()
         receiver.ticket = ticket
-        receiver.epoch = follow.epoch
-        self._note_progress(ticket.client, follow.progress)
+        receiver.epoch = question.epoch
+        self._note_progress(ticket.client, question.progress)
         self._answer_plan(receiver)
 
-    def _replace_former(self, follow: GetPlan) -> None:
+    def _replace_former(self, question: GetPlan) -> None:
         """A receiver that took this sender for lost has another connection now, and would be its own parent.
 
         Its turns stay until the server misses the former connection: it asks for them again, and keeps its place.
         """
-        who = (follow.name, follow.endpoints)
+        who = (question.name, question.endpoints)
         for client in [
             client for client, receiver in self.receivers.items() if (receiver.name, receiver.endpoints) == who
         ]:
             del self.receivers[client]
             self.chunk_server.forget_client(client)
 
-    def _datacentre(self, follow: GetPlan) -> str:
+    def _datacentre(self, question: GetPlan) -> str:
         """One host is in one datacentre: that of the first from there."""
         sites = [self._root, *(receiver.site for receiver in self.receivers.values())]
-        return next((site.datacentre for site in sites if site.host == follow.host), follow.datacentre)
+        return next((site.datacentre for site in sites if site.host == question.host), question.datacentre)
 
     def _note_progress(self, client: str, progress: ReceiverProgress) -> None:
         receiver = self.receivers.get(client)

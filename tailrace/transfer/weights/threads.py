@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from traceback import clear_frames
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from tailrace.errors import WeightsError, one_line
 from tailrace.transfer.wire.server import Server, Service
@@ -20,6 +20,24 @@ T = TypeVar("T")
 
 _LIMIT_S = 60.0
 """For a server's thread to do what it is asked for."""
+
+
+class Guarded(Generic[T]):
+    """A value that threads share. It is reached inside `with guarded as value` alone, by one thread at a time."""
+
+    def __init__(self, value: T) -> None:
+        """Nobody uses it. The caller keeps no other way to `value`."""
+        self._value = value
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> T:
+        """Wait until no other thread is inside. The block calls nothing that may wait."""
+        self._lock.acquire()
+        return self._value
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next thread in."""
+        self._lock.release()
 
 
 class Wakeups:

@@ -135,8 +135,6 @@ class StoredVersion:
         """So many chunks from the first on are here."""
         self.wake_at = math.inf
         """When so many are ready, somebody waits for it."""
-        self.users = 0
-        """Readers of `tensors` in this process."""
 
     def add(self, chunk: int, value: bytes) -> None:
         """The bytes of a chunk are in place, and have this sum."""

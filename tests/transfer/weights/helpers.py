@@ -2,6 +2,7 @@
 
 import torch
 
+from tailrace.errors import WeightsError
 from tailrace.transfer.weights.media.process_group import ProcessGroup
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
@@ -42,6 +43,12 @@ async def everybody_listens(sender: WeightSender) -> None:
     receivers = sender._service.receivers
     listen = lambda: all(known.ticket for known in receivers.values()) or None  # noqa: E731
     assert await sender._service.wakeups.wait_for(listen, timeout_s=LIMIT_S)
+
+
+def error_of(receiver: WeightReceiver) -> WeightsError | None:
+    """Why weights do not come at the moment, as its own thread says."""
+    with receiver._service.status as status:
+        return status.error
 
 
 def check(receiver: WeightReceiver, version: int, *, scale: int = 1, dtype: torch.dtype | None = None) -> None:

@@ -20,7 +20,7 @@ from tailrace.tasks.updater import EngineUpdater
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.remote.proxy import Proxy
-from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, error_of, everybody_listens, tensors
 from tests.transfer.weights.peer import Peer, receive, send, shared
 
 TCP = ("tcp://127.0.0.1:*",)
@@ -185,7 +185,7 @@ async def test_an_engine_goes_on_after_a_trainer_was_silent_for_longer_than_a_re
         async with asyncio.timeout(LIMIT_S), updater.generating(version):
             assert updater.version == version
         os.kill(process.pid, signal.SIGSTOP)
-        assert await wakeups.wait_for(lambda: receiver._service.error, timeout_s=LIMIT_S)
+        assert await wakeups.wait_for(lambda: error_of(receiver), timeout_s=LIMIT_S)
         os.kill(process.pid, signal.SIGCONT)
     assert not updating.done()
     updating.cancel()
@@ -199,9 +199,11 @@ async def test_a_receiver_that_connects_anew_does_not_wait_for_the_one_it_was(st
     await everybody_listens(sender)
     service = receiver._service
     for version in range(3):  # which of a former and a new one is the other's child is a matter of their names
-        before = service._link
-        service.server.call(lambda: service._lose(SenderLost("it was silent")))
-        is_back = lambda: (service._link not in (None, before) and service.error is None) or None  # noqa: B023, E731
+        before = service.sender._link
+        service.server.call(lambda: service.sender.lose(SenderLost("it was silent")))
+        is_back = lambda: (  # noqa: E731
+            (service.sender._link not in (None, before) and error_of(receiver) is None) or None  # noqa: B023
+        )
         assert await service.wakeups.wait_for(is_back, timeout_s=LIMIT_S)
         sender.publish(version, tensors(version).items())
         assert await receiver.wait(version, timeout_s=LIMIT_S) == version

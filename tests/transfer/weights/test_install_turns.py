@@ -165,7 +165,7 @@ async def test_an_engine_that_connects_again_in_its_turn_keeps_it() -> None:
         async with line_of(place, 2) as (holder, waiting):
             sender, receiver = place.sender._service, holder._receiver._service
             before = next(iter(sender.receivers))
-            receiver.server.call(lambda: receiver._lose(SenderLost("the link is down")))
+            receiver.server.call(lambda: receiver.sender.lose(SenderLost("the link is down")))
             forgotten = lambda: None if before in sender.receivers else True  # noqa: E731
             assert await sender.wakeups.wait_for(forgotten, timeout_s=LIMIT_S)
             await place.in_line(2)

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tailrace.errors import TailraceError, WeightsError, WireError
-from tailrace.transfer.weights.media.base import Medium, Placed
-from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
-from tailrace.transfer.weights.media.tcp import TcpMedium
+from tailrace.errors import WeightsError, WireError
+from tailrace.transfer.weights.media.base import Arrival
+from tailrace.transfer.weights.media.factory import make_medium
 from tailrace.transfer.weights.messages import (
     AnswerOrError,
     ChunkReply,
@@ -33,7 +32,7 @@ TRIES = 3
 
 
 class ParentFake:
-    """A parent that has a version, and the errand of a child; what it says is spoilt by `spoil`, `times` times."""
+    """A parent that has a version, and a child that asks it; what it says is spoilt by `spoil`, `left` times."""
 
     def __init__(self, pool: Pool, attachments: Attachments) -> None:
         source = torch.arange(1000.0)
@@ -44,51 +43,43 @@ class ParentFake:
         for chunk in range(self.manifest.chunks):
             self.source.add(chunk, sum_of(self.source.memory[self.manifest.span(chunk)]))
         self.pool, self.attachments = pool, attachments
-        self.retry_s = 1.0
         self.left = 0
-        self.given_up = False
-        self.spoil: Callable[[AnswerOrError], AnswerOrError] = lambda heard: heard
+        self.spoil: Callable[[AnswerOrError], AnswerOrError] = lambda answer: answer
         self.complaints: list[int] = []
-        self.errors: list[TailraceError | None] = []
-        self.pending: list[tuple[WeightsQuestion, Callable[[AnswerOrError], None]]] = []
         self.stored: StoredVersion
 
-    def ask(self, question: WeightsQuestion, then: Callable[[AnswerOrError], None]) -> None:
-        self.pending.append((question, then))
+    def attach(self, path: Path) -> Segment:
+        return self.attachments.attach(path, 1, self.manifest.nbytes)
 
-    def take(self, manifest: Manifest, then: Placed) -> None:
-        then(self.pool.take(manifest.nbytes, manifest.serial, busy=(self.source.segment,)))
-
-    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
-        then(self.attachments.attach(path, manifest.serial, manifest.nbytes))
-
-    def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
-        self.stored.add(chunk, value)
-
-    def corrupt(self, chunk: int, error: TailraceError | None = None) -> bool:
-        self.errors.append(error)
-        self.complaints.append(chunk)
-        self.given_up = self.complaints.count(chunk) == TRIES
-        return not self.given_up
-
-    def fetch(self, medium: Medium) -> bool:
+    def fetch(self, *, mapped: bool) -> bool:
         """Whether the version came."""
-        described = ManifestReply(self.source.encoded, str(self.source.segment.path))
-
-        def placed(outcome: Segment | WeightsError) -> None:
-            assert isinstance(outcome, Segment)
-            self.stored = StoredVersion(self.manifest, self.source.encoded, outcome)
-
-        medium.place(self.manifest, described, placed)
-        medium.bring(self.stored)
-        while self.pending and not self.given_up:
-            question, then = self.pending.pop(0)
-            heard = self._answer(question)
+        segment = (
+            self.attach(self.source.segment.path)
+            if mapped
+            else self.pool.take(self.manifest.nbytes, 1, busy=(self.source.segment,))
+        )
+        self.stored = StoredVersion(self.manifest, self.source.encoded, segment)
+        medium = make_medium(self.stored, mapped=mapped, retry_s=1.0)
+        pending = list(medium.requests())
+        while pending:
+            request = pending.pop(0)
+            answer = self._answer(request.question)
             if self.left:
                 self.left -= 1
-                heard = self.spoil(heard)
-            then(heard)
+                answer = self.spoil(answer)
+            if not self._take_in(request.read(answer)):
+                return False
+            pending += medium.requests()
         return self.stored.whole
+
+    def _take_in(self, arrivals: Iterator[Arrival]) -> bool:
+        """Whether to go on."""
+        for arrival in arrivals:
+            if arrival.sum is None:
+                self.complaints.append(arrival.chunk)
+                return self.complaints.count(arrival.chunk) < TRIES
+            self.stored.add(arrival.chunk, arrival.sum)
+        return True
 
     def _answer(self, question: WeightsQuestion) -> AnswerOrError:
         match question:
@@ -150,48 +141,44 @@ def an_error(heard: AnswerOrError) -> AnswerOrError:
 
 
 SPOILT = {f.__name__: f for f in (flipped, truncated, too_many, uneven, foreign, an_error)}
-MEDIA: list[type[Medium]] = [TcpMedium, SharedMemoryMedium]
+MEDIA = pytest.mark.parametrize("mapped", [False, True], ids=["tcp", "shared memory"])
 
 
-@pytest.mark.parametrize("medium", MEDIA)
+@MEDIA
 @pytest.mark.parametrize("spoil", SPOILT)
-def test_a_chunk_that_is_spoilt_is_fetched_again(parent: ParentFake, medium: type[Medium], spoil: str) -> None:
+def test_a_chunk_that_is_spoilt_is_fetched_again(parent: ParentFake, mapped: bool, spoil: str) -> None:
     parent.spoil, parent.left = SPOILT[spoil], TRIES - 1
-    assert parent.fetch(medium(parent))
+    assert parent.fetch(mapped=mapped)
     assert torch.equal(parent.stored.tensors()["w"], torch.arange(1000.0))
-    assert parent.complaints or (spoil == "truncated" and medium is SharedMemoryMedium)  # sums alone have no frame
+    assert parent.complaints or (spoil == "truncated" and mapped)  # sums alone have no frame
 
 
-@pytest.mark.parametrize("medium", MEDIA)
+@MEDIA
 @pytest.mark.parametrize("spoil", ["flipped", "foreign", "an_error"])
-def test_one_that_stays_spoilt_is_given_up(parent: ParentFake, medium: type[Medium], spoil: str) -> None:
+def test_one_that_stays_spoilt_is_given_up(parent: ParentFake, mapped: bool, spoil: str) -> None:
     parent.spoil, parent.left = SPOILT[spoil], 10**6
-    assert not parent.fetch(medium(parent))
+    assert not parent.fetch(mapped=mapped)
     assert max(parent.complaints.count(chunk) for chunk in parent.complaints) == TRIES
     assert len(parent.complaints) <= TRIES * parent.manifest.chunks
-    said = [str(error) for error in parent.errors if error is not None]
-    assert said == (["not a reply"] * len(parent.errors) if spoil == "an_error" else [])
 
 
 def test_memory_whose_bytes_were_changed_is_not_taken(parent: ParentFake) -> None:
     parent.source.memory[1500] ^= 1
-    assert not parent.fetch(SharedMemoryMedium(parent))
+    assert not parent.fetch(mapped=True)
     assert parent.stored.ready == 1500 // 512
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/dev/null", "\0", "/"])
 def test_a_path_without_such_memory_is_an_error(parent: ParentFake, path: str) -> None:
     with pytest.raises(WeightsError, match="shared memory"):
-        SharedMemoryMedium(parent).place(
-            parent.manifest, ManifestReply(parent.source.encoded, path), lambda outcome: None
-        )
+        parent.attach(Path(path))
 
 
 def test_memory_that_was_used_again_is_not_attached(parent: ParentFake) -> None:
     path = parent.source.segment.path
     assert parent.source.segment.renew(2)
     with pytest.raises(WeightsError, match="has version 2 by now, not 1"):
-        parent.attach(path, parent.manifest, lambda outcome: None)
+        parent.attach(path)
     assert parent.source.segment.renew(3), "the failed reader has let go of it"
 
 

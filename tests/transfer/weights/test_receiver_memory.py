@@ -1,19 +1,19 @@
 """Memory of others in a receiver: let go of as soon as nobody needs it, and not before."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
-from tailrace.transfer.weights.address import WeightsAddress
 from tailrace.transfer.weights.messages import WEIGHTS
-from tailrace.transfer.weights.receiver_service import ReceiverService
+from tailrace.transfer.weights.receiver_memory import ReceiverMemory
+from tailrace.transfer.weights.receiver_status import ReceiverStatus
 from tailrace.transfer.weights.segments import Attachments, Pool, Segment
+from tailrace.transfer.weights.threads import Guarded
 from tailrace.transfer.weights.versions import Manifest, StoredVersion, encode_manifest, plan_payload
-from tailrace.transfer.wire.connection import Patience
 from tailrace.transfer.wire.server import Server
-from tailrace.transfer.wire.sockets import host_id
 from tests.transfer.wire.desk import TOKEN
 
 
@@ -21,70 +21,108 @@ def manifest(serial: int) -> Manifest:
     return plan_payload(serial, serial, {"w": torch.zeros(64, dtype=torch.int8)}, dtype=None, chunk_bytes=64)
 
 
-class Receiver:
-    """A service whose thread does not run, and a sender's memory."""
+class Sides:
+    """A receiver's memory, whose server does not run, and a sender's."""
 
     def __init__(self, directory: Path) -> None:
         self.theirs = Pool(directory)
         self.server = Server("receiver", TOKEN, WEIGHTS, endpoints=["ipc://*"])
         self.pool = Pool(directory)
         self.attachments = Attachments()
-        self.service = ReceiverService(
-            self.server,
-            WeightsAddress(endpoints=self.server.endpoints, host=host_id(), token=TOKEN),
-            name="receiver",
-            host=host_id(),
-            datacentre="",
-            medium="auto",
-            patience=Patience(),
-            pool=self.pool,
-            log=None,
-        )
+        self.memory = ReceiverMemory(self.server, self.pool, Guarded(ReceiverStatus()))
         self.segments: dict[int, Segment] = {}
 
     def attach(self, serial: int) -> StoredVersion:
-        """A version in the sender's memory that the receiver has."""
+        """A version in the sender's memory that the receiver gives."""
         planned = manifest(serial)
         own = self.segments[serial] = self.theirs.take(planned.nbytes, serial, busy=list(self.segments.values()))
         segment = self.attachments.attach(own.path, serial, planned.nbytes)
         stored = StoredVersion(planned, encode_manifest(planned), segment)
-        self.service._chunk_server.add(stored)
+        self.memory.give(stored)
         return stored
 
+    def keep(self, serial: int) -> None:
+        """One that is the newest whole version from now on."""
+        self.memory.keep(self.attach(serial))
+
+    def take(self, serial: int) -> None:
+        """Begin to find memory of the receiver's own."""
+        self.memory.take(manifest(serial), lambda outcome: None)
+
+    def can_be_used_again(self, serial: int) -> bool:
+        """Whether nobody holds the sender's memory of this version; the sender has another one in it from now on."""
+        return self.segments[serial].renew(9)
+
     def close(self) -> None:
-        self.service.join()
-        self.server.stop()
-        self.server.run(self.service)
+        self.memory.join()
+        self.server._close()
         self.attachments.close()
         self.pool.close()
         self.theirs.close()
 
 
 @pytest.fixture
-def receiver(tmp_path: Path) -> Iterator[Receiver]:
-    made = Receiver(tmp_path)
+def sides(tmp_path: Path) -> Iterator[Sides]:
+    made = Sides(tmp_path)
     yield made
     made.close()
 
 
-def test_memory_of_others_is_let_go_of_when_room_of_its_own_is_taken(receiver: Receiver) -> None:
-    receiver.attach(1)
-    read = receiver.attach(2)
-    receiver.service.received = receiver.attach(3)
-    coming = receiver.attach(4)
-    read.users += 1
-    receiver.service.take(manifest(4), lambda outcome: None)
-    can_be_used_again = {serial: segment.renew(9) for serial, segment in receiver.segments.items()}
-    assert can_be_used_again == {1: True, 2: False, 3: False, 4: False}, "read, the newest, and what is moved yet"
-    read.users -= 1
-    coming.segment.release()  # as the download does when it has moved
-    receiver.service.tidy()
-    assert receiver.segments[2].renew(9)
+def test_memory_of_others_is_let_go_of_when_room_of_its_own_is_taken(sides: Sides) -> None:
+    sides.attach(1)
+    sides.keep(2)
+    with sides.memory.reading():
+        sides.keep(3)
+        coming = sides.attach(4)
+        sides.take(4)
+        free = {serial: sides.can_be_used_again(serial) for serial in sides.segments}
+        assert free == {1: True, 2: False, 3: False, 4: False}, "read, the newest, and what is moved yet"
+    moved = manifest(4)
+    sides.memory.give(StoredVersion(moved, encode_manifest(moved), sides.pool.take(moved.nbytes, 4, busy=())))
+    assert coming.segment.is_open
+    assert sides.can_be_used_again(4), "it was moved"
+    sides.memory.drop_unused()
+    assert sides.can_be_used_again(2)
 
 
-def test_what_was_let_go_of_once_is_not_let_go_of_again(receiver: Receiver) -> None:
-    receiver.attach(1)
-    receiver.service.received = receiver.attach(2)
-    receiver.service.take(manifest(3), lambda outcome: None)
-    receiver.service.tidy()
-    assert receiver.service._chunk_server.serials == [2]
+def test_memory_that_a_reader_leaves_just_before_room_is_taken_is_let_go_of(sides: Sides) -> None:
+    """What the end of the read asks of the receiver's thread comes later than the other."""
+    sides.keep(1)
+    with sides.memory.reading() as stored:
+        assert stored is not None
+        sides.keep(2)
+        sides.memory.drop_unused()
+        assert not sides.can_be_used_again(1)
+    sides.take(3)
+    assert sides.can_be_used_again(1)
+    sides.memory.drop_unused()  # as that which comes later
+    assert sides.memory.chunk_server.serials == [2]
+
+
+def test_what_was_let_go_of_once_is_not_let_go_of_again(sides: Sides) -> None:
+    sides.attach(1)
+    sides.keep(2)
+    sides.take(3)
+    sides.memory.drop_unused()
+    assert sides.memory.chunk_server.serials == [2]
+
+
+def test_a_version_that_is_given_up_is_let_go_of(sides: Sides) -> None:
+    sides.attach(1)
+    sides.memory.give_up(1)
+    assert sides.can_be_used_again(1)
+    assert sides.memory.chunk_server.serials == []
+
+
+def test_two_that_read_one_version_keep_it_until_both_have_ended(sides: Sides) -> None:
+    sides.keep(1)
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(sides.memory.reading())
+        second.enter_context(sides.memory.reading())
+        sides.keep(2)
+        first.close()
+        sides.take(3)
+        assert not sides.can_be_used_again(1)
+        second.close()
+        sides.take(3)
+        assert sides.can_be_used_again(1)

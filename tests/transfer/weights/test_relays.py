@@ -57,13 +57,13 @@ class Fetching:
     def __init__(self, engine: WeightReceiver) -> None:
         """Before anything comes."""
         service = self._service = engine._service
-        changed = service.changed
+        arrived = service.arrived
 
-        def watched(download: Download, *, nbytes: int) -> None:
-            changed(download, nbytes=nbytes)
+        def watched(download: Download, *, nbytes: int, by_broadcast: bool) -> None:
+            arrived(download, nbytes=nbytes, by_broadcast=by_broadcast)
             service.wakeups.notify()
 
-        service.changed = watched  # type: ignore[method-assign]
+        service.arrived = watched  # type: ignore[method-assign]
 
     async def has(self, chunks: int) -> None:
         """Until so many have come of a version that has not wholly come."""
@@ -156,12 +156,12 @@ async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunk
     await joined(sender, 2)
     enough = 3
     fetching = Fetching(second)
-    answer = first._service._chunk_server._chunk
+    answer = first._service.memory.chunk_server._chunk
 
     def give_a_few(stored: Any, chunk: int) -> Any:
         return answer(stored, chunk) if chunk < enough else None
 
-    monkeypatch.setattr(first._service._chunk_server, "_chunk", give_a_few)
+    monkeypatch.setattr(first._service.memory.chunk_server, "_chunk", give_a_few)
     sender.publish(0, tensors(0).items())
     await first.wait(0, timeout_s=LIMIT_S)
     await fetching.has(enough)
@@ -184,12 +184,12 @@ async def test_a_child_that_is_too_slow_for_its_relay_goes_on_with_the_newest_an
         await joined(sender, number + 1)
     first, second, third = engines
     fetching = Fetching(second)
-    answer = first._service._chunk_server._chunk
+    answer = first._service.memory.chunk_server._chunk
 
     def give_one(stored: Any, chunk: int) -> Any:
         return None if stored.manifest.version == 0 and chunk > 0 else answer(stored, chunk)
 
-    monkeypatch.setattr(first._service._chunk_server, "_chunk", give_one)
+    monkeypatch.setattr(first._service.memory.chunk_server, "_chunk", give_one)
     sender.publish(0, tensors(0).items())
     await fetching.has(1)
     for version in (1, 2, 3):  # the relay uses the memory of version 0 again
@@ -282,7 +282,7 @@ async def test_a_relay_that_does_not_give_a_version_yet_is_not_accused(
     sender = make_sender(stack)
     first = far(stack, sender, "first")
     await joined(sender, 1)
-    chunk_server = first._service._chunk_server
+    chunk_server = first._service.memory.chunk_server
     answer, gone = chunk_server._reply, list[ChunkQuestion]()
 
     def refuse_once(wanted: ChunkQuestion) -> Any:
@@ -314,7 +314,7 @@ async def test_the_children_of_a_relay_that_gives_a_version_up_get_it_elsewhere(
     def no_room(*_: Any, **__: Any) -> None:
         raise WeightsError("there is no room for it")
 
-    monkeypatch.setattr(first._service.pool, "take", no_room)
+    monkeypatch.setattr(first._service.memory.pool, "take", no_room)
     sender.publish(0, tensors(0).items())
     await second.wait(0, timeout_s=LIMIT_S)
     check(second, 0)

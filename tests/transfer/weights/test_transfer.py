@@ -19,7 +19,7 @@ from tailrace.transfer.weights.messages import GetManifest
 from tailrace.transfer.weights.receiver import WeightReceiver
 from tailrace.transfer.weights.segments import Segment
 from tailrace.transfer.weights.sender import WeightSender
-from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
+from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, error_of, everybody_listens, tensors
 
 MEDIA: list[WeightsMedium] = [name for name in get_args(WeightsMedium) if name != "nccl"]
 """Those that need no GPU."""
@@ -125,9 +125,9 @@ async def test_memory_is_used_again(sender: WeightSender) -> None:
             sender.publish(version, tensors(version).items())
             for engine in (shared, copied):
                 await engine.wait(version, timeout_s=LIMIT_S)
-        for pool in (sender._pool, copied._service.pool):
+        for pool in (sender._pool, copied._service.memory.pool):
             assert len(list(pool.directory.iterdir())) <= 3
-        assert list(shared._service.pool.directory.iterdir()) == []
+        assert list(shared._service.memory.pool.directory.iterdir()) == []
 
 
 async def test_reserved_memory_is_what_versions_are_written_to(sender: WeightSender) -> None:
@@ -206,15 +206,15 @@ async def test_a_receiver_that_is_refused_with_more_than_one_question_under_way_
     with WeightReceiver(address, name="stranger") as engine:
         service = engine._service
         for _ in range(2):
-            before = await service.wakeups.wait_for(lambda: service.error, timeout_s=LIMIT_S)
+            before = await service.wakeups.wait_for(lambda: error_of(engine), timeout_s=LIMIT_S)
 
             def ask_twice() -> None:
-                if service._link is None:
-                    service.start()
-                service.report()
+                if service.sender._link is None:
+                    service.sender.connect()
+                service.sender.report_progress()
 
             engine._server.call(ask_twice)
-            again = lambda: None if service.error is before else True  # noqa: E731, B023
+            again = lambda: None if error_of(engine) is before else True  # noqa: E731, B023
             assert await service.wakeups.wait_for(again, timeout_s=LIMIT_S)
         goes_on = threading.Event()
         engine._server.call(goes_on.set)
@@ -410,7 +410,7 @@ async def test_memory_that_is_found_for_a_parent_that_was_left_is_let_go(
 ) -> None:
     with receiver(sender) as engine:
         service, found = engine._service, list[Segment]()
-        attach = service._attachments.attach
+        attach = service.memory._attachments.attach
 
         def leave() -> None:
             assert service._download is not None
@@ -423,7 +423,7 @@ async def test_memory_that_is_found_for_a_parent_that_was_left_is_let_go(
             found.append(attach(*what))
             return found[-1]
 
-        monkeypatch.setattr(service._attachments, "attach", attach_late)
+        monkeypatch.setattr(service.memory._attachments, "attach", attach_late)
         sender.publish(0, tensors(0).items())
         await engine.wait(0, timeout_s=LIMIT_S)
         check(engine, 0)

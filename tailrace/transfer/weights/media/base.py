@@ -1,58 +1,44 @@
-"""What a medium does: it brings the chunks of one version from one parent into the memory of this process.
+"""What a medium does: it fetches the chunks that a stored version lacks, from one parent.
 
-    receiver ──place──▶ medium ──▶ memory      bring ──▶ errand.ask … ──▶ verified ──▶ errand.arrived, errand.corrupt
+    Medium.requests ──▶ Download asks the parent ──answer──▶ ChunkRequest.read ──Arrival──▶ Download
 
-Everything is called in the receiver's thread, and nothing waits.
+A medium decides what to ask and verifies what comes; it sends nothing and waits for nothing. Everything is called in
+the receiver's thread.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
-from tailrace.errors import TailraceError, WeightsError
-from tailrace.transfer.weights.messages import AnswerOrError, ManifestReply, WeightsQuestion
-from tailrace.transfer.weights.segments import Segment
-from tailrace.transfer.weights.versions import Manifest, StoredVersion
-
-Placed: TypeAlias = Callable[[Segment | WeightsError], None]
-"""Told of the memory for a payload, or why there is none."""
+from tailrace.transfer.weights.messages import AnswerOrError, WeightsQuestion
+from tailrace.transfer.weights.versions import StoredVersion
 
 
-class Errand(Protocol):
-    """The version that is fetched, as a medium sees it."""
+class Arrival(NamedTuple):
+    """What an answer says of one chunk."""
 
-    def ask(self, question: WeightsQuestion, then: Callable[[AnswerOrError], None]) -> None:
-        """Ask the parent. `then` is called unless the parent is lost, has the version no more, or was left."""
+    chunk: int
+    sum: bytes | None
+    """The sum of its bytes, which are in their place; None where they did not come, or have not the sum they must."""
+    nbytes: int = 0
+    """Bytes of it that came over the network."""
 
-    def take(self, manifest: Manifest, then: Placed) -> None:
-        """Find memory of this process's own. `then` is called unless the parent was left."""
 
-    def attach(self, path: Path, manifest: Manifest, then: Placed) -> None:
-        """Find memory of another process on this host with this version, held. `then`: as of `take`."""
+class ChunkRequest(NamedTuple):
+    """A question to the parent, and how to take in its answer."""
 
-    def arrived(self, chunk: int, value: bytes, *, nbytes: int) -> None:
-        """A chunk is in place, and has this sum; `nbytes` of it came over the network."""
-
-    def corrupt(self, chunk: int, error: TailraceError | None = None) -> bool:
-        """A chunk has not the sum that it must have, or `error` came in its place; whether to fetch it again."""
-
-    @property
-    def retry_s(self) -> float:
-        """Seconds after which a question without an answer is asked again."""
+    question: WeightsQuestion
+    read: Callable[[AnswerOrError], Iterator[Arrival]]
+    """Verifies chunk by chunk as it is iterated. Whoever gets an arrival without a sum stops there."""
 
 
 class Medium(ABC):
-    """From one parent."""
+    """Fetches from one parent. What has no sum is asked for again by the next `requests`."""
 
-    def __init__(self, errand: Errand) -> None:
-        """Nothing is asked yet."""
-        self._errand = errand
-
-    @abstractmethod
-    def place(self, manifest: Manifest, described: ManifestReply, then: Placed) -> None:
-        """Find a place for the payload; it may take a while."""
+    def __init__(self, stored: StoredVersion) -> None:
+        """Nothing is asked yet. `stored` lacks the chunks that have no sum."""
+        self._stored = stored
 
     @abstractmethod
-    def bring(self, stored: StoredVersion) -> None:
-        """Begin to bring the chunks that are lacking."""
+    def requests(self) -> Iterator[ChunkRequest]:
+        """Yield what to ask now, at the beginning and after each answer; nothing while enough is under way."""

@@ -5,10 +5,11 @@ from torch import distributed
 
 from tailrace.config.weights import WeightsMedium
 from tailrace.errors import ConfigError
-from tailrace.transfer.weights.media.base import Errand, Medium
+from tailrace.transfer.weights.media.base import Medium
 from tailrace.transfer.weights.media.shared_memory import SharedMemoryMedium
 from tailrace.transfer.weights.media.tcp import TcpMedium
 from tailrace.transfer.weights.messages import Backend
+from tailrace.transfer.weights.versions import StoredVersion
 
 
 def backend_of(name: WeightsMedium) -> Backend | None:
@@ -31,8 +32,11 @@ def check_medium(name: WeightsMedium) -> None:
         raise ConfigError(f"weights.medium={name} needs a torch with {backend}, which this one is not; use auto")
 
 
-def make_medium(name: WeightsMedium, errand: Errand, *, same_host: bool) -> Medium:
-    """The medium for a parent, for what is not broadcast. `same_host`: memory can be shared with it."""
-    if name == "shared_memory" or (name == "auto" and same_host):
-        return SharedMemoryMedium(errand)
-    return TcpMedium(errand)
+def is_mapped(name: WeightsMedium, *, same_host: bool) -> bool:
+    """Whether a parent's memory is read in place, rather than copied. `same_host`: memory can be shared with it."""
+    return name == "shared_memory" or (name == "auto" and same_host)
+
+
+def make_medium(stored: StoredVersion, *, mapped: bool, retry_s: float) -> Medium:
+    """The medium for what is not broadcast. `mapped`: the version lies in the parent's memory."""
+    return SharedMemoryMedium(stored) if mapped else TcpMedium(stored, retry_s=retry_s)

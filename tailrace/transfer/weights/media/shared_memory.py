@@ -6,44 +6,33 @@ It asks for half of what is lacking each time: each message stops the thread tha
 is left to verify when the last chunk is written.
 """
 
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 
-from tailrace.transfer.weights.media.base import Medium, Placed
-from tailrace.transfer.weights.messages import SUM_BYTES, AnswerOrError, GetSums, ManifestReply, SumsReply, error_in
-from tailrace.transfer.weights.versions import Manifest, StoredVersion, packed_sums, sum_of
+from tailrace.transfer.weights.media.base import Arrival, ChunkRequest, Medium
+from tailrace.transfer.weights.messages import SUM_BYTES, AnswerOrError, GetSums, SumsReply
+from tailrace.transfer.weights.versions import packed_sums, sum_of
 
 _LAST = 4
 """What is still to be verified when the last chunk is written: this part of a version."""
 
 
 class SharedMemoryMedium(Medium):
-    """Maps what the parent has."""
+    """Verifies what the parent has written. One question is under way at a time."""
 
-    def place(self, manifest: Manifest, described: ManifestReply, then: Placed) -> None:
-        """See `Medium.place`: the parent's memory, kept from being overwritten."""
-        self._errand.attach(Path(described.segment), manifest, then)
-
-    def bring(self, stored: StoredVersion) -> None:
-        """See `Medium.bring`."""
+    def requests(self) -> Iterator[ChunkRequest]:
+        """See `Medium.requests`."""
+        stored, chunks = self._stored, self._stored.manifest.chunks
         if not stored.whole:
-            chunks = stored.manifest.chunks
             lacking = chunks - stored.ready
             want = min(chunks, stored.ready + max(lacking // 2, -(-chunks // _LAST)))
-            question = GetSums(stored.manifest.serial, stored.ready, want)
-            self._errand.ask(question, lambda heard: self._verify(stored, heard))
+            yield ChunkRequest(GetSums(stored.manifest.serial, stored.ready, want), partial(self._verify, stored.ready))
 
-    def _verify(self, stored: StoredVersion, heard: AnswerOrError) -> None:
-        start = stored.ready
-        match heard:
+    def _verify(self, start: int, answer: AnswerOrError) -> Iterator[Arrival]:
+        manifest, memory = self._stored.manifest, self._stored.memory
+        match answer:
             case (SumsReply(sums), _) if len(sums) % SUM_BYTES == 0:
-                for chunk, value in enumerate(packed_sums(sums)[: stored.manifest.chunks - start], start):
-                    if sum_of(stored.memory[stored.manifest.span(chunk)]) == value:
-                        self._errand.arrived(chunk, value, nbytes=0)
-                    elif self._errand.corrupt(chunk):
-                        break
-                    else:
-                        return
+                for chunk, value in enumerate(packed_sums(sums)[: manifest.chunks - start], start):
+                    yield Arrival(chunk, value if sum_of(memory[manifest.span(chunk)]) == value else None)
             case _:
-                if not self._errand.corrupt(start, error_in(heard)):
-                    return
-        self.bring(stored)
+                yield Arrival(start, None)

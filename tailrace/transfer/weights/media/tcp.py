@@ -6,10 +6,12 @@ for again while it is on its way.
 
 import time
 from collections import deque
+from collections.abc import Iterator
+from functools import partial
 
-from tailrace.transfer.weights.media.base import Errand, Medium, Placed
-from tailrace.transfer.weights.messages import AnswerOrError, ChunkReply, GetChunk, ManifestReply, error_in
-from tailrace.transfer.weights.versions import Manifest, StoredVersion, sum_of
+from tailrace.transfer.weights.media.base import Arrival, ChunkRequest, Medium
+from tailrace.transfer.weights.messages import AnswerOrError, ChunkReply, GetChunk
+from tailrace.transfer.weights.versions import StoredVersion, sum_of
 
 _WINDOW = 8
 """At most so many chunks are asked for at once."""
@@ -18,51 +20,36 @@ _WINDOW = 8
 class TcpMedium(Medium):
     """Copies what the parent sends into memory of this process."""
 
-    def __init__(self, errand: Errand) -> None:
-        """See `Medium`."""
-        super().__init__(errand)
+    def __init__(self, stored: StoredVersion, *, retry_s: float) -> None:
+        """See `Medium`. `retry_s`: seconds after which a question without an answer is asked again."""
+        super().__init__(stored)
+        self._retry_s = retry_s
         self._window = 2
         self._under_way = 0
-        self._lacking: deque[int] = deque()
+        self._lacking = deque(chunk for chunk in range(stored.manifest.chunks) if stored.sum(chunk) is None)
 
-    def place(self, manifest: Manifest, described: ManifestReply, then: Placed) -> None:
-        """See `Medium.place`."""
-        self._errand.take(manifest, then)
-
-    def bring(self, stored: StoredVersion) -> None:
-        """See `Medium.bring`."""
-        self._lacking.extend(chunk for chunk in range(stored.manifest.chunks) if stored.sum(chunk) is None)
-        self._fill(stored)
-
-    def _fill(self, stored: StoredVersion) -> None:
+    def requests(self) -> Iterator[ChunkRequest]:
+        """See `Medium.requests`."""
         while self._lacking and self._under_way < self._window:
-            self._fetch(stored, self._lacking.popleft())
+            self._under_way += 1
+            chunk = self._lacking.popleft()
+            question = GetChunk(self._stored.manifest.serial, chunk)
+            yield ChunkRequest(question, partial(self._read, chunk, time.monotonic()))
 
-    def _fetch(self, stored: StoredVersion, chunk: int) -> None:
-        asked = time.monotonic()
-        self._under_way += 1
-
-        def heard(what: AnswerOrError) -> None:
-            self._under_way -= 1
-            self._adapt(time.monotonic() - asked)
-            if self._keep(stored, chunk, what):
-                self._fill(stored)
-
-        self._errand.ask(GetChunk(stored.manifest.serial, chunk), heard)
-
-    def _adapt(self, waited_s: float) -> None:
-        if waited_s > self._errand.retry_s / 2:
-            self._window = max(1, self._window - 1)
-        elif waited_s < self._errand.retry_s / 4:
-            self._window = min(_WINDOW, self._window + 1)
-
-    def _keep(self, stored: StoredVersion, chunk: int, what: AnswerOrError) -> bool:
-        """Whether to go on."""
-        room = stored.memory[stored.manifest.span(chunk)]
-        match what:
+    def _read(self, chunk: int, asked: float, answer: AnswerOrError) -> Iterator[Arrival]:
+        self._under_way -= 1
+        self._adapt(time.monotonic() - asked)
+        room = self._stored.memory[self._stored.manifest.span(chunk)]
+        match answer:
             case (ChunkReply(value), frame) if frame is not None and len(frame) == len(room) and sum_of(frame) == value:
                 room[:] = frame
-                self._errand.arrived(chunk, value, nbytes=len(frame))
-                return True
-        self._lacking.appendleft(chunk)
-        return self._errand.corrupt(chunk, error_in(what))
+                yield Arrival(chunk, value, len(frame))
+            case _:
+                self._lacking.appendleft(chunk)
+                yield Arrival(chunk, None)
+
+    def _adapt(self, waited_s: float) -> None:
+        if waited_s > self._retry_s / 2:
+            self._window = max(1, self._window - 1)
+        elif waited_s < self._retry_s / 4:
+            self._window = min(_WINDOW, self._window + 1)
