@@ -66,9 +66,15 @@ def _has_rule(path: Path) -> bool:
 
 
 def _folder_cycles(trees: dict[Path, ast.Module]) -> Iterator[str]:
-    """Of each folder, rooms that import each other, whatever the rules say."""
+    """Of each folder, rooms that import each other, whatever the rules say.
+
+    Two files of one folder may name each other's types (`if TYPE_CHECKING`); folders may not.
+    """
     modules = {_module(path): path for path in trees}
-    edges = {module: set(_imported(trees[path], modules)) for module, path in modules.items()}
+    edges = {
+        module: {to for to, is_type in _imported(trees[path], modules) if not (is_type and to[:-1] == module[:-1])}
+        for module, path in modules.items()
+    }
     folders = {module[:depth] for module in modules for depth in range(1, len(module))}
     for folder in sorted(folders):
         depth = len(folder)
@@ -88,14 +94,22 @@ def _module(path: Path) -> tuple[str, ...]:
     return parts[:-1] if parts[-1] == "__init__" else parts
 
 
-def _imported(tree: ast.Module, modules: dict[tuple[str, ...], Path]) -> Iterator[tuple[str, ...]]:
+def _imported(tree: ast.Module, modules: dict[tuple[str, ...], Path]) -> Iterator[tuple[tuple[str, ...], bool]]:
+    """What a file imports, and whether for types alone."""
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (tuple(alias.name.split(".")) for alias in node.names)
+            yield from ((tuple(alias.name.split(".")), id(node) in hidden) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             package = tuple((node.module or "").split("."))
             for alias in node.names:
-                yield (*package, alias.name) if (*package, alias.name) in modules else package
+                module = (*package, alias.name) if (*package, alias.name) in modules else package
+                yield module, id(node) in hidden
 
 
 def _function_lengths(tree: ast.Module) -> Iterator[int]:
