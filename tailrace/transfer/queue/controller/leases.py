@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 
-from tailrace.errors import QueueClosed, QueueError, QueueTimeout
+from tailrace.errors import QueueClosed, QueueError
 from tailrace.transfer.queue.base import RowId, TaskStats
 from tailrace.transfer.queue.controller import journal as log
 from tailrace.transfer.queue.controller.context import Context
@@ -23,7 +23,7 @@ from tailrace.transfer.queue.messages import (
     pack,
     row_ids,
 )
-from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_limit
+from tailrace.transfer.queue.rows.schema import check_limit, late_claim
 from tailrace.transfer.queue.rows.state import ControlState, Ended, Lease, LeaseRecord
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.storage.base import PartId
@@ -46,13 +46,8 @@ class _Claim(Waiter):
 
     def late(self) -> QueueError:
         """See `Waiter.late`."""
-        task, rank = self.message.task, self.message.rank
-        whose = f"task {task!r}" if rank is None else f"rank {rank} of task {task!r}"
-        counts = self._leases.stats()[task]
-        return QueueTimeout(
-            f"claim of {whose} waited {self.limit}: of its rows {counts.waiting} lack inputs, {counts.ready} are ready "
-            f"and {counts.leased} leased; {RAISE_LIMIT}"
-        )
+        task = self.message.task
+        return late_claim(task, self.message.rank, self.limit_s, self._leases.stats()[task])
 
     def count_wait(self, seconds: float) -> None:
         """See `Waiter.count_wait`."""

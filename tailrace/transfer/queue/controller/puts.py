@@ -19,7 +19,6 @@ from tailrace.errors import (
     PeerLost,
     QueueClosed,
     QueueError,
-    QueueTimeout,
     StaleRowError,
     TailraceError,
     WireError,
@@ -54,7 +53,7 @@ from tailrace.transfer.queue.messages import (
     unpack,
 )
 from tailrace.transfer.queue.rows.groups import Standing
-from tailrace.transfer.queue.rows.schema import RAISE_LIMIT, check_capacity, check_unit
+from tailrace.transfer.queue.rows.schema import check_capacity, check_unit, late_put
 from tailrace.transfer.queue.rows.state import RowHeader
 from tailrace.transfer.queue.storage.base import PartId
 from tailrace.transfer.wire.frames import Reply
@@ -91,8 +90,7 @@ class _Put(Waiter):
 
     def late(self) -> QueueError:
         """See `Waiter.late`."""
-        reason = self._puts.explain(self)
-        return QueueTimeout(f"put of {len(self.offer.rows)} rows waited {self.limit}: {reason}; {RAISE_LIMIT}")
+        return late_put(len(self.offer.rows), self.limit_s, self._puts.explain(self))
 
     def count_wait(self, seconds: float) -> None:
         """See `Waiter.count_wait`."""

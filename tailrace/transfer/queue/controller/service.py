@@ -85,7 +85,7 @@ class _LossWanted(Waiter):
 
     def late(self) -> QueueError:
         """See `Waiter.late`."""
-        return QueueTimeout(f"no group was lost within {self.limit}")
+        return QueueTimeout(f"no group was lost within {self.limit_s:g} s")
 
     def count_wait(self, seconds: float) -> None:
         """Nobody asks how long."""

@@ -116,9 +116,9 @@ class Waiter(ABC):
         """It has its answer after so long in a line."""
 
     @property
-    def limit(self) -> str:
+    def limit_s(self) -> float:
         """`wait_s` for an error: a client names what is left of its limit when the message leaves."""
-        return f"{float(f'{self.wait_s:.3g}'):g} s"
+        return float(f"{self.wait_s:.3g}")
 
 
 W = TypeVar("W", bound=Waiter)
