@@ -15,7 +15,19 @@ from tools.layers import ROOMS, picture
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tailrace").rglob("*.py"))
-NO_TORCH = {"errors", "events", "activity", "config", "registers", "types", "rewards", "prompts", "planning", "report", "cluster"}
+NO_TORCH = {
+    "errors",
+    "events",
+    "activity",
+    "config",
+    "registers",
+    "types",
+    "rewards",
+    "prompts",
+    "planning",
+    "report",
+    "cluster",
+}
 
 
 def room_of(path: Path, folder: str) -> str:

@@ -1,7 +1,7 @@
 """The keeper's end of one worker process.
 
     keeper                          guard (guard.py), worker (serve.py)
-    WorkerProcess ──socket────────▶ worker: messages, see wire.py
+    RankProcess ──socket────────▶ worker: messages, see wire.py
                   ◀─socket───────── worker: answers; a beat every HEARTBEAT_S, with events
                   ◀─pipe─────────── what the worker prints, and its children and its C code
                   ◀─lifeline─────── guard: how the worker ended
@@ -77,7 +77,7 @@ class _Child:
     """Of processes, in which the guard is, and the worker."""
 
 
-class WorkerProcess:
+class RankProcess:
     """A worker in a process of its own on this machine, and all that this has started. Make it with `start`."""
 
     def __init__(self, name: str, child: _Child) -> None:

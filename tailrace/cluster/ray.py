@@ -1,6 +1,6 @@
 """Workers on Ray, for a process that is connected to it.
 
-    RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ WorkerProcess ──▶ the worker
+    RayHandle ──Ray──▶ Keeper, an actor with the worker's resources ──▶ RankProcess ──▶ the worker
 
 Ray places keepers and carries what is said; each keeper has one worker process (tailrace/cluster/process.py). A
 keeper reports the death of its worker. A keeper that dies, with its machine or else, takes its worker with it, and Ray
@@ -40,7 +40,7 @@ from tailrace.cluster.base import (
 )
 from tailrace.cluster.connection import check_connected_to, connect
 from tailrace.cluster.environment import worker_environment
-from tailrace.cluster.process import WorkerProcess
+from tailrace.cluster.process import RankProcess
 from tailrace.cluster.room import asked, check_room, described
 from tailrace.cluster.wire import unpack_error
 from tailrace.config.cluster import ClusterConfig, PoolConfig
@@ -63,7 +63,7 @@ class Keeper:
 
     def __init__(self, spec: WorkerSpec, directory: str, config: ClusterConfig) -> None:
         self._spec, self._directory, self._config = spec, directory, config
-        self._worker: WorkerProcess | None = None
+        self._worker: RankProcess | None = None
         self._calls: dict[int, Task[Answer]] = {}
         self._cancelled: set[int] = set()
         """Calls whose cancellation has come first."""
@@ -80,7 +80,7 @@ class Keeper:
     async def open(self, address: str, datacentre: str) -> tuple[bytes, bytes]:
         """Start the worker; the facts about it."""
         try:
-            self._worker, facts = await WorkerProcess.start(
+            self._worker, facts = await RankProcess.start(
                 self._spec,
                 environment=worker_environment(os.environ, self._spec.pool),
                 directory=self._directory,

@@ -27,7 +27,7 @@ import msgspec
 from tailrace.cluster.base import WAITED_FOR, Answer, Cluster, Report, WorkerHandle, WorkerSpec, unheard
 from tailrace.cluster.broker import FACTORY, BrokerSettings
 from tailrace.cluster.environment import importable, ray_environment
-from tailrace.cluster.process import WorkerProcess
+from tailrace.cluster.process import RankProcess
 from tailrace.cluster.undertaker import MARK, bury
 from tailrace.cluster.undertaker import start as start_undertaker
 from tailrace.config.cluster import ClusterConfig, PoolConfig
@@ -104,7 +104,7 @@ class RayProcess(Cluster):
         self._directory: Path | None = None
         """Of a Ray of its own."""
         self._undertaker: subprocess.Popen[bytes] | None = None
-        self._process: WorkerProcess | None = None
+        self._process: RankProcess | None = None
         self._facts: dict[str, Any] = {}
         self._listening: Task[None] | None = None
         self._why = ""
@@ -129,7 +129,7 @@ class RayProcess(Cluster):
         )
         spec = WorkerSpec(name=_NAME, pool=PoolConfig(), factory=FACTORY, settings=msgspec.msgpack.encode(settings))
         try:
-            self._process, facts = await WorkerProcess.start(
+            self._process, facts = await RankProcess.start(
                 spec,
                 environment=importable(environment),
                 directory=os.getcwd(),
@@ -143,7 +143,7 @@ class RayProcess(Cluster):
         self._facts = pickle.loads(facts)
         self._listening = asyncio.create_task(self._listen(self._process))
 
-    async def _listen(self, process: WorkerProcess) -> None:
+    async def _listen(self, process: RankProcess) -> None:
         try:
             async for report in process.reports():
                 for line in report.lines:
@@ -213,7 +213,7 @@ class RayProcess(Cluster):
                 assert self._directory is not None
                 await asyncio.to_thread(_bury, undertaker, self._mark, str(self._directory.parent))
 
-    async def _shut_down(self, process: WorkerProcess) -> None:
+    async def _shut_down(self, process: RankProcess) -> None:
         shutting = asyncio.create_task(process.call("shut_down", pickle.dumps(())))
         shutting.add_done_callback(unheard)
         try:

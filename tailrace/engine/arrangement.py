@@ -18,9 +18,9 @@ from tailrace.engine.lane import Lane
 from tailrace.engine.ranks.base import RankDied
 from tailrace.engine.ranks.factory import make_replicas
 from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.rank_process import RankProcesses
 from tailrace.engine.ranks.reshard import switch_bytes
 from tailrace.engine.ranks.switch import SwitchExecutor, SwitchRefused, SwitchReport
-from tailrace.engine.ranks.worker_process import Crew
 from tailrace.engine.scheduling.blocks import BlockManager
 from tailrace.engine.scheduling.dispatch import Dispatcher
 from tailrace.engine.scheduling.scheduler import Counts, Scheduler
@@ -50,11 +50,11 @@ class Arrangement:
         self.counts = Counts()
         self._architecture = architecture
         self._device = device
-        self._crew = Crew()
+        self._all_processes = RankProcesses()
         self._executor = SwitchExecutor(resolve_collectives(config, device) if config.adaptive_tp else config)
         self._failures = 0
         schedulers = self._schedulers(config)  # before any process is started: there may be no room
-        replicas = make_replicas(config, architecture, device=device, crew=self._crew)
+        replicas = make_replicas(config, architecture, device=device, all_processes=self._all_processes)
         self.lanes = list(map(Lane, schedulers, replicas))
         """One for each replica that there is now."""
         self.dispatcher = Dispatcher(schedulers)
@@ -127,13 +127,13 @@ class Arrangement:
 
     def interrupt(self) -> None:
         """From any thread: end worker processes, and with them the wait for what is under way. Only `close` follows."""
-        self._crew.interrupt()
+        self._all_processes.interrupt()
 
     def close(self) -> None:
         """End the ranks. Closing twice is harmless."""
         for lane in self.lanes:
             lane.replica.close()
-        self._crew.close()  # those between two arrangements, too
+        self._all_processes.close()  # those between two arrangements, too
 
     def _move(self, plan: Transplant, target: NativeEngineConfig) -> SwitchReport:
         source, replicas = self.config, self._replicas()
@@ -145,7 +145,7 @@ class Arrangement:
     def _adopt(self, target: NativeEngineConfig, schedulers: Sequence[Scheduler], dispatcher: Dispatcher) -> None:
         """Make the target's replicas of the processes that there are."""
         weights = self._replicas()[0].weights
-        workers = [worker for replica in self._replicas() for worker in replica.release()]
+        processes = [process for replica in self._replicas() for process in replica.release()]
         self.config = target
         lanes = [
             Lane(
@@ -155,8 +155,8 @@ class Arrangement:
                     self._architecture,
                     index,
                     device=self._device,
-                    crew=self._crew,
-                    workers=workers[index * target.tp : (index + 1) * target.tp],
+                    all_processes=self._all_processes,
+                    processes=processes[index * target.tp : (index + 1) * target.tp],
                     weights=weights,
                 ),
             )

@@ -1,6 +1,6 @@
-"""The pool's end of one worker process.
+"""The pool's end of one grader process.
 
-    grade() ──Call──▶ worker          _listen ◀──Reply── worker: each to the call with its number
+    grade() ──Call──▶ grader          _listen ◀──Reply── grader: each to the call with its number
                                       _hear_output ◀──what the grader prints
 
 Who waits on whom: a call on its reply, up to its limit; when the process ends, every call hears how.
@@ -33,7 +33,7 @@ _MARK = "TAILRACE_GRADER"
 _REAP_LIMIT_S = 5.0
 """A guard ends at once, with all that it guards; one that is stopped is killed."""
 _GRACE_S = 1.0
-"""For a worker to say itself that a grading among several took too long."""
+"""For a grader process to say itself that a grading among several took too long."""
 
 
 class GraderDied(RewardError):
@@ -41,7 +41,7 @@ class GraderDied(RewardError):
 
 
 class GraderProcess:
-    """One running worker. A call that is too late kills it; so does one that is cancelled, if it was the only one."""
+    """One running grader process. A late call kills it. So does a cancelled one, if it was alone."""
 
     def __init__(self, process: Process, mark: str, on_line: Callable[[str], None]) -> None:
         self.concurrency = 1
@@ -64,7 +64,7 @@ class GraderProcess:
         Raises:
             GraderDied: the machine has no room for another process.
         """
-        command = python_module("tailrace.rewards.worker")
+        command = python_module("tailrace.rewards.serve")
         mark = secrets.token_hex(16)
         try:
             process = await asyncio.create_subprocess_exec(

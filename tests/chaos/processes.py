@@ -13,7 +13,7 @@ import psutil
 _PR_SET_CHILD_SUBREAPER = 36
 _PARTS = {
     "tailrace.cluster.undertaker": "undertaker",
-    "tailrace.rewards.worker": "grader",
+    "tailrace.rewards.serve": "grader",
     "gcs/gcs_server": "gcs_server",
     "raylet/raylet": "raylet",
     "ray::RuntimeEnvAgent": "runtime env agent",

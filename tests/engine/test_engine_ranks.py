@@ -19,8 +19,8 @@ from tailrace.conformance.tiny import write_tiny_model
 from tailrace.engine import lane
 from tailrace.engine.core import EngineCore
 from tailrace.engine.driver import DrivenEngine
-from tailrace.engine.ranks import worker_process
-from tailrace.engine.ranks.worker_process import WorkerProcess
+from tailrace.engine.ranks import rank_process as worker_process
+from tailrace.engine.ranks.rank_process import RankProcess
 from tailrace.errors import ConfigError, EngineError, ModelError
 from tailrace.types import Request, Sample
 from tests.engine.helpers import TinyModel, make_core, run_core
@@ -202,12 +202,12 @@ def test_what_the_model_does_not_allow_is_refused_before_any_process_is_started(
 ) -> None:
     started: list[int] = []
 
-    class Counted(WorkerProcess):
+    class Counted(RankProcess):
         def __init__(self, rank: int) -> None:
             started.append(rank)
             super().__init__(rank)
 
-    monkeypatch.setattr(worker_process, "WorkerProcess", Counted)
+    monkeypatch.setattr(worker_process, "RankProcess", Counted)
     with pytest.raises(error, match=says):
         make_core(tiny_model("llama"), threads_per_rank=1, **settings)
     assert started == []

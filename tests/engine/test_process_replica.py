@@ -23,14 +23,15 @@ from tailrace.engine import memory as memory_module
 from tailrace.engine.collectives.base import Alone
 from tailrace.engine.model.shard import WHOLE
 from tailrace.engine.model.weights import read_weights
-from tailrace.engine.ranks import process, worker_process
+from tailrace.engine.ranks import process
+from tailrace.engine.ranks import rank_process as worker_process
 from tailrace.engine.ranks.base import RankDied, Replica
 from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica, rank_device
 from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.ranks.rank_process import RankProcess, RankProcesses
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Measure, Switch
-from tailrace.engine.ranks.worker_process import Crew, WorkerProcess
 from tailrace.engine.scheduling.migration import Migration
 from tailrace.engine.scheduling.step import Chunk, Draw, StepInput
 from tailrace.errors import ConfigError, EngineError
@@ -180,7 +181,7 @@ def test_one_rank_in_a_process_of_its_own_gives_the_same_numbers(
 
 
 def test_ranks_are_numbered_across_replicas(single: ProcessReplica) -> None:
-    assert [str(worker) for worker in single._workers] == [f"rank 1 (pid {single.pids[0]})"]
+    assert [str(worker) for worker in single._processes] == [f"rank 1 (pid {single.pids[0]})"]
 
 
 def test_newer_weights_change_what_is_generated(
@@ -393,7 +394,7 @@ def test_a_rank_that_cannot_be_made_says_why_and_ends(architecture: Architecture
 
 
 def test_a_process_that_dies_while_starting_is_quoted() -> None:
-    worker = WorkerProcess(0)
+    worker = RankProcess(0)
     worker.channel.send(Measure())
     with pytest.raises(ConnectionError):
         worker.channel.receive_answer(limit_s=END_LIMIT_S)
@@ -405,14 +406,14 @@ def test_a_process_that_dies_while_starting_is_quoted() -> None:
 def test_ranks_that_die_while_they_are_made_again_can_be_made_once_more(
     architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Doomed(WorkerProcess):
+    class Doomed(RankProcess):
         def __init__(self, rank: int) -> None:
             super().__init__(rank)
             os.kill(self.pid, signal.SIGKILL)
 
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     with monkeypatch.context() as patch:
-        patch.setattr(worker_process, "WorkerProcess", Doomed)
+        patch.setattr(worker_process, "RankProcess", Doomed)
         with pytest.raises(RankDied, match=r"^rank 0 .* died while starting: SIGKILL"):
             replica.restart()
     replica.restart()
@@ -438,14 +439,14 @@ def test_where_one_process_cannot_be_started_the_others_end(
 ) -> None:
     started = []
 
-    class Second(WorkerProcess):
+    class Second(RankProcess):
         def __init__(self, rank: int) -> None:
             if rank == 1:
                 raise KeyboardInterrupt
             super().__init__(rank)
             started.append(self.pid)
 
-    monkeypatch.setattr(worker_process, "WorkerProcess", Second)
+    monkeypatch.setattr(worker_process, "RankProcess", Second)
     with pytest.raises(KeyboardInterrupt):
         ProcessReplica(settings(2), architecture, 0, device=CPU)
     assert [Path(f"/proc/{pid}").exists() for pid in started] == [False]
@@ -454,16 +455,16 @@ def test_where_one_process_cannot_be_started_the_others_end(
 def test_interrupting_ends_the_wait_for_a_rank_that_stands_still(
     architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Stopped(WorkerProcess):
+    class Stopped(RankProcess):
         def __init__(self, rank: int) -> None:
             super().__init__(rank)
             if rank == 1:
                 os.kill(self.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(worker_process, "WorkerProcess", Stopped)
-    crew = Crew()
-    replica = ProcessReplica(settings(2), architecture, 0, device=CPU, crew=crew)
-    interruption = threading.Thread(target=crew.interrupt)
+    monkeypatch.setattr(worker_process, "RankProcess", Stopped)
+    all_processes = RankProcesses()
+    replica = ProcessReplica(settings(2), architecture, 0, device=CPU, all_processes=all_processes)
+    interruption = threading.Thread(target=all_processes.interrupt)
     interruption.start()
     with pytest.raises(RankDied, match="died while starting: SIGKILL"):
         replica.settle()
@@ -489,12 +490,12 @@ def test_the_error_of_one_rank_does_not_wait_for_ranks_that_hang(
 
 
 def test_starting_has_a_limit(architecture: Architecture, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stopped(WorkerProcess):
+    class Stopped(RankProcess):
         def __init__(self, rank: int) -> None:
             super().__init__(rank)
             os.kill(self.pid, signal.SIGSTOP)
 
-    monkeypatch.setattr(worker_process, "WorkerProcess", Stopped)
+    monkeypatch.setattr(worker_process, "RankProcess", Stopped)
     monkeypatch.setattr(process, "START_LIMIT_S", 0.01)
     replica = ProcessReplica(settings(1), architecture, 0, device=CPU)
     with pytest.raises(RankDied, match=r"died while starting: killed after 0\.01 s without an answer"):

@@ -5,7 +5,7 @@ import torch
 
 from tailrace.config.engine import NativeEngineConfig
 from tailrace.engine.ranks import factory
-from tailrace.engine.ranks.worker_process import Crew
+from tailrace.engine.ranks.rank_process import RankProcesses
 from tailrace.errors import ConfigError
 from tests.engine.architectures import small_architecture
 
@@ -14,4 +14,4 @@ def test_kernels_are_compiled_or_refused_before_a_worker_process_starts(monkeypa
     monkeypatch.delattr(factory, "ProcessReplica")
     config = NativeEngineConfig(dp=2, dtype="float32", kernels="cpu")
     with pytest.raises(ConfigError, match=r"engine\.kernels=cpu cannot be used"):
-        factory.make_replicas(config, small_architecture(), crew=Crew(), device=torch.device("cpu"))
+        factory.make_replicas(config, small_architecture(), all_processes=RankProcesses(), device=torch.device("cpu"))

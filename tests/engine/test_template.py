@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from tailrace.engine.ranks import template_process, worker_process
+from tailrace.engine.ranks import rank_process as worker_process
+from tailrace.engine.ranks import template_process
 from tailrace.engine.ranks.base import RankDied
 from tailrace.engine.ranks.process import ProcessReplica
+from tailrace.engine.ranks.rank_process import RankProcess, end
 from tailrace.engine.ranks.template import Template
 from tailrace.engine.ranks.template_process import ForkedProcess, TemplateProcess
-from tailrace.engine.ranks.worker_process import WorkerProcess, end
 from tailrace.models.architecture import Architecture, read_architecture
 from tests.conftest import TinyModel
 from tests.engine.test_process_replica import CPU, END_LIMIT_S, driver, ended, numbers, settings
@@ -41,7 +42,7 @@ def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateProcess]:
 
 
 def test_ranks_are_children_of_one_process(template: TemplateProcess) -> None:
-    workers = [WorkerProcess(rank) for rank in range(3)]
+    workers = [RankProcess(rank) for rank in range(3)]
     try:
         parents = {int(Path(f"/proc/{worker.pid}/stat").read_text().split()[3]) for worker in workers}
         assert parents == {template.pid}
@@ -53,7 +54,7 @@ def test_ranks_are_children_of_one_process(template: TemplateProcess) -> None:
 def test_a_rank_works_where_and_on_the_cores_that_the_driver_does_now(
     template: TemplateProcess, architecture: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end([WorkerProcess(0)])  # the template has begun elsewhere
+    end([RankProcess(0)])  # the template has begun elsewhere
     cores = os.sched_getaffinity(0)
     monkeypatch.chdir(tmp_path)
     os.sched_setaffinity(0, {max(cores)})
@@ -82,7 +83,7 @@ def test_the_template_has_one_thread_and_has_not_touched_a_gpu() -> None:
 
 
 def test_the_template_has_no_threads(template: TemplateProcess) -> None:
-    worker = WorkerProcess(0)
+    worker = RankProcess(0)
     assert worker.pid
     assert len(list(Path(f"/proc/{template.pid}/task").iterdir())) == 1
     end([worker])
@@ -104,11 +105,11 @@ def test_a_fork_that_is_refused_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_template_that_was_killed_is_replaced_and_its_ranks_end(template: TemplateProcess) -> None:
-    before = WorkerProcess(0)
+    before = RankProcess(0)
     assert before.pid
     os.kill(template.pid, signal.SIGKILL)
     assert ended(template.pid)
-    after = WorkerProcess(1)
+    after = RankProcess(1)
     assert ended(before.pid)
     assert before.obituary() == "the process that it was forked from has died: SIGKILL, out of memory?"
     assert after.pid
@@ -119,12 +120,12 @@ def test_a_template_that_stands_still_is_killed_and_replaced(
     template: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_process, "KILL_LIMIT_S", 0.1)
-    before = WorkerProcess(0)
+    before = RankProcess(0)
     assert before.pid
     os.kill(template.pid, signal.SIGSTOP)
-    end([WorkerProcess(1)])
+    end([RankProcess(1)])
     assert template.dead
-    later = WorkerProcess(2)
+    later = RankProcess(2)
     assert later.pid
     end([before, later])
 
@@ -148,7 +149,7 @@ def test_a_template_that_cannot_start_is_quoted(
 
 
 def test_how_a_rank_ended_is_told_however_often_it_is_asked(template: TemplateProcess) -> None:
-    first, second = WorkerProcess(0), WorkerProcess(1)
+    first, second = RankProcess(0), RankProcess(1)
     os.kill(first.pid, signal.SIGTERM)
     assert [first.obituary(), first.obituary()] == ["SIGTERM", "SIGTERM"]
     end([first])
@@ -168,7 +169,7 @@ def test_ranks_are_ended_by_a_collection_in_the_middle_of_a_start(
     def forget() -> int:
         owner = Owner()
         owner.itself = owner
-        worker = WorkerProcess(0)
+        worker = RankProcess(0)
         weakref.finalize(owner, end, [worker])
         return worker.pid
 
@@ -182,7 +183,7 @@ def test_ranks_are_ended_by_a_collection_in_the_middle_of_a_start(
             return send_fds(*arguments)
 
         monkeypatch.setattr(socket, "send_fds", collects)
-        worker = WorkerProcess(1)
+        worker = RankProcess(1)
     finally:
         gc.enable()
     assert ended(forgotten)
@@ -193,9 +194,9 @@ def test_ranks_are_ended_by_a_collection_in_the_middle_of_a_start(
 def test_a_driver_that_is_killed_leaves_no_template_behind() -> None:
     script = """
         from tailrace.engine.ranks import template_process
-        from tailrace.engine.ranks.worker_process import WorkerProcess
+        from tailrace.engine.ranks.rank_process import RankProcess
 
-        worker = WorkerProcess(0)
+        worker = RankProcess(0)
         child = os.fork()  # which holds the driver's end of the template's socket
         if child:
             print(template_process._template.pid, worker.pid, child, flush=True)
@@ -212,13 +213,13 @@ def test_a_driver_that_is_killed_leaves_no_template_behind() -> None:
 def test_a_forked_process_has_a_template_of_its_own(template: TemplateProcess) -> None:
     script = """
         from tailrace.engine.ranks import template_process
-        from tailrace.engine.ranks.worker_process import WorkerProcess, end
+        from tailrace.engine.ranks.rank_process import RankProcess, end
 
-        first = WorkerProcess(0)
+        first = RankProcess(0)
         before = template_process._template.pid
         child = os.fork()
         if not child:
-            second = WorkerProcess(1)
+            second = RankProcess(1)
             print(before, template_process._template.pid, flush=True)
             end([second])
             sys.exit()

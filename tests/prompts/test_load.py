@@ -146,7 +146,7 @@ def test_options_that_need_the_chat_template_are_refused_without_it(tmp_path: Pa
 
 def test_prompts_and_rewards_import_no_torch() -> None:
     modules = "tailrace.prompts.load, tailrace.prompts.sources.reasoning_gym, tailrace.rewards.pool, "
-    modules += "tailrace.rewards.worker, tailrace.rewards.math, tailrace.rewards.reasoning_gym, tailrace.models.resolve"
+    modules += "tailrace.rewards.serve, tailrace.rewards.math, tailrace.rewards.reasoning_gym, tailrace.models.resolve"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
 

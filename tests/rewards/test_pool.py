@@ -61,7 +61,7 @@ def worker_pids() -> set[int]:
     """Children of this process that are workers."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children if is_running(int(pid))}
-    return {pid for pid, command in commands.items() if b"tailrace.rewards.worker" in command}
+    return {pid for pid, command in commands.items() if b"tailrace.rewards.serve" in command}
 
 
 async def test_endless_loop_is_killed_and_its_slot_grades_on() -> None:
@@ -324,7 +324,7 @@ def test_killed_pool_leaves_no_worker_whatever_it_grades(deed: str, tmp_path: Pa
 def test_worker_whose_input_closes_dies_with_the_programs_that_its_grader_started(tmp_path: Path) -> None:
     started = tmp_path / "pids"
     config = FunctionReward(path=f"{GRADERS}.announce").model_dump_json()
-    command = [sys.executable, "-m", "tailrace.rewards.worker"]
+    command = [sys.executable, "-m", "tailrace.rewards.serve"]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, start_new_session=True) as worker:
         assert worker.stdin is not None
         try:

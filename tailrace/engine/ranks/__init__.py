@@ -1,1 +1,1 @@
-"""The ranks of an engine: in this process, or in worker processes."""
+"""The ranks of an engine: in this process, or in rank processes."""

@@ -10,7 +10,7 @@ from tailrace.errors import EngineError
 
 
 class RankDied(EngineError):
-    """A worker process ended, or did not answer in time and was killed. Caches of its replica are lost."""
+    """A rank process ended, or did not answer in time and was killed. Caches of its replica are lost."""
 
 
 class Replica(ABC):
@@ -19,7 +19,7 @@ class Replica(ABC):
     @property
     @abstractmethod
     def pids(self) -> list[int]:
-        """Its worker processes, in the order of their ranks; empty where it computes in this process."""
+        """Its rank processes, in the order of their ranks; empty where it computes in this process."""
 
     @abstractmethod
     def start(self, step: StepInput) -> None:

@@ -12,15 +12,15 @@ from tailrace.engine.ranks.base import Replica
 from tailrace.engine.ranks.local import LocalReplica
 from tailrace.engine.ranks.process import ProcessReplica
 from tailrace.engine.ranks.rank import Rank
+from tailrace.engine.ranks.rank_process import RankProcesses
 from tailrace.engine.ranks.staging import StagedWeights
-from tailrace.engine.ranks.worker_process import Crew
 from tailrace.models.architecture import Architecture
 
 
 def make_replicas(
-    config: NativeEngineConfig, architecture: Architecture, *, device: torch.device, crew: Crew
+    config: NativeEngineConfig, architecture: Architecture, *, device: torch.device, all_processes: RankProcesses
 ) -> list[Replica]:
-    """`config.dp` replicas, without weights: in worker processes of `crew`, unless there is one rank only.
+    """`config.dp` replicas, without weights: in rank processes of `all_processes`, unless there is one rank only.
 
     Raises:
         ModelError: the model cannot be split so.
@@ -33,7 +33,7 @@ def make_replicas(
     replicas: list[Replica] = []
     try:
         for index in range(config.dp):
-            replicas.append(ProcessReplica(config, architecture, index, device=device, crew=crew))
+            replicas.append(ProcessReplica(config, architecture, index, device=device, all_processes=all_processes))
     except BaseException:  # also when interrupted: no process may stay behind
         for replica in replicas:
             replica.close()
@@ -42,7 +42,7 @@ def make_replicas(
 
 
 def stage(named: Mapping[str, torch.Tensor], config: NativeEngineConfig) -> Mapping[str, torch.Tensor]:
-    """`named`, where every rank can reach it: written once for all worker processes.
+    """`named`, where every rank can reach it: written once for all rank processes.
 
     Raises:
         EngineError: there is no room for it.

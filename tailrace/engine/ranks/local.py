@@ -1,4 +1,4 @@
-"""The replica of an engine with one rank: no worker process, nothing on a wire."""
+"""The replica of an engine with one rank: no rank process, nothing on a wire."""
 
 from collections.abc import Mapping
 

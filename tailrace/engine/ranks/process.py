@@ -1,7 +1,7 @@
-"""A replica whose ranks are worker processes.
+"""A replica whose ranks are processes of their own.
 
-    start, load ──order──▶ worker of shard 0 ──answer──▶ finish
-                ──order──▶ worker of shard 1 ──answer──▶        (the same order to all; shard 0 tells the tokens)
+    start, load ──order──▶ process of shard 0 ──answer──▶ finish
+                ──order──▶ process of shard 1 ──answer──▶        (the same order to all; shard 0 tells the tokens)
 
 Who waits on whom: one order is under way at a time. Giving one does not wait for it, so that several replicas start,
 load and compute beside each other; `finish`, `settle` and the next order do, until every rank has answered. A rank that
@@ -26,9 +26,9 @@ from tailrace.engine.collectives.factory import meeting_bytes, resolve_collectiv
 from tailrace.engine.collectives.rendezvous import rendezvous
 from tailrace.engine.model.shard import Layout
 from tailrace.engine.ranks.base import RankDied, Replica
+from tailrace.engine.ranks.rank_process import RankProcess, RankProcesses, end
 from tailrace.engine.ranks.staging import StagedWeights
 from tailrace.engine.ranks.wire import Answer, Failure, Load, Order, Start, Step
-from tailrace.engine.ranks.worker_process import Crew, WorkerProcess, end
 from tailrace.engine.scheduling.step import StepInput, StepOutput
 from tailrace.errors import ConfigError, EngineError, TailraceError, UserError
 from tailrace.host.cpu import usable_cores
@@ -47,7 +47,7 @@ class _UnderWay:
     doing: str
     limit_s: float
     given_at: float = field(default_factory=time.monotonic)
-    answers: dict[WorkerProcess, Answer] = field(default_factory=dict)
+    answers: dict[RankProcess, Answer] = field(default_factory=dict)
 
     @property
     def failure(self) -> Failure | None:
@@ -56,7 +56,7 @@ class _UnderWay:
 
 
 class ProcessReplica(Replica):
-    """`config.tp` worker processes. Not thread-safe; one call at a time."""
+    """`config.tp` rank processes. Not thread-safe; one call at a time."""
 
     def __init__(
         self,
@@ -65,22 +65,22 @@ class ProcessReplica(Replica):
         replica: int,
         *,
         device: torch.device,
-        crew: Crew | None = None,
-        workers: Sequence[WorkerProcess] = (),
+        all_processes: RankProcesses | None = None,
+        processes: Sequence[RankProcess] = (),
         weights: StagedWeights | None = None,
     ) -> None:
         """Start the processes of copy number `replica`. Their ranks are made meanwhile; the first order waits for them.
 
         Args:
-            crew: The engine's; by default one of its own.
-            workers: Take these instead, which have the replica's ranks already.
+            all_processes: The engine's; by default one of its own.
+            processes: Take these instead, which have the replica's ranks already.
             weights: Those that they have.
 
         Raises:
             ConfigError: the collectives or the number of ranks do not suit the device.
             EngineError: the machine has no room for another process.
         """
-        self._crew = Crew() if crew is None else crew
+        self._all_processes = RankProcesses() if all_processes is None else all_processes
         self._layout = Layout(dp=config.dp, tp=config.tp)
         self._devices = [rank_device(device, rank, self._layout.ranks) for rank in self._layout.members(replica)]
         self._config = resolve_collectives(config, device) if config.tp > 1 or config.adaptive_tp else config
@@ -89,9 +89,9 @@ class ProcessReplica(Replica):
         self._weights = weights
         self._under_way: _UnderWay | None = None
         self._meeting = ExitStack()
-        self._workers = list(workers)
-        weakref.finalize(self, end, self._workers)
-        if not workers:
+        self._processes = list(processes)
+        weakref.finalize(self, end, self._processes)
+        if not processes:
             self._spawn()
 
     def start(self, step: StepInput) -> None:
@@ -100,18 +100,18 @@ class ProcessReplica(Replica):
 
     def finish(self) -> StepOutput:
         """See `Replica`."""
-        output = self._collect()[self._workers[0]].output
+        output = self._collect()[self._processes[0]].output
         assert output is not None, "shard 0 tells the tokens"
         return output
 
     def waitables(self) -> list[int]:
         """See `Replica`."""
-        return [worker.channel.fileno() for worker in self._workers]
+        return [process.channel.fileno() for process in self._processes]
 
     @property
     def pids(self) -> list[int]:
         """See `Replica`."""
-        return [worker.pid for worker in self._workers]
+        return [process.pid for process in self._processes]
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
         """See `Replica`. Several replicas can share `StagedWeights`; other tensors are staged for this one alone."""
@@ -144,8 +144,8 @@ class ProcessReplica(Replica):
     def close(self) -> None:
         """See `Replica`."""
         self._under_way = None
-        self._crew.end(self._workers)
-        self._workers.clear()
+        self._all_processes.end(self._processes)
+        self._processes.clear()
         self._meeting.close()
 
     @property
@@ -163,10 +163,10 @@ class ProcessReplica(Replica):
         self._give(orders, doing, self._longest_s)
 
     @property
-    def silent(self) -> dict[int, WorkerProcess]:
+    def silent(self) -> dict[int, RankProcess]:
         """Ranks that have not answered the order under way, by the descriptor that is readable when one has."""
         answered = {} if self._under_way is None else self._under_way.answers
-        return {worker.channel.fileno(): worker for worker in self._workers if worker not in answered}
+        return {process.channel.fileno(): process for process in self._processes if process not in answered}
 
     @property
     def patience_s(self) -> float:
@@ -184,7 +184,7 @@ class ProcessReplica(Replica):
         """
         order, silent = self._under_way, self.silent
         assert order is not None, "no order is under way"
-        self._take(order, [worker for descriptor, worker in silent.items() if descriptor in ready])
+        self._take(order, [process for descriptor, process in silent.items() if descriptor in ready])
         if order.failure is not None:
             raise _error(order.failure)
         if self.silent and self.patience_s <= 0:
@@ -198,14 +198,14 @@ class ProcessReplica(Replica):
             ModelError, ConfigError, EngineError: what a rank that lives says is wrong.
         """
         answers = self._collect()
-        return [answers[worker] for worker in self._workers]
+        return [answers[process] for process in self._processes]
 
-    def release(self) -> list[WorkerProcess]:
+    def release(self) -> list[RankProcess]:
         """Give the processes away; they live on. The replica is of no further use."""
         self.settle()
-        workers = self._workers.copy()
-        self._workers.clear()
-        return workers
+        processes = self._processes.copy()
+        self._processes.clear()
+        return processes
 
     def _spawn(self) -> None:
         directory = ""
@@ -213,18 +213,18 @@ class ProcessReplica(Replica):
             directory = self._meeting.enter_context(rendezvous(meeting_bytes(self._config, self._layout.tp))).directory
         try:
             for rank in self._layout.members(self._replica):
-                self._workers.append(self._crew.hire(rank))
+                self._processes.append(self._all_processes.hire(rank))
         except BaseException:  # also when interrupted: no process may stay behind
             self.close()
             raise
-        self._give([self._start_order(worker, directory) for worker in self._workers], "starting", START_LIMIT_S)
+        self._give([self._start_order(process, directory) for process in self._processes], "starting", START_LIMIT_S)
 
-    def _start_order(self, worker: WorkerProcess, rendezvous: str) -> Start:
+    def _start_order(self, process: RankProcess, rendezvous: str) -> Start:
         return Start(
             config=self._config.model_dump_json(),
             architecture=self._architecture,
-            rank=worker.rank,
-            device=str(self._devices[worker.rank % self._layout.tp]),
+            rank=process.rank,
+            device=str(self._devices[process.rank % self._layout.tp]),
             threads=threads_per_rank(self._config),
             rendezvous=rendezvous,
             # Longer than this process waits, which knows better than a rank what became of the others.
@@ -245,21 +245,21 @@ class ProcessReplica(Replica):
 
     def _order(self, order: Order, *, doing: str, limit_s: float, descriptor: int | None = None) -> None:
         self.settle()
-        if not self._workers:
+        if not self._processes:
             raise RankDied(f"the ranks of replica {self._replica} have ended")
-        self._give([order] * len(self._workers), doing, limit_s, descriptor)
+        self._give([order] * len(self._processes), doing, limit_s, descriptor)
 
     def _give(self, orders: Sequence[Order], doing: str, limit_s: float, descriptor: int | None = None) -> None:
         self._under_way = _UnderWay(doing, limit_s)
-        for worker, order in zip(self._workers, orders, strict=True):
+        for process, order in zip(self._processes, orders, strict=True):
             try:
-                worker.channel.send(order, descriptor=descriptor, limit_s=limit_s)
+                process.channel.send(order, descriptor=descriptor, limit_s=limit_s)
             except TimeoutError:
-                self._give_up(self._under_way, [worker])
+                self._give_up(self._under_way, [process])
             except ConnectionError:
-                self._bury(self._under_way, [worker], WorkerProcess.obituary)
+                self._bury(self._under_way, [process], RankProcess.obituary)
 
-    def _collect(self) -> dict[WorkerProcess, Answer]:
+    def _collect(self) -> dict[RankProcess, Answer]:
         """Every rank's answer to the order under way."""
         order = self._under_way
         assert order is not None, "no order is under way"
@@ -277,29 +277,29 @@ class ProcessReplica(Replica):
             raise _error(order.failure)
         return order.answers
 
-    def _take(self, order: _UnderWay, workers: Sequence[WorkerProcess]) -> None:
-        """The answers of workers that have news, if it is an answer."""
+    def _take(self, order: _UnderWay, processes: Sequence[RankProcess]) -> None:
+        """The answers of processes that have news, if it is an answer."""
         dead = []
-        for worker in workers:
+        for process in processes:
             try:
-                order.answers[worker] = worker.channel.receive_answer(limit_s=order.limit_s)
+                order.answers[process] = process.channel.receive_answer(limit_s=order.limit_s)
             except TimeoutError:
-                self._give_up(order, [worker])
+                self._give_up(order, [process])
             except ConnectionError:
-                dead.append(worker)
+                dead.append(process)
         if dead:
-            self._bury(order, dead, WorkerProcess.obituary)
+            self._bury(order, dead, RankProcess.obituary)
 
-    def _give_up(self, order: _UnderWay, silent: Sequence[WorkerProcess]) -> NoReturn:
+    def _give_up(self, order: _UnderWay, silent: Sequence[RankProcess]) -> NoReturn:
         """End the ranks, some of which have not answered in time."""
         if order.failure is not None:
             self.close()
             raise _error(order.failure)
         self._bury(order, silent, lambda _: f"killed after {order.limit_s:g} s without an answer")
 
-    def _bury(self, order: _UnderWay, dead: Sequence[WorkerProcess], cause: Callable[[WorkerProcess], str]) -> NoReturn:
+    def _bury(self, order: _UnderWay, dead: Sequence[RankProcess], cause: Callable[[RankProcess], str]) -> NoReturn:
         """End the other ranks and say what became of the `dead`."""
-        notice = "; ".join(f"{worker} died while {order.doing}: {cause(worker)}" for worker in dead)
+        notice = "; ".join(f"{process} died while {order.doing}: {cause(process)}" for process in dead)
         self.close()
         raise RankDied(notice)
 
@@ -323,7 +323,7 @@ def rank_device(device: torch.device, rank: int, ranks: int) -> torch.device:
 
 
 def threads_per_rank(config: NativeEngineConfig) -> int:
-    """Of each worker process."""
+    """Of each rank process."""
     return config.threads_per_rank or max(1, len(usable_cores()) // config.ranks)
 
 

@@ -1,7 +1,7 @@
-"""Weights on their way to worker processes: full tensors in a file that has no name.
+"""Weights on their way to rank processes: full tensors in a file that has no name.
 
 The file lies in memory (/dev/shm) where there is room for it. It has no name, so it needs no place to be agreed on, can
-be opened by nobody else, and is gone with the last process that holds it, however that ends: workers get its descriptor
+be opened by nobody else, and is gone with the last process that holds it, however that ends. Ranks get its descriptor
 with the order to load, and the driver keeps it open, because ranks that are made anew need the weights again.
 """
 

@@ -1,11 +1,11 @@
-"""Rearranges worker processes: the same ranks, other shards, other replicas.
+"""Rearranges rank processes: the same ranks, other shards, other replicas.
 
-    check memory ──▶ make the groups that are missing ──▶ move weights and cache ──▶ the same workers, as new replicas
+    check memory ──▶ make the groups that are missing ──▶ move weights and cache ──▶ the same processes, as new replicas
          │                        │                                │
          └── SwitchRefused: nothing has changed                     └── EngineError: the ranks are of no further use
 
-Groups are made once, when an arrangement needs them first, and kept by the workers, idle, for the next time (PAT,
-section 4.3). A group is made again where one of its workers is another process than before.
+Groups are made once, when an arrangement needs them first, and kept by the processes, idle, for the next time (PAT,
+section 4.3). A group is made again where one of its processes is another process than before.
 """
 
 import time
@@ -49,7 +49,7 @@ class SwitchReport:
 
 
 class SwitchExecutor:
-    """Remembers which groups the workers have. Not thread-safe."""
+    """Remembers which groups the processes have. Not thread-safe."""
 
     def __init__(self, config: NativeEngineConfig) -> None:
         """`config`: with its collectives resolved."""
@@ -80,7 +80,7 @@ class SwitchExecutor:
     def move(
         self, replicas: Sequence[ProcessReplica], migrations: Sequence[Migration], *, tp: int, target_tp: int
     ) -> SwitchReport:
-        """Move weights and cache. The workers are the target's ranks then, and the caller makes replicas of them.
+        """Move weights and cache. The processes are the target's ranks then, and the caller makes replicas of them.
 
         Args:
             migrations: Of each new replica.

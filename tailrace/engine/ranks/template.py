@@ -1,7 +1,7 @@
 """The process that those of ranks are forked from: `python -m tailrace.engine.ranks.template DRIVER DESCRIPTOR`.
 
     driver                            template                          rank
-    TemplateProcess.fork ──socket───▶ imports torch once; fork ───────▶ worker.serve
+    TemplateProcess.fork ──socket───▶ imports torch once; fork ───────▶ rank_server.serve
     ForkedProcess        ◀──pipe───── its pid, and later how it ended
 
 To import PyTorch takes seconds of a core, and longer from a file system across a network; a fork takes milliseconds,
@@ -22,7 +22,7 @@ import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
-from tailrace.engine.ranks import worker
+from tailrace.engine.ranks import rank_server
 from tailrace.host.children import kill_group
 from tailrace.host.streams import replace_unencodable
 
@@ -47,7 +47,7 @@ def main() -> None:
     os.fchdir(directory)
     os.close(output)
     os.close(directory)
-    worker.serve(template, channel)
+    rank_server.serve(template, channel)
 
 
 class Template:

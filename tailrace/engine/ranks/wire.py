@@ -1,7 +1,7 @@
 """What the driver and the process of a rank say to each other, in frames (tailrace/host/frames.py).
 
-driver → worker   Start, then the others in any order, each when the one before it has been answered
-worker → driver   one Answer to each
+driver → process   Start, then the others in any order, each when the one before it has been answered
+process → driver   one Answer to each
 """
 
 import socket

@@ -1,4 +1,4 @@
-"""One grading process: `python -m tailrace.rewards.worker`, started by the pool.
+"""One grading process: `python -m tailrace.rewards.serve`, started by the pool.
 
 It reads calls from its standard input and answers on its standard output, and ends when its input does. Before a grader
 is loaded, both pipes move to descriptors of their own, so that what a grader prints goes to standard error, and a guard

@@ -1,10 +1,9 @@
 """The process of one rank, which `template` has forked for `ProcessReplica`.
 
-It takes orders from its socket, one at a time, and answers each. A driver that ends, however it does, leaves no worker
-behind, whatever the worker is doing: a thread waits for the other end of the socket to close, or for the template to be
-gone, which ends with the driver even while a process that the driver forked holds that end; then it kills the process
-group. (Kernels and collectives give up the interpreter's lock while they compute and wait.) A process that is stopped
-ends when it is continued.
+It takes orders from its socket, one at a time, and answers each. It never outlives the driver, whatever it is doing. A
+thread waits for the other end of the socket to close, or for the template to be gone. The template ends with the
+driver, even while a process that the driver forked holds the socket. Then the thread kills the process group, since
+kernels and collectives give up the interpreter's lock. A process that is stopped ends when it is continued.
 """
 
 import os
@@ -70,7 +69,7 @@ def _serve(template: int, descriptor: int) -> None:
     if sys.platform == "linux":
         os.sched_setaffinity(0, start.cores)
     try:
-        worker = Worker(start)
+        server = RankServer(start)
     except (EngineError, UserError) as error:
         channel.send(Answer(failure=_failure(error)))
         return
@@ -80,7 +79,7 @@ def _serve(template: int, descriptor: int) -> None:
         if isinstance(order, Meet):
             meetings[:] = order.places.values()
         try:
-            answer = worker.obey(order, file)
+            answer = server.obey(order, file)
         except (EngineError, UserError) as error:
             answer = Answer(failure=_failure(error))
         channel.send(answer)
@@ -96,7 +95,7 @@ def _end_with(template: int, descriptor: int, meetings: list[str]) -> None:
     os.killpg(0, signal.SIGKILL)  # with a compiler that it may have started
 
 
-class Worker:
+class RankServer:
     """A rank, and the communication groups that it belongs to."""
 
     def __init__(self, start: Start) -> None:

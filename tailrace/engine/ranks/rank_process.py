@@ -1,4 +1,4 @@
-"""The driver's end of one worker process."""
+"""The driver's end of one rank process."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ _START_LIMIT_S = 300.0
 """For the template to import torch on a busy machine."""
 
 
-class WorkerProcess:
+class RankProcess:
     """A process that waits to be told which rank it is. What it prints is kept for its obituary."""
 
     def __init__(self, rank: int) -> None:
@@ -82,15 +82,15 @@ def _start() -> tuple[ForkedProcess, Channel, Tail]:
     return process, Channel(ours), tail
 
 
-class Crew:
-    """All worker processes of an engine, so that another thread can end them at any moment."""
+class RankProcesses:
+    """All rank processes of an engine, so that another thread can end them at any moment."""
 
     def __init__(self) -> None:
-        self._workers: set[WorkerProcess] = set()
+        self._processes: set[RankProcess] = set()
         self._changing = threading.Lock()
         self._interrupted = False
 
-    def hire(self, rank: int) -> WorkerProcess:
+    def hire(self, rank: int) -> RankProcess:
         """Start a process for `rank`.
 
         Raises:
@@ -99,37 +99,37 @@ class Crew:
         with self._changing:
             if self._interrupted:
                 raise EngineError("the engine is being closed")
-            worker = WorkerProcess(rank)
-            self._workers.add(worker)
-        return worker
+            process = RankProcess(rank)
+            self._processes.add(process)
+        return process
 
-    def end(self, workers: Sequence[WorkerProcess]) -> None:
+    def end(self, processes: Sequence[RankProcess]) -> None:
         """End some of them. Ending twice is harmless."""
         with self._changing:
-            self._workers.difference_update(workers)
-        end(workers)
+            self._processes.difference_update(processes)
+        end(processes)
 
     def close(self) -> None:
         """End all. Closing twice is harmless."""
         with self._changing:
-            workers = list(self._workers)
-        self.end(workers)
+            processes = list(self._processes)
+        self.end(processes)
 
     def interrupt(self) -> None:
         """Kill all, and start no other. From any thread."""
         with self._changing:
             self._interrupted = True
-            for worker in self._workers:
-                worker.kill()
+            for process in self._processes:
+                process.kill()
 
 
-def end(workers: Sequence[WorkerProcess]) -> None:
+def end(processes: Sequence[RankProcess]) -> None:
     """Kill the processes with all that they have started, and reap them. Ending twice is harmless.
 
     There is nothing to ask them for first: a rank holds nothing that outlives its process.
     """
-    for worker in workers:
-        worker.kill()
-        worker.channel.close()
-    for worker in workers:
-        worker._reap()
+    for process in processes:
+        process.kill()
+        process.channel.close()
+    for process in processes:
+        process._reap()
