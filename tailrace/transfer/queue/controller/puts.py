@@ -362,7 +362,7 @@ class Puts:
             and context.accounts.nbytes + offer.nbytes <= context.config.max_bytes
         )
 
-    def _line_of(self, offer: Offer) -> "WaitLine[_Put]":
+    def _line_of(self, offer: Offer) -> WaitLine[_Put]:
         version = _LOST if self._context.control.is_lost(offer.rows) else offer.not_before
         if version not in self._lines:
             self._lines[version] = WaitLine(self._context.server, self._context.timers, self.serve)
