@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +19,7 @@ from tailrace.config.generate import GenerateConfig
 from tailrace.config.load import load_as, parse_as
 from tailrace.config.shorthand import source_override, split_arguments
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
-from tailrace.engine.base import Engine, SampleStream
+from tailrace.engine.base import Engine, EngineArgs, SampleStream
 from tailrace.errors import ConfigError, PromptError, RequestError, UserError
 from tailrace.types import Request
 from tests.conftest import Command, TinyModel
@@ -214,8 +213,8 @@ def test_what_only_the_engine_refuses_leaves_that_file_alone_and_is_bad_input(tm
         def submit(self, requests: Sequence[Request]) -> SampleStream:
             raise RequestError("request 0 has a prompt token outside the vocabulary")
 
-    def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
-        return Refusing(executor=executor, playwright=RandomPlaywright(9))
+    def make(config: object, args: EngineArgs) -> Engine:
+        return Refusing(executor=args.executor, playwright=RandomPlaywright(9))
 
     with (
         patch("tailrace.engine.opening.make_engine", make),
@@ -236,8 +235,8 @@ def test_an_interrupt_after_which_everything_finishes_is_none(
         async def abort(self, request_ids: Iterable[int]) -> None:
             """All of them have finished."""
 
-    def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
-        return Finishing(executor=executor, playwright=RandomPlaywright(9))
+    def make(config: object, args: EngineArgs) -> Engine:
+        return Finishing(executor=args.executor, playwright=RandomPlaywright(9))
 
     with patch("tailrace.engine.opening.make_engine", make):
         assert generate(configured(model, samples=3), ["one"], tmp_path / "out") == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from tailrace.commands import profile_engine as profiling
 from tailrace.config.engine import FakeEngineConfig, HfEngineConfig, NativeEngineConfig, SamplingConfig
 from tailrace.config.generate import GenerateConfig, ProfileConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright
-from tailrace.engine.base import Engine
+from tailrace.engine.base import Engine, EngineArgs
 from tailrace.engine.checks import check_context, check_engine, check_sampling
 from tailrace.engine.factory import make_backend
 from tailrace.engine.opening import open_engine
@@ -131,10 +131,10 @@ async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_i
             closed.append(self)
             await super().close()
 
-    def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    def make(config: object, args: EngineArgs) -> Engine:
         loop.call_soon_threadsafe(started.set)
         assert may_end.wait(60)
-        return Noting(executor=executor, playwright=RandomPlaywright(9))
+        return Noting(executor=args.executor, playwright=RandomPlaywright(9))
 
     monkeypatch.setattr("tailrace.engine.opening.make_engine", make)
     opening = asyncio.create_task(open_engine(FakeEngineConfig(), Path(), device="cpu", executor=executor))
@@ -150,7 +150,7 @@ async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_i
 async def test_an_engine_that_cannot_start_says_why(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(config: object, model_dir: Path, *, device: str, executor: Executor) -> Engine:
+    def make(config: object, args: EngineArgs) -> Engine:
         raise ModelError("no model")
 
     monkeypatch.setattr("tailrace.engine.opening.make_engine", make)
