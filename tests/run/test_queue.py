@@ -194,8 +194,7 @@ def failing(directory: Path, queue: dict[str, Any], error: Exception, monkeypatc
         raise error
 
     monkeypatch.setattr("tailrace.run.train._Run.to_end", fail)
-    monkeypatch.setattr(run_module, "load_inputs", MagicMock())
-    monkeypatch.setattr(run_module, "check_queue", lambda *_: None)
+    monkeypatch.setattr(run_module, "check_recipe", MagicMock())
     with pytest.raises(TailraceError) as caught:
         train(small_run(directory, Path("model"), Path("prompts.jsonl"), queue=queue), resume=False)
     return str(caught.value)
