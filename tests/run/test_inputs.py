@@ -138,7 +138,8 @@ async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_i
 
     monkeypatch.setattr("tailrace.engine.opening.make_engine", make)
     opening = asyncio.create_task(open_engine(FakeEngineConfig(), Path(), device="cpu", executor=executor))
-    await started.wait()
+    async with asyncio.timeout(60):
+        await started.wait()
     opening.cancel()
     assert await asyncio.wait([opening], timeout=0.01) == (set(), {opening})  # in a loop that runs, so it hears signals
     may_end.set()
