@@ -53,6 +53,8 @@ class TaskContext:
     """Closed with the process, or the run."""
     generation: Generation | None = None
     graders: GraderPool | None = None
+    frozen: "Scorer | None" = None
+    """Has the initial weights."""
     trainers: "dict[str, Trainer]" = field(default_factory=dict)
     """By task: those of other models than the policy that are trained here."""
 
@@ -70,7 +72,10 @@ class TaskContext:
     async def scorer(self, of: str | None) -> "Score":
         """What the model that task `of` trains says of tokens; None: log-probabilities under the initial weights."""
         loop = asyncio.get_running_loop()
-        scorer = self.trainers[of] if of is not None else await loop.run_in_executor(self.executor, self._load_frozen)
+        if of is None and self.frozen is None:
+            self.frozen = await loop.run_in_executor(self.executor, self._load_frozen)
+        scorer = self.frozen if of is None else self.trainers[of]
+        assert scorer is not None
 
         async def score(samples: "Sequence[TrainSample]") -> list[FloatArray]:
             return await loop.run_in_executor(self.executor, lambda: scorer.log_probs(samples))
