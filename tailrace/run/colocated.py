@@ -103,18 +103,8 @@ async def build_pipeline(
     """Connect the parts and the queue into the main loop."""
     parts.engine.log_to(log)
     pools = {pool: _context(pool, config, inputs, parts, queue, log, stack) for pool in parts.algorithm.pools()}
-    trainer = pools["trainer"]
-    learner = make_learner(
-        config,
-        queue,
-        parts.trainer,
-        trainer.executor,
-        EngineWeights(parts, log),
-        store,
-        log,
-        trainer.activity,
-        prompts=inputs.prompts.fingerprint,
-    )
+    weights, prompts = EngineWeights(parts, log), inputs.prompts.fingerprint
+    learner = make_learner(pools["trainer"], parts.algorithm, parts.trainer, weights, store, prompts=prompts)
     models: dict[str, ModelLearner] = {
         task.name: await make_model_learner(task, work, pools[task.pool])
         for task, work in parts.algorithm.other_models()

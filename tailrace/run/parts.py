@@ -3,12 +3,10 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tailrace.activity import Activity
-from tailrace.algorithms.factory import make_algorithm
+from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.table import TableTask, Train
 from tailrace.config.run import RunConfig
 from tailrace.errors import AlgorithmError, TailraceError
@@ -97,25 +95,23 @@ def make_evaluator(
 
 
 def make_learner(
-    config: RunConfig,
-    queue: TransferQueue,
+    context: TaskContext,
+    algorithm: Algorithm,
     trainer: Trainer,
-    executor: Executor,
     publisher: Publisher,
     store: CheckpointStore,
-    log: EventLog,
-    activity: Activity,
     *,
     prompts: str,
     run_log: EventLog | None = None,
 ) -> LocalLearner:
-    """The training side of the loop, in this process.
+    """The training side of the loop, in this process. `context`: of the trainer's pool.
 
-    `prompts`: their fingerprint. `run_log`: takes the events of whole steps, where `log` is a worker's.
+    `prompts`: their fingerprint. `run_log`: takes the events of whole steps, where the context's is a worker's.
     """
-    task, work = make_algorithm(config.resolved_algorithm).policy_task()
-    actor = make_actor(config, task, work, queue, trainer, executor, log, activity, row="trainer")
-    checkpointer = Checkpointer(store, trainer, queue, executor, log, prompts=prompts)
+    config, executor, log = context.config, context.executor, context.log
+    task, work = algorithm.policy_task()
+    actor = make_actor(context, task, work, trainer, row="trainer")
+    checkpointer = Checkpointer(store, trainer, context.queue, executor, log, prompts=prompts)
     return LocalLearner(
         actor,
         trainer,
@@ -130,27 +126,17 @@ def make_learner(
     )
 
 
-def make_actor(
-    config: RunConfig,
-    task: TableTask,
-    work: Train,
-    queue: TransferQueue,
-    trainer: Trainer,
-    executor: Executor,
-    log: EventLog,
-    activity: Activity,
-    *,
-    row: str,
-) -> Actor:
+def make_actor(context: TaskContext, task: TableTask, work: Train, trainer: Trainer, *, row: str) -> Actor:
     """Trains the model of a task. `row`: in the timeline."""
+    config = context.config
     return Actor(
-        queue,
+        context.queue,
         trainer,
         task.name,
         work.loss,
-        executor,
-        log,
-        activity,
+        context.executor,
+        context.log,
+        context.activity,
         batch_size=config.trainer.train_batch_size,
         mini_batch_size=config.mini_batch_size,
         row=row,
@@ -164,11 +150,11 @@ async def make_model_learner(task: TableTask, work: Train, context: TaskContext)
         AlgorithmError: its trainer cannot be made, or is none.
     """
     assert work.make_trainer is not None
-    make, config, model_dir = work.make_trainer, context.config, context.model_dir
+    make = work.make_trainer
 
     def made() -> Trainer:
         try:
-            trainer = make(config, model_dir)
+            trainer = make(context.config, context.model_dir)
         except TailraceError:
             raise
         except Exception as error:  # of an algorithm that may be anybody's
@@ -182,9 +168,7 @@ async def make_model_learner(task: TableTask, work: Train, context: TaskContext)
 
     trainer = await asyncio.get_running_loop().run_in_executor(context.executor, made)
     context.trainers[task.name] = trainer
-    actor = make_actor(
-        config, task, work, context.queue, trainer, context.executor, context.log, context.activity, row=task.name
-    )
+    actor = make_actor(context, task, work, trainer, row=task.name)
     return LocalModelLearner(actor, trainer, context.executor)
 
 

@@ -214,7 +214,7 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
         service for pool in ("rollout", "reward") for service in await make_services(parts.algorithm, pool, context)
     ]
     store = CheckpointStore(Path(config.output_dir), keep=1)
-    learner = make_learner(config, queue, parts.trainer, parts.device, source, store, log, context.activity, prompts="")
+    learner = make_learner(context, parts.algorithm, parts.trainer, source, store, prompts="")
     pipeline = make_pipeline(config, inputs, queue, services, learner, None)
     with recorded() as steps:
         async with asyncio.TaskGroup() as tasks:

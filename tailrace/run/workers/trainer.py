@@ -36,14 +36,11 @@ class TrainerWorker(RunWorker):
         self._trainer = await loop.run_in_executor(self.executor, lambda: make_run_trainer(config, self.model_dir))
         await loop.run_in_executor(self.executor, lambda: self._sender.reserve(self._trainer.weights()))
         self._learner = make_learner(
-            config,
-            self.queue,
+            self.tasks,
+            self.algorithm,
             self._trainer,
-            self.executor,
             self,
             CheckpointStore(Path(self.settings.checkpoints), keep=config.checkpoint.keep),
-            self.log,
-            self.activity,
             prompts=self.settings.prompts,
             run_log=EventLog(sinks=(self.context.emit,), origin=self.settings.origin),
         )
