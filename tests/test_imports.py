@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.layers import ROOMS, picture
+from tools.layers import ROOMS, picture, room_of, type_only
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tailrace").rglob("*.py"))
@@ -30,20 +30,14 @@ NO_TORCH = {
 }
 
 
-def room_of(path: Path, folder: str) -> str:
-    """The room of `folder` in which a file below it is."""
-    return path.relative_to(ROOT / folder).parts[0].removesuffix(".py")
+def top_room(path: Path) -> str:
+    return room_of(path.relative_to(ROOT), "tailrace")
 
 
 def imports(path: Path) -> Iterator[str]:
     """Dotted names that a file imports anywhere but under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
-    hidden = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
+    hidden = type_only(tree)
     for node in ast.walk(tree):
         if id(node) in hidden:
             continue
@@ -61,14 +55,14 @@ def test_a_room_imports_only_what_its_rule_says(folder: str) -> None:
     prefix = folder.replace("/", ".") + "."
     for path in FILES:
         if path.is_relative_to(ROOT / folder):
-            room = room_of(path, folder)
+            room = room_of(path.relative_to(ROOT), folder)
             used = {name.removeprefix(prefix).split(".")[0] for name in imports(path) if name.startswith(prefix)}
             assert used & set(ROOMS[folder]) <= ROOMS[folder].get(room, set()) | {room}, path
 
 
 @pytest.mark.parametrize("folder", ROOMS)
 def test_every_file_is_in_a_room_with_a_rule(folder: str) -> None:
-    rooms = {room_of(path, folder) for path in FILES if path.is_relative_to(ROOT / folder)}
+    rooms = {room_of(path.relative_to(ROOT), folder) for path in FILES if path.is_relative_to(ROOT / folder)}
     assert rooms - {"__init__"} == set(ROOMS[folder]) - {"__init__"}
 
 
@@ -84,18 +78,18 @@ def test_the_page_shows_the_rules() -> None:
 @pytest.mark.parametrize("package", sorted(NO_TORCH))
 def test_a_torchless_package_never_imports_torch(package: str) -> None:
     for path in FILES:
-        if room_of(path, "tailrace") == package:
+        if top_room(path) == package:
             assert "torch" not in {name.split(".")[0] for name in imports(path)}, path
 
 
 def test_only_the_cluster_package_imports_ray() -> None:
-    importers = {room_of(path, "tailrace") for path in FILES if "ray" in {n.split(".")[0] for n in imports(path)}}
+    importers = {top_room(path) for path in FILES if "ray" in {n.split(".")[0] for n in imports(path)}}
     assert importers <= {"cluster"}
 
 
 def test_only_the_conformance_tests_need_pytest_and_nothing_needs_them() -> None:
     for path in FILES:
-        if room_of(path, "tailrace") != "conformance":
+        if top_room(path) != "conformance":
             forbidden = [name for name in imports(path) if re.match(r"_?pytest|tailrace\.conformance", name)]
             assert not forbidden, path
 

@@ -4,8 +4,10 @@ A room is a folder or a file; within `ROOMS[folder]` every room of that folder h
 may import, so that nothing can be imported in a circle. `python -m tools.layers` prints the picture.
 """
 
+import ast
 from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 NOUNS = {"errors", "events", "host", "config", "registers", "types"}
 """What everybody above may import."""
@@ -106,6 +108,21 @@ ROOMS: Mapping[str, Mapping[str, set[str]]] = {
     },
 }
 """By folder, then by room: the rooms of that folder which it may import."""
+
+
+def room_of(path: Path, folder: str) -> str:
+    """The room of `folder` in which a file below it is; both are relative to the repository."""
+    return path.relative_to(folder).parts[0].removesuffix(".py")
+
+
+def type_only(tree: ast.Module) -> set[int]:
+    """The ids of all nodes under `if TYPE_CHECKING`."""
+    return {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
 
 
 def floors(folder: str) -> Iterator[list[str]]:

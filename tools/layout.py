@@ -14,7 +14,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.layers import ROOMS
+from tools.layers import ROOMS, room_of, type_only
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "tailrace"
@@ -62,7 +62,10 @@ def figures() -> Iterator[Figure]:
 
 
 def _has_rule(path: Path) -> bool:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py") in ROOMS["tailrace"]
+    """Whether its room has one in every folder with rules that it is in."""
+    own = path.relative_to(ROOT)
+    rooms = [(room_of(own, folder), rules) for folder, rules in ROOMS.items() if own.is_relative_to(folder)]
+    return all(room == "__init__" or room in rules for room, rules in rooms)
 
 
 def _folder_cycles(trees: dict[Path, ast.Module]) -> Iterator[str]:
@@ -96,12 +99,7 @@ def _module(path: Path) -> tuple[str, ...]:
 
 def _imported(tree: ast.Module, modules: dict[tuple[str, ...], Path]) -> Iterator[tuple[tuple[str, ...], bool]]:
     """What a file imports, and whether for types alone."""
-    hidden = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
+    hidden = type_only(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((tuple(alias.name.split(".")), id(node) in hidden) for alias in node.names)
