@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Score
 from tailrace.cluster.room import check_this_machine
@@ -80,7 +81,7 @@ def print_plan(config: RunConfig, *, resume: bool, checkpoint: Path | None = Non
     print("# one of them, as the model reads it:")
     for line in _shown(inputs.prompts.train[0].text):
         print(f"#   {line}")
-    for line in _lines(config, plan):
+    for line in _lines(config, algorithm, plan):
         print(f"# {line}")
 
 
@@ -98,7 +99,7 @@ def _shown(text: str) -> list[str]:
     return [quoted(line, MAX_SHOWN + 2) for line in text.splitlines(keepends=True)]
 
 
-def _lines(config: RunConfig, plan: Estimate) -> list[str]:
+def _lines(config: RunConfig, algorithm: Algorithm, plan: Estimate) -> list[str]:
     memory = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan.memory.items())
     where = " of all machines together" if config.cluster.address else ""
     lines = [f"memory: about {plan.total_memory / GIB:.1f} GiB{where} ({memory})"]
@@ -108,7 +109,7 @@ def _lines(config: RunConfig, plan: Estimate) -> list[str]:
     lines += _time_lines(config, plan)
     times = {"engine": plan.rollout_s, "trainer": plan.actor_s}
     unknown = [part for part, seconds in times.items() if math.isnan(seconds)]
-    unknown += [task.name for task, _ in make_algorithm(config.algorithm).other_models()]
+    unknown += [task.name for task, _ in algorithm.other_models()]
     if unknown:
         lines.append(f"what your {' and your '.join(unknown)} will take is not known, and not counted")
     return lines

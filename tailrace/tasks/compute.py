@@ -1,6 +1,7 @@
 """The task of an algorithm's own function, such as the advantages of a group."""
 
 import asyncio
+from collections.abc import Mapping
 
 from tailrace.activity import Activity
 from tailrace.algorithms.table import Compute
@@ -8,7 +9,8 @@ from tailrace.errors import AlgorithmError
 from tailrace.events import Event, EventLog
 from tailrace.host.user_code import describe
 from tailrace.tasks.base import Outputs, Task
-from tailrace.transfer.queue.base import Claim, Row, TransferQueue
+from tailrace.transfer.queue.base import Claim, Row, RowId, TransferQueue
+from tailrace.types import Value
 
 
 class ComputeTask(Task):
@@ -37,10 +39,10 @@ class ComputeTask(Task):
         groups: dict[int, list[Row]] = {}
         for row in claim.rows:
             groups.setdefault(row.group_id, []).append(row)
-        outputs: Outputs = {}
+        outputs: dict[RowId, Mapping[str, Value]] = {}
         with self._activity.busy():
             for group in groups.values():
-                outputs = {**outputs, **await asyncio.to_thread(self._of_group, group)}
+                outputs.update(await asyncio.to_thread(self._of_group, group))
         return outputs
 
     def _of_group(self, rows: list[Row]) -> Outputs:
