@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE
 
+import psutil
 import pytest
 
 from tailrace.config.rewards import FunctionReward, RegexReward, RewardsConfig
@@ -45,10 +46,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """A zombie has ended."""
+    """Whether the process `pid` has not ended; a zombie has."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it may end between two reads of what the kernel says of it
         return False
 
 
@@ -59,9 +60,12 @@ def all_ended(pids: Path) -> bool:
 
 def worker_pids() -> set[int]:
     """Children of this process that are workers."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
-    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children if is_running(int(pid))}
-    return {pid for pid, command in commands.items() if b"tailrace.rewards.serve" in command}
+    workers = set()
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if "tailrace.rewards.serve" in child.cmdline():
+                workers.add(child.pid)
+    return workers
 
 
 async def test_endless_loop_is_killed_and_its_slot_grades_on() -> None:
