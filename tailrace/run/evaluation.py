@@ -22,7 +22,7 @@ from tailrace.report.samples import SampleRecord, samples_event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 from tailrace.run.step_metrics import failure_metrics, reward_metrics
-from tailrace.tasks.rollout import Decode
+from tailrace.tasks.context import Decode
 from tailrace.types import Prompt, Request, Sample
 
 GREEDY = "greedy"

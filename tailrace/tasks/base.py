@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
 
-from tailrace.activity import Activity
-from tailrace.events import Event, EventLog
-from tailrace.transfer.queue.base import Claim, RowId, TransferQueue
+from tailrace.events import Event
+from tailrace.tasks.context import TaskContext
+from tailrace.transfer.queue.base import Claim, RowId
 from tailrace.transfer.queue.holding import VOID, ack_if_held, held, next_claim
 from tailrace.types import Value
 
@@ -30,24 +30,21 @@ class Task(ABC):
 
     def __init__(
         self,
+        context: TaskContext,
         name: str,
-        queue: TransferQueue,
-        log: EventLog,
-        activity: Activity,
         *,
-        samples_per_step: int,
         actor: str | None = None,
         workers: int = 1,
     ) -> None:
-        """`name`: in the table. `activity`: of the pool's worker. `actor`: its row in the timeline, by default `name`.
+        """`name`: the task's name in the table. `actor`: its row in the timeline, by default `name`.
 
-        `workers`: claims that are computed at the same time.
+        `workers`: the number of claims that are computed at the same time.
         """
         self._name = name
-        self._queue = queue
-        self._log = log
-        self._activity = activity
-        self._samples_per_step = samples_per_step
+        self._queue = context.queue
+        self._log = context.log
+        self._activity = context.activity
+        self._samples_per_step = context.samples_per_step
         self._actor = actor or name
         self._workers = workers
 

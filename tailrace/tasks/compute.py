@@ -3,31 +3,22 @@
 import asyncio
 from collections.abc import Mapping
 
-from tailrace.activity import Activity
 from tailrace.algorithms.table import Compute
 from tailrace.errors import AlgorithmError
-from tailrace.events import Event, EventLog
+from tailrace.events import Event
 from tailrace.host.user_code import describe
 from tailrace.tasks.base import Outputs, Task
-from tailrace.transfer.queue.base import Claim, Row, RowId, TransferQueue
+from tailrace.tasks.context import TaskContext
+from tailrace.transfer.queue.base import Claim, Row, RowId
 from tailrace.types import Value
 
 
 class ComputeTask(Task):
     """Writes what the function makes of the rows of each group."""
 
-    def __init__(
-        self,
-        name: str,
-        queue: TransferQueue,
-        log: EventLog,
-        activity: Activity,
-        work: Compute,
-        *,
-        samples_per_step: int,
-    ) -> None:
-        """`work`: the function. The others: see `Task`."""
-        super().__init__(name, queue, log, activity, samples_per_step=samples_per_step)
+    def __init__(self, context: TaskContext, name: str, work: Compute) -> None:
+        """`name`: see `Task`. `work`: holds the function."""
+        super().__init__(context, name)
         self._function = work.function
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:

@@ -1,7 +1,7 @@
 """What the tasks of one pool are made with, in whichever process they are."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -18,10 +18,14 @@ from tailrace.types import FloatArray
 
 if TYPE_CHECKING:
     from tailrace.engine.base import Engine
-    from tailrace.tasks.rollout import Decode
-    from tailrace.tasks.scoring import Score
     from tailrace.trainer.base import Trainer, TrainSample
     from tailrace.trainer.scorer import Scorer
+
+Decode = Callable[[list[int]], str]
+"""Turns the token ids of a response into its text."""
+
+Score = Callable[[Sequence["TrainSample"]], Awaitable[list[FloatArray]]]
+"""Computes a value for each response token of each sample, [R], such as its log-probability."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,11 +33,11 @@ class Generation:
     """What a task of work `Generate` has beside the rest."""
 
     engine: "Engine"
-    decode: "Decode"
+    decode: Decode
     gate: WeightsGate | None = None
     """None: the engine always has the weights that its prompts wait for."""
     room: int | None = None
-    """Rows that are in hand at most; None leaves that to the queue's capacity."""
+    """The most rows that are in hand, but never less than a group; None leaves the limit to the queue's capacity."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,7 +73,7 @@ class TaskContext:
             self.graders = await self.stack.enter_async_context(GraderPool(self.config.rewards))
         return self.graders
 
-    async def scorer(self, of: str | None) -> "Score":
+    async def scorer(self, of: str | None) -> Score:
         """What the model that task `of` trains says of tokens; None: log-probabilities under the initial weights."""
         loop = asyncio.get_running_loop()
         if of is None and self.frozen is None:

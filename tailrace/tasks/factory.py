@@ -22,47 +22,26 @@ async def make_services(algorithm: Algorithm, pool: str, context: TaskContext) -
 
 
 async def _make(task: TableTask, context: TaskContext) -> Service:
-    samples = context.samples_per_step
-    common = (task.name, context.queue, context.log, context.activity)
     match task.work:
         case Generate():
-            return _rollout(task, context)
+            from tailrace.tasks.rollout import RolloutTask  # seconds: only where something is generated
+
+            assert context.generation is not None, "only the pool with the engine has a task that generates"
+            return RolloutTask(context, task.name, context.generation)
         case Grade():
-            graders = await context.grader_pool()
-            return RewardTask(*common, graders, context.config.rewards, samples_per_step=samples)
+            return RewardTask(context, task.name, await context.grader_pool())
         case Score():
             from tailrace.tasks.scoring import ScoringTask  # seconds: only where something is scored
 
-            score = await context.scorer(task.work.of)
             version = 0 if task.work.of is None else None
-            return ScoringTask(*common, score, task.writes[0], samples_per_step=samples, version=version)
+            score = await context.scorer(task.work.of)
+            return ScoringTask(context, task.name, score, task.writes[0], version=version)
         case Compute():
-            return ComputeTask(*common, task.work, samples_per_step=samples)
+            return ComputeTask(context, task.name, task.work)
         case Serve():
             return await _own(task, task.work, context)
         case _:
             raise AssertionError(f"task {task.name!r} has the work {task.work}, which the main loop drives")
-
-
-def _rollout(task: TableTask, context: TaskContext) -> Service:
-    from tailrace.tasks.rollout import RolloutTask  # seconds: only where something is generated
-
-    config, generation = context.config, context.generation
-    assert generation is not None, "only the pool with the engine has a task that generates"
-    return RolloutTask(
-        task.name,
-        context.queue,
-        generation.engine,
-        config.sampling,
-        generation.decode,
-        context.log,
-        context.activity,
-        samples_per_step=context.samples_per_step,
-        group_size=config.algorithm.group_size,
-        room=generation.room,
-        max_staleness=config.pipeline.max_staleness,
-        gate=generation.gate,
-    )
 
 
 async def _own(task: TableTask, work: Serve, context: TaskContext) -> Service:

@@ -2,13 +2,12 @@
 
 from typing import Any, cast
 
-from tailrace.activity import Activity
-from tailrace.config.rewards import RewardsConfig
-from tailrace.events import Event, EventLog
+from tailrace.events import Event
 from tailrace.rewards.base import FailureReport, Grade, GradingRequest
 from tailrace.rewards.pool import GraderPool
 from tailrace.tasks.base import Outputs, Task
-from tailrace.transfer.queue.base import Claim, Row, TransferQueue
+from tailrace.tasks.context import TaskContext
+from tailrace.transfer.queue.base import Claim, Row
 from tailrace.types import Value
 
 
@@ -19,22 +18,13 @@ class RewardTask(Task):
     As many claims are graded at a time as the pool grades, so that a slow one holds back no other.
     """
 
-    def __init__(
-        self,
-        name: str,
-        queue: TransferQueue,
-        log: EventLog,
-        activity: Activity,
-        pool: GraderPool,
-        config: RewardsConfig,
-        *,
-        samples_per_step: int,
-    ) -> None:
-        """`pool`: grades; `config`: says what a failed grading counts for. The others: see `Task`."""
-        super().__init__(name, queue, log, activity, samples_per_step=samples_per_step, workers=pool.capacity)
+    def __init__(self, context: TaskContext, name: str, pool: GraderPool) -> None:
+        """`name`: see `Task`. `pool`: the grading processes."""
+        super().__init__(context, name, workers=pool.capacity)
         self._pool = pool
         self._failures = FailureReport()
-        self._on_failure = float("nan") if config.failure_reward is None else config.failure_reward
+        configured = context.config.rewards.failure_reward
+        self._on_failure = float("nan") if configured is None else configured
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         """Grade the rows of the claim, which is usually one."""

@@ -10,26 +10,20 @@ when a sample is acked is broken off: its other rows go back, or come again, and
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 
 import numpy as np
 
-from tailrace.activity import Activity
-from tailrace.config.engine import SamplingConfig
-from tailrace.engine.base import Engine
 from tailrace.errors import EngineError
-from tailrace.events import Event, EventLog
+from tailrace.events import Event
 from tailrace.planning.admission import oldest_version
 from tailrace.registers.events import EventKind
-from tailrace.tasks.gate import OpenGate, WeightsGate
-from tailrace.transfer.queue.base import Claim, Row, TransferQueue
+from tailrace.tasks.context import Generation, TaskContext
+from tailrace.tasks.gate import OpenGate
+from tailrace.transfer.queue.base import Claim, Row
 from tailrace.transfer.queue.holding import VOID, ack_if_held, give_back, held, next_claim
 from tailrace.types import Request, Sample, Value
-
-Decode = Callable[[list[int]], str]
-"""The token ids of a response to its text."""
-
 
 _ROUNDING = 0.01
 """By which a log-probability may exceed 0."""
@@ -38,39 +32,20 @@ _ROUNDING = 0.01
 class RolloutTask:
     """Generates a response for every row, with the engine's weights of the moment."""
 
-    def __init__(
-        self,
-        name: str,
-        queue: TransferQueue,
-        engine: Engine,
-        sampling: SamplingConfig,
-        decode: Decode,
-        log: EventLog,
-        activity: Activity,
-        *,
-        samples_per_step: int,
-        group_size: int = 1,
-        room: int | None = None,
-        max_staleness: int = 0,
-        gate: WeightsGate | None = None,
-    ) -> None:
-        """`name`: in the table. `activity`: of the pool's worker.
-
-        `room`: rows that are in hand at most, a group at least; None leaves that to the queue's capacity.
-
-        `gate`: by default the engine always has the weights that its prompts wait for.
-        """
+    def __init__(self, context: TaskContext, name: str, generation: Generation) -> None:
+        """`name`: the task's name in the table. `generation`: the engine and what belongs to it."""
+        config = context.config
         self._name = name
-        self._queue = queue
-        self._activity = activity
-        self._engine = engine
-        self._sampling = sampling
-        self._decode = decode
-        self._log = log
-        self._samples_per_step = samples_per_step
-        self._room = _Room(room, group_size)
-        self._max_staleness = max_staleness
-        self._gate = gate or OpenGate()
+        self._queue = context.queue
+        self._activity = context.activity
+        self._log = context.log
+        self._samples_per_step = context.samples_per_step
+        self._sampling = config.sampling
+        self._max_staleness = config.pipeline.max_staleness
+        self._engine = generation.engine
+        self._decode = generation.decode
+        self._room = _Room(generation.room, config.algorithm.group_size)
+        self._gate = generation.gate or OpenGate()
         self._request_ids = itertools.count()
         """New ones for rows that come again: what they were before may still be in the engine."""
 

@@ -1,39 +1,24 @@
 """The task that scores: what a model says of each token of a response, such as the log-probabilities of a reference."""
 
-from collections.abc import Awaitable, Callable, Sequence
-
-from tailrace.activity import Activity
-from tailrace.events import Event, EventLog
+from tailrace.events import Event
 from tailrace.tasks.actor import train_sample
 from tailrace.tasks.base import Outputs, Task
-from tailrace.trainer.base import TrainSample
-from tailrace.transfer.queue.base import Claim, TransferQueue
-from tailrace.types import FloatArray, WeightVersion
-
-Score = Callable[[Sequence[TrainSample]], Awaitable[list[FloatArray]]]
-"""[R] log-probabilities of the response tokens of each sample."""
+from tailrace.tasks.context import Score, TaskContext
+from tailrace.transfer.queue.base import Claim
+from tailrace.types import WeightVersion
 
 
 class ScoringTask(Task):
     """Writes one column."""
 
     def __init__(
-        self,
-        name: str,
-        queue: TransferQueue,
-        log: EventLog,
-        activity: Activity,
-        score: Score,
-        column: str,
-        *,
-        samples_per_step: int,
-        version: WeightVersion | None = None,
+        self, context: TaskContext, name: str, score: Score, column: str, *, version: WeightVersion | None = None
     ) -> None:
-        """`score`: computes the cells of `column`, with weights of `version` where they are the policy's.
+        """`name`: see `Task`. `score`: computes the cells of `column`.
 
-        The others: see `Task`.
+        `version`: the version of the policy whose weights score; None if they are another model's.
         """
-        super().__init__(name, queue, log, activity, samples_per_step=samples_per_step, actor="trainer")
+        super().__init__(context, name, actor="trainer")
         self._score = score
         self._column = column
         self._version = version

@@ -190,7 +190,7 @@ class Judge(Task):
     """Writes how long the text of a response is."""
 
     def __init__(self, context: TaskContext, task: TableTask) -> None:
-        super().__init__(task.name, context.queue, context.log, context.activity, samples_per_step=8)
+        super().__init__(context, task.name)
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
         return {row.id: {"judged": float(len(str(row.cells["response"])))} for row in claim.rows}

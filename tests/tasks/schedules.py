@@ -20,7 +20,6 @@ from tailrace.activity import Activity
 from tailrace.algorithms.base import Algorithm
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import Compute
-from tailrace.config.engine import SamplingConfig
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.config.weights import WeightsMode
@@ -34,14 +33,16 @@ from tailrace.run.queue import run_table
 from tailrace.tasks.actor import Actor, Batch, StepResult
 from tailrace.tasks.base import Outputs, Service, Task
 from tailrace.tasks.compute import ComputeTask
+from tailrace.tasks.context import Generation, TaskContext
 from tailrace.tasks.prompts import PromptFeeder
 from tailrace.tasks.rollout import RolloutTask
 from tailrace.tasks.updater import EngineUpdater
-from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId, TransferQueue
+from tailrace.transfer.queue.base import Claim, NewRow, Row, RowId
 from tailrace.transfer.queue.local.queue import LocalQueue
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.transfer.queue.table_factory import make_tasks
 from tailrace.types import IntArray, WeightVersion
+from tests.helpers.contexts import make_context
 from tests.helpers.runs import small_run
 from tests.tasks.test_actor import RecordingTrainer
 from tests.tasks.test_prompts import PROMPTS
@@ -264,6 +265,7 @@ def _config(pipeline: tuple[tuple[str, Any], ...], samples: int, mini_batches: i
         Path("prompts"),
         pipeline=dict(pipeline),
         algorithm={"type": "grpo", "group_size": group_size},
+        sampling__max_new_tokens=7,
         trainer={
             "train_batch_size": samples,
             "mini_batch_size": samples // mini_batches,
@@ -294,19 +296,18 @@ class WatchedQueue(LocalQueue):
         return claim
 
 
-def advantage_task(queue: TransferQueue, log: EventLog, algorithm: Algorithm, *, samples_per_step: int) -> ComputeTask:
+def advantage_task(context: TaskContext, algorithm: Algorithm) -> ComputeTask:
     """What serves the algorithm's task `advantage`."""
     (work,) = (task.work for task in algorithm.tasks if task.name == "advantage")
     assert isinstance(work, Compute)
-    return ComputeTask("advantage", queue, log, Activity(log, "reward"), work, samples_per_step=samples_per_step)
+    return ComputeTask(context, "advantage", work)
 
 
 class Grading(Task):
     """Gives random rewards after a while."""
 
-    def __init__(self, queue: LocalQueue, log: EventLog, chance: random.Random, *, samples_per_step: int) -> None:
-        activity = Activity(log, "reward")
-        super().__init__("reward", queue, log, activity, samples_per_step=samples_per_step, workers=3)
+    def __init__(self, context: TaskContext, chance: random.Random) -> None:
+        super().__init__(context, "reward", workers=3)
         self._chance = chance
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
@@ -441,10 +442,10 @@ class Run:
 
     def _make_pipeline(self) -> Pipeline:
         schedule = self.schedule
-        samples = schedule.samples_per_step
+        context = make_context(self.queue, self.log, config=schedule.config)
         services: list[Service] = [
-            Grading(self.queue, self.log, self.chance, samples_per_step=samples),
-            advantage_task(self.queue, self.log, self.algorithm, samples_per_step=samples),
+            Grading(context, self.chance),
+            advantage_task(context, self.algorithm),
             *(self._worker(index) for index in range(schedule.engines)),
         ]
         feeder = PromptFeeder(
@@ -468,21 +469,14 @@ class Run:
         )
 
     def _worker(self, index: int) -> RolloutTask:
-        schedule = self.schedule
-        return RolloutTask(
-            "rollout",
-            self.queue,
-            self.engines[index],
-            SamplingConfig(max_new_tokens=7),
-            lambda ids: " ".join(map(str, ids)),
-            self.log,
-            Activity(self.log, "engine"),
-            samples_per_step=schedule.samples_per_step,
-            group_size=schedule.group_size,
-            room=schedule.room,
-            max_staleness=schedule.max_staleness,
+        generation = Generation(
+            engine=self.engines[index],
+            decode=lambda ids: " ".join(map(str, ids)),
+            room=self.schedule.room,
             gate=self.updaters[index] if self.updaters else None,
         )
+        context = make_context(self.queue, self.log, config=self.schedule.config, actor="engine")
+        return RolloutTask(context, "rollout", generation)
 
     async def go(self, start: Saved | None = None) -> None:
         """To the end, from the beginning or from a checkpoint."""

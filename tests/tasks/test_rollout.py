@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tailrace.activity import Activity
 from tailrace.algorithms.table import ROLLOUT
-from tailrace.config.engine import SamplingConfig
 from tailrace.config.transfer import LocalQueueConfig
 from tailrace.engine.backends.fake import FakeEngine, RandomPlaywright, Script
 from tailrace.engine.base import SampleStream
 from tailrace.errors import EngineError, first_error
 from tailrace.events import Event, EventLog
+from tailrace.tasks.context import Generation
 from tailrace.tasks.rollout import RolloutTask
 from tailrace.transfer.queue.base import Claim, NewRow
 from tailrace.transfer.queue.local.queue import LocalQueue
@@ -26,6 +26,8 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import FinishReason, Request, TaskSpec, WeightVersion
+from tests.helpers.contexts import make_context
+from tests.helpers.runs import small_run
 from tests.tasks.schedules import Device
 from tests.transfer.virtual_time import virtual_time
 
@@ -41,19 +43,9 @@ def make_worker(queue: LocalQueue, engine: FakeEngine, log: EventLog, **options:
     def decode(ids: list[int]) -> str:
         return " ".join(map(str, ids))
 
-    sampling = SamplingConfig(max_new_tokens=9)
-    return RolloutTask(
-        "rollout",
-        queue,
-        engine,
-        sampling,
-        decode,
-        log,
-        Activity(log, "engine"),
-        samples_per_step=8,
-        group_size=4,
-        **options,
-    )
+    config = small_run(Path("run"), Path("model"), Path("prompts.jsonl"), sampling__max_new_tokens=9)
+    context = make_context(queue, log, config=config, actor="engine")
+    return RolloutTask(context, "rollout", Generation(engine=engine, decode=decode, **options))
 
 
 def in_hand(engine: FakeEngine) -> int:

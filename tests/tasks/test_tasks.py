@@ -4,12 +4,12 @@ import asyncio
 import math
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tailrace.activity import Activity
 from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.table import REWARD
 from tailrace.config.algorithm import GrpoConfig
@@ -26,12 +26,13 @@ from tailrace.transfer.queue.policies.first_in import FirstIn
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tailrace.transfer.queue.rows.table import QueueTask
 from tailrace.types import FloatArray, TaskSpec
+from tests.helpers.contexts import make_context
+from tests.helpers.runs import small_run
 from tests.tasks.schedules import advantage_task
 from tests.transfer.virtual_time import virtual_time
 
 ADVANTAGE = TaskSpec(name="advantage", reads=("reward", "response_mask"), writes=("advantages",))
 SINK = TaskSpec(name="sink", reads=("advantages", "reward", "reward_error"))
-COMMON: dict[str, Any] = {"samples_per_step": 4}
 
 
 class Filling(Task):
@@ -40,7 +41,7 @@ class Filling(Task):
     def __init__(
         self, queue: LocalQueue, log: EventLog, cells: Callable[[Claim], Coroutine[Any, Any, list[FloatArray]]]
     ) -> None:
-        super().__init__("reference", queue, log, Activity(log, "reference"), **COMMON)
+        super().__init__(make_context(queue, log), "reference")
         self._cells = cells
 
     async def compute(self, claim: Claim, span: Event) -> Outputs:
@@ -75,9 +76,11 @@ async def run_tasks(log: EventLog, rewards: RewardsConfig, responses: list[str])
         [QueueTask(REWARD.spec, FirstIn(2)), QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))],
         LocalQueueConfig(),
     )
+    config = small_run(Path("run"), Path("model"), Path("prompts.jsonl"))
+    context = make_context(queue, log, config=config.model_copy(update={"rewards": rewards}))
     async with GraderPool(rewards) as pool, asyncio.TaskGroup() as running:
-        running.create_task(RewardTask("reward", queue, log, Activity(log, "reward"), pool, rewards, **COMMON).run())
-        running.create_task(advantage_task(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
+        running.create_task(RewardTask(context, "reward", pool).run())
+        running.create_task(advantage_task(context, make_algorithm(GrpoConfig())).run())
         await queue.put(group(responses))
         claim = await queue.claim("sink")
         await queue.close()
@@ -160,7 +163,7 @@ async def test_work_on_rows_whose_claim_is_void_is_thrown_away_and_done_again(
 async def test_a_task_without_work_waits_longer_than_the_limit_of_a_claim(log: EventLog) -> None:
     tasks = [QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))]
     queue = LocalQueue(tasks, LocalQueueConfig(timeout_s=5.0), clock=asyncio.get_running_loop().time)
-    task = asyncio.create_task(advantage_task(queue, log, make_algorithm(GrpoConfig()), **COMMON).run())
+    task = asyncio.create_task(advantage_task(make_context(queue, log), make_algorithm(GrpoConfig())).run())
     await asyncio.sleep(1000.0)  # a long training step, before which there is nothing more to do
     await queue.put([replace(row, cells={**row.cells, "reward": 1.0, "reward_error": ""}) for row in group(["a", "b"])])
     assert len((await queue.claim("sink")).rows) == 2
