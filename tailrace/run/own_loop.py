@@ -313,7 +313,8 @@ def _kinds(config: RunConfig, workers: Collection[str] | None) -> dict[str, Pool
             "pipeline.placement is colocated, and engines for a loop of your own are in processes of theirs; "
             "use pipeline.placement=separated"
         )
-    known = {kind: pool for kind, pool in run_pools(config).items() if kind != "trainer"}
+    trained = {task.pool for task, _ in make_algorithm(config.algorithm).trained()}  # by the caller
+    known = {kind: pool for kind, pool in run_pools(config).items() if kind not in trained}
     kinds = list(known if workers is None else workers)
     for kind in kinds:
         if kind not in known:

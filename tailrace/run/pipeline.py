@@ -100,10 +100,16 @@ class Pipeline:
         if not self._models:
             await self.learner.save(self._feeder.next_step)
             return
-        shutil.rmtree(self._staging, ignore_errors=True)  # of a save that failed
-        for name, model in self._models.items():
-            await model.save(self._staging / name)
-        await self.learner.save(self._feeder.next_step, self._staging)
+        self._remove_staged()  # a crash may have ended an earlier save
+        try:
+            for name, model in self._models.items():
+                await model.save(self._staging / name)
+            await self.learner.save(self._feeder.next_step, self._staging)
+        finally:
+            self._remove_staged()
+
+    def _remove_staged(self) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
 
     async def _train(self, step: int) -> None:
         """One step of every model, beside each other."""

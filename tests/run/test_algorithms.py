@@ -15,6 +15,7 @@ from tailrace.algorithms.factory import make_algorithm
 from tailrace.algorithms.grpo import Grpo
 from tailrace.algorithms.loss_inputs import LossInputs, LossOutput
 from tailrace.algorithms.table import REWARD, ROLLOUT, Cells, Compute, Serve, TableTask, actor, compute
+from tailrace.api import Trainer
 from tailrace.cluster.local import LocalCluster
 from tailrace.commands.dry_run import print_plan
 from tailrace.config.algorithm import AdapterAlgorithmConfig, GrpoConfig
@@ -165,6 +166,13 @@ def test_a_critic_has_one_worker(tmp_path: Path, tiny_model: TinyModel) -> None:
     run = config(tmp_path, tiny_model("llama"), PPO, pipeline={"placement": "separated"}, cluster=cluster)
     with pytest.raises(ConfigError, match=r"cluster.pools.critic has 2 workers, and one process trains a model; use 1"):
         train(run, resume=False)
+
+
+@pytest.mark.usefixtures("module")
+def test_a_loop_of_ones_own_trains_every_model_itself(tmp_path: Path, tiny_model: TinyModel) -> None:
+    run = config(tmp_path, tiny_model("llama"), PPO, pipeline={"placement": "separated"})
+    with pytest.raises(ConfigError, match=r"workers: 'critic' is not one of rollout, reward$"):
+        Trainer(run).init_engines(workers=["rollout", "critic"])
 
 
 class Plain(Grpo):

@@ -1,0 +1,38 @@
+from pathlib import Path
+from unittest.mock import AsyncMock, MagicMock
+
+import pytest
+
+from tailrace.errors import CheckpointError
+from tailrace.run.pipeline import Pipeline
+
+
+async def write_model(directory: Path) -> None:
+    directory.mkdir(parents=True)
+    (directory / "model.json").write_text("{}")
+
+
+async def test_a_save_that_fails_leaves_no_staged_model(tmp_path: Path) -> None:
+    staging = tmp_path / "staged"
+    seen: list[bool] = []
+
+    async def full_disk(next_step: int, models: Path) -> None:
+        seen.append((models / "critic" / "model.json").exists())
+        raise CheckpointError("no space left")
+
+    pipeline = Pipeline(
+        steps=1,
+        evaluate_every=1,
+        save_every=1,
+        queue=MagicMock(),
+        services=[],
+        feeder=MagicMock(next_step=1),
+        learner=MagicMock(save=full_disk),
+        evaluator=None,
+        models={"critic": AsyncMock(save=write_model)},
+        staging=staging,
+    )
+    with pytest.raises(CheckpointError, match="no space left"):
+        await pipeline.save()
+    assert seen == [True]
+    assert not staging.exists()
