@@ -13,15 +13,13 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Self
 
 import msgspec
 import torch
 
 import tailrace
-from tailrace.cluster.pool import DeathBudget
 from tailrace.config.run import RunConfig
 from tailrace.config.transfer import RemoteQueueConfig
 from tailrace.config.written import shown
@@ -41,14 +39,13 @@ from tailrace.events import Event, EventFile, EventLog, Sink
 from tailrace.host.interrupt import INTERRUPTED, Interrupt
 from tailrace.host.streams import outliving_readers, unencodable_replaced
 from tailrace.prompts.load import tell_dropped
-from tailrace.registers import run_files
 from tailrace.registers.events import EventKind
 from tailrace.report.display import Display
 from tailrace.report.page import write_report
 from tailrace.report.samples import SampleFile
 from tailrace.report.sinks import open_sinks
 from tailrace.report.trace import write_trace
-from tailrace.run.checkpoint import RunState, check_prompts, read_run_state, restore_queue
+from tailrace.run.checkpoint import check_prompts, restore_queue
 from tailrace.run.checks import check_recipe
 from tailrace.run.colocated import Colocated
 from tailrace.run.directory import RunDirectory
@@ -58,29 +55,20 @@ from tailrace.run.learning_watch import LearningWatch
 from tailrace.run.parts import Placement
 from tailrace.run.pipeline import Pipeline
 from tailrace.run.queue import explained, open_queue, run_table
+from tailrace.run.resume import Restarts, Resume, find_start
 from tailrace.run.separated import Separated
 from tailrace.run.step_metrics import TaskTimes
-from tailrace.trainer.checkpoint import CheckpointStore, find_damage, remove_leftovers
-
-_MAX_IN_VAIN = 3
-"""Deaths in a row without a new checkpoint between them: the same would happen again."""
+from tailrace.trainer.checkpoint import CheckpointStore, remove_leftovers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """Where a run goes on: a verified checkpoint."""
+class _Stage(Enum):
+    """How far a run has come, over all attempts. It only moves forward: STARTING, TRAINING, EXPORTED."""
 
-    checkpoint: Path
-    state: RunState
-
-    @classmethod
-    def read(cls, checkpoint: Path) -> Self:
-        """Of a checkpoint that is intact.
-
-        Raises:
-            CheckpointError: see `read_run_state`.
-        """
-        return cls(checkpoint=checkpoint, state=read_run_state(checkpoint))
+    STARTING = "starting"
+    """No attempt has started all its workers: one that dies now may never be able to start."""
+    TRAINING = "training"
+    EXPORTED = "exported"
+    """The trained model is written; only the closing and the report are left."""
 
 
 @outliving_readers()
@@ -114,7 +102,7 @@ def train(
                 directory.check_new()
             start = None
             if resume:
-                start = _find_start(directory, store, checkpoint)
+                start = find_start(directory, store, checkpoint)
                 directory.check_events()
             stack.enter_context(directory.holding(prompts))
             inputs = check_recipe(config)
@@ -133,23 +121,6 @@ def train(
         if explanation is None:
             raise
         raise explanation from error
-
-
-def _find_start(directory: RunDirectory, store: CheckpointStore, checkpoint: Path | None) -> Resume:
-    if checkpoint is not None:
-        if newest := CheckpointStore(checkpoint / run_files.CHECKPOINTS, keep=store.keep).latest():
-            raise CheckpointError(f"{checkpoint} is a run, and no checkpoint; its newest is {newest}")
-        CheckpointStore(checkpoint.parent, keep=store.keep).verify(checkpoint)
-        return Resume.read(checkpoint)
-    path = store.latest()
-    if path is None:
-        which, fix = "", "start again in a new output_dir"
-        if left := store.list():
-            which = f" but those that the run has left behind, such as {left[-1]}"
-            fix = "choose one with --resume-from"
-        raise CheckpointError(f"output_dir {directory.path} holds no checkpoint{which}; {fix}")
-    store.verify(path)
-    return Resume.read(path)
 
 
 class _Run:
@@ -171,27 +142,27 @@ class _Run:
         self._inputs = inputs
         self._directory = directory
         self._store = store
-        self._start = start
         self._interrupt = interrupt
-        self._budget = DeathBudget(config.cluster.max_deaths)
-        self._from = start
-        """Where the attempt of now began; None at the beginning."""
-        self._in_vain = 0
-        """Attempts in a row that began at `_from` and died."""
+        self._restarts = Restarts(config, store, start)
+        self._stage = _Stage.STARTING
         self._sinks: tuple[Sink, ...] = ()
         self._log: EventLog | None = None
-        """Of the newest attempt."""
-        self._begun = False
-        """Whether all workers have started once: one that dies while it starts is then no sign that it never can."""
-        self._finished = False
-        """Whether its model was exported."""
+        """The log of the newest attempt."""
+
+    @property
+    def _begun(self) -> bool:
+        return self._stage is not _Stage.STARTING
+
+    @property
+    def _finished(self) -> bool:
+        return self._stage is _Stage.EXPORTED
 
     async def to_end(self) -> int:
         """Make attempts until one ends, and the report; the exit code."""
         try:
             with self._interrupt.watching(), ExitStack() as stack, self._telling_its_end():
                 while isinstance(end := await self._attempt(stack), ClusterError):
-                    self._go_on_after(end)
+                    self._restarts.after(end)
                 return end
         except asyncio.CancelledError:
             if self._finished:
@@ -258,12 +229,12 @@ class _Run:
                 await placement.open(stack)
                 self._interrupt.handle_signals()  # Ray's would print a stack first
                 pipeline = await self._connect(placement, stack, shared)
-                self._begun = True
+                self._stage = _Stage.TRAINING
                 if not await _train(pipeline, self._directory, self._interrupt):
                     print(f"Interrupted and saved. {self._how_to_go_on}")
                     return INTERRUPTED
                 await pipeline.learner.export(self._directory.model)
-                self._finished = True
+                self._stage = _Stage.EXPORTED
         except (WorkerDied, ClusterLost) as death:
             if not self._begun:
                 raise
@@ -275,32 +246,14 @@ class _Run:
             return death
         return 0
 
-    def _newest(self, death: ClusterError) -> Resume | None:
-        """Where to go on: the newest checkpoint of the run that is intact, else where it began.
-
-        Raises:
-            CheckpointError: that was a checkpoint, and it is gone or damaged by now.
-        """
-        for path in reversed(self._store.of_run()):
-            if problem := find_damage(path):
-                print(f"checkpoint {path} is damaged: {problem}", file=sys.stderr)
-            else:
-                return Resume.read(path)
-        if self._start is not None and (problem := find_damage(self._start.checkpoint)):
-            raise CheckpointError(
-                f"{death}; the checkpoint that the run began with, {self._start.checkpoint}, is not intact any more "
-                f"({problem}), so it cannot go on; start from another with --resume-from"
-            ) from death
-        return self._start
-
     def _placement(self) -> Placement:
         config = self._config
         if config.pipeline.placement == "colocated":
             return Colocated(config, self._inputs)
-        return Separated(config, self._inputs, self._budget)
+        return Separated(config, self._inputs, self._restarts.budget)
 
     async def _connect(self, placement: Placement, stack: AsyncExitStack, shared: ExitStack) -> Pipeline:
-        config, directory, start = self._config, self._directory, self._from
+        config, directory, start = self._config, self._directory, self._restarts.point
         table = run_table(config)
         queue = await open_queue(config.queue, table, directory.queue, stack)
         if start is not None:
@@ -313,29 +266,6 @@ class _Run:
             await pipeline.resume_at(start.checkpoint, start.state)
         self._store.go_on_from(start.checkpoint if start else None)
         return pipeline
-
-    def _go_on_after(self, death: ClusterError) -> None:
-        """See that another attempt may be made.
-
-        Raises:
-            ClusterError: it may not, since the queue that has served this one is not the run's to begin anew.
-            CheckpointError: see `_newest`.
-            ClusterError: too many workers have died, or too many attempts in vain.
-        """
-        if isinstance(self._config.queue, RemoteQueueConfig):
-            raise death
-        self._budget.spend(death)
-        newest = self._newest(death)
-        self._in_vain = self._in_vain + 1 if newest == self._from else 1
-        self._from = newest
-        path = newest.checkpoint if newest else None
-        if self._in_vain == _MAX_IN_VAIN:
-            what, fix = (f" newer than {path}", f"--resume-from {path}") if path else ("", "a new output_dir")
-            raise ClusterError(
-                f"the run has died {_MAX_IN_VAIN} times in a row without saving a checkpoint{what}; the last: {death}; "
-                f"mend that, or lower checkpoint.every ({self._config.checkpoint.every}), and go on with {fix}"
-            ) from death
-        print(f"{death}; the run goes on from {path or 'the beginning'}.", file=sys.stderr)
 
 
 def _open_sinks(config: RunConfig, directory: RunDirectory, stack: ExitStack) -> tuple[Sink, ...]:
