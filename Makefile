@@ -30,7 +30,7 @@ define install
 	@touch $(1)/.ready
 endef
 
-.PHONY: help setup setup-vllm quickstart test test-vllm lint types layout check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-pipeline chaos clean
+.PHONY: help setup setup-vllm quickstart test test-vllm lint types layout check-install check docs bench-trl bench-engine bench-adaptive-tp bench-queue bench-weights bench-pipeline chaos clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -86,6 +86,9 @@ bench-adaptive-tp: $(READY) ## adaptive TP beside DP 2 and TP 2 that stay, on a 
 
 bench-queue: $(READY) ## the transfer queue beside TransferQueue, in an environment of its own
 	$(BIN)/python benchmarks/bench_queue.py
+
+bench-weights: $(READY) ## the transfer of new weights, over a slow link and on one host; the link takes root
+	$(BIN)/python benchmarks/weight_transfer.py
 
 bench-pipeline: $(READY) ## the modes of a run, one core for each pool, and the best one beside TRL
 	$(BIN)/python benchmarks/bench_pipeline.py
