@@ -19,11 +19,11 @@ from tailrace import cli
 from tailrace.events import Event, EventLog
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 torch.set_num_threads(1)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a script is born deaf to it
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a script starts with SIGINT ignored
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("tests")  # no test of this one is of time, and what fails fails again as it did
+settings.load_profile("tests")  # no hypothesis test has a deadline, and a failure repeats
 
 TinyModel = Callable[..., Path]
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -31,7 +31,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def events() -> list[Event]:
-    """What `log` was told."""
+    """The events that `log` received."""
     return []
 
 
@@ -43,14 +43,14 @@ def log(events: list[Event]) -> EventLog:
 
 @pytest.fixture
 def executor() -> Iterator[ThreadPoolExecutor]:
-    """A device: one thread."""
+    """A device: an executor of one thread."""
     with ThreadPoolExecutor(max_workers=1) as pool:
         yield pool
 
 
 @pytest.fixture
 def tailrace_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
-    """`tailrace_here("train", …)` is the command `tailrace train …`, in this process, which has imported PyTorch."""
+    """`tailrace_here("train", …)` runs `tailrace train …` in this process, which has imported PyTorch already."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         log = logging.getLogger("tailrace")
@@ -70,7 +70,7 @@ def tailrace_here(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[
 
 @pytest.fixture(scope="session")
 def connected_to_ray() -> Iterator[None]:
-    """Runs of this process share one Ray."""
+    """Share one Ray among all runs of this process."""
     import ray
     from ray import _raylet
 

@@ -29,7 +29,7 @@ def test_only_a_penalty_brings_the_reference_in() -> None:
 
 
 def advantages(config: GrpoConfig, rewards: list[float], lengths: list[int]) -> list[list[float]]:
-    """What the table's task makes of a group."""
+    """The advantages that the table's `advantage` task computes for one group."""
     rows = [{"reward": reward, "response_mask": np.ones(n)} for reward, n in zip(rewards, lengths, strict=True)]
     (task,) = (task for task in make_algorithm(config).tasks if task.name == "advantage")
     assert isinstance(task.work, Compute)

@@ -17,7 +17,7 @@ LENGTHS = (6, 4, 1, 5)
 
 
 def padded_batch() -> dict[str, torch.Tensor]:
-    """[4, 6] each; row 2 has nothing to train on, and row 0 a hole."""
+    """A batch of [4, 6] tensors: row 2 has no trainable token, and row 0 has a hole in its mask."""
     generator = torch.Generator().manual_seed(0)
     shape = (len(LENGTHS), max(LENGTHS))
     log_probs = torch.randn(shape, generator=generator) * 0.3 - 1
@@ -73,7 +73,7 @@ def oracle(
     plain, clipped = -batch["advantages"] * ratio, -batch["advantages"] * ratio.clamp(1 - LOW, 1 + HIGH)
     log_r = batch["ref"] - batch["log_probs"]
     token_loss = torch.maximum(plain, clipped)
-    if limit is not None:  # verl's rollout importance weights at the level of tokens
+    if limit is not None:  # the importance weights of verl's rollout correction, per token
         token_loss = token_loss * (batch["old"] - batch["rollout"]).exp().clamp(max=limit)
     token_loss = token_loss + coefficient * (log_r.exp() - log_r - 1)
     mask = batch["mask"]

@@ -18,7 +18,7 @@ from tests.helpers.runs import learned, small_run, steps_of, write_prompts
 
 
 def stale(ratios: list[float], mask: list[float] | None = None) -> LossInputs:
-    """Tokens that the old weights make `ratios` times as likely as those that sampled them did; advantages are 1."""
+    """Loss inputs whose old log-probabilities exceed the rollout's by log `ratios`; all advantages are 1."""
     rollout = torch.full((len(ratios),), -2.0)
     old = rollout + torch.tensor(ratios).log()
     return LossInputs(
@@ -32,7 +32,7 @@ def stale(ratios: list[float], mask: list[float] | None = None) -> LossInputs:
 
 
 def sampled_at(inputs: LossInputs, log_probs: torch.Tensor | None) -> LossInputs:
-    """The same with other log-probabilities of the engine, or none."""
+    """A copy of `inputs` with other rollout log-probabilities, or with none."""
     others = {} if log_probs is None else {"rollout_log_probs": log_probs}
     return replace(inputs, columns_N={"advantages": inputs.advantages_N, **others})
 

@@ -1,4 +1,4 @@
-"""The benchmarks are programs: their modules are found beside them."""
+"""Make the benchmarks' modules importable: benchmarks are programs, and their modules lie beside them."""
 
 import sys
 from pathlib import Path

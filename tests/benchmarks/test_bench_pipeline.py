@@ -1,4 +1,4 @@
-"""What `make bench-pipeline` makes of its turns, and the order in which it goes."""
+"""The figures that `make bench-pipeline` computes from its turns, and the order of these turns."""
 
 import json
 import os
@@ -18,7 +18,7 @@ CORES = {"rollout": 0, "trainer": 1}
 
 
 def turn(directory: Path, step_s: float, cpu: dict[str, float]) -> Turn:
-    """Two steps, the first for warm-up, in which the trainer works half of the time."""
+    """A turn of two steps, of which the first is the warm-up. The trainer is busy half of the time."""
     directory.mkdir(parents=True)
     events = [
         Event(task="step", actor="driver", start=i * step_s, end=(i + 1) * step_s, step=i, samples=8) for i in range(2)

@@ -1,4 +1,4 @@
-"""Programs that a benchmark starts."""
+"""The programs that a benchmark starts."""
 
 import subprocess
 from pathlib import Path

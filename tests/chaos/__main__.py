@@ -1,8 +1,8 @@
 """Plays rounds: `python -m tests.chaos [--rounds N] [--seed S] [--round N]... [--jobs J]`.
 
-A line says for each round what was harmed when, and how it went; under one that has failed stands the command that
-repeats it, and its files are kept. The last line is one JSON; a fault is planned in it but not done where the run ended
-before its moment, or its victim was not there.
+Each round prints one line: what was harmed when, and how the run took it. A failed round also prints the command that
+repeats it, and its files are kept. The last line is a JSON object. It counts a fault as planned but not done if the run
+ended before the fault's moment, or if its victim was not there.
 """
 
 import argparse
@@ -24,11 +24,11 @@ from tests.chaos.processes import adopt_orphans, gone
 from tests.chaos.round import Outcome, Round, drive, no_outcome, prepare, remove
 
 _ENOUGH = 0.8
-"""Of the faults that are planned, the part that has to be done: rounds in which nothing happens prove nothing."""
+"""The least part of the planned faults that must be done: rounds in which nothing happens prove nothing."""
 
 
 def main() -> int:
-    """Play; 1 where a round has failed."""
+    """Play the rounds. The exit code is 1 if a round has failed."""
     options = _options()
     torch.set_num_threads(1)
     directory = Path(tempfile.mkdtemp(prefix="c", dir="/tmp"))
@@ -59,7 +59,7 @@ def main() -> int:
 def play(
     plans: Iterable[Plan], directory: Path, model: Path, prompts: Path, reference: Path, *, jobs: int
 ) -> Iterator[tuple[Plan, Outcome]]:
-    """The rounds of `plans`, so many at a time, as they end. For a process that has one thread."""
+    """Play the rounds of `plans`, `jobs` at a time, and yield them as they end. The caller must have one thread."""
     waiting, playing = list(plans), dict[int, tuple[Plan, Path]]()
     try:
         while waiting or playing:
@@ -103,7 +103,7 @@ def _read(plan: Plan, place: Path) -> Outcome:
 
 
 def _reference(directory: Path, model: Path, prompts: Path) -> Path:
-    """A run that nobody harms."""
+    """Make the reference: a run without faults."""
     plan = Plan(seed=0, round=-1, mode=COLOCATED, replicas=1, rollouts=1, daemons=False, faults=())
     run = directory / "reference"
     adopt_orphans()

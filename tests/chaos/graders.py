@@ -10,7 +10,7 @@ _has_child = False
 
 
 def daemonizing(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
-    """The same, from a process that has started another, which nobody waits for, in a session of its own."""
+    """Grade as `digit_fraction`. The first call leaves a background process in a session of its own."""
     global _has_child
     if not _has_child:
         _has_child = True

@@ -1,4 +1,4 @@
-"""What happens in a round: the run, and which of its processes is harmed, when and how."""
+"""The plan of a round: the run, and which of its processes is harmed, when and how."""
 
 import random
 from dataclasses import dataclass
@@ -17,25 +17,31 @@ _WORKERS = ("trainer", "rollout-0", "reward-0")
 _AROUND = ("broker", "broker's guard", "undertaker", "keeper", "guard")
 _SEPARATED = (*_DRIVER, *_QUEUE, *_RAY, *_WORKERS, *_AROUND)
 _MOMENTS = {"processes": 24, "event": 100, "weights": 6, "checkpoint": 2, "export": 1, "end": 1}
-"""By kind, the latest that is chosen: at the n-th process, the n-th event, … Every run of workers reaches them all."""
+"""The highest number that is chosen per kind of moment: the n-th process, the n-th event, …
+
+Every run with workers reaches all of them.
+"""
 _COLOCATED_MOMENTS = {"processes": 2, "event": 80, "checkpoint": 2, "export": 1}
 """The same for a colocated run, which has few processes and transfers no weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mode:
-    """How a run works."""
+    """The way in which a run works."""
 
     name: str
     changes: dict[str, Any]
-    """Sections of its recipe."""
+    """The sections of its recipe that differ."""
     roles: tuple[str, ...]
-    """Its processes."""
+    """The roles of its processes."""
     staleness: int = 0
 
     @property
     def is_exact(self) -> bool:
-        """Whether it equals the uninterrupted run bit for bit: not where it depends on when weights arrive."""
+        """Whether the run equals the uninterrupted run bit for bit.
+
+        A run does not if its result depends on when weights arrive.
+        """
         return self.staleness == 0
 
 
@@ -66,18 +72,18 @@ MODES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One process is harmed."""
+    """Harm to one process."""
 
     moment: str
     number: int
     victim: str
     how: str
-    """`kill`, `stop` for ever, `pause` for some seconds, or `interrupt`, as Ctrl-C does it."""
+    """`kill`, `stop` for ever, `pause` for some seconds, or `interrupt` as Ctrl-C does."""
     pause_s: float
 
     @property
     def may_end_the_run(self) -> bool:
-        """Whether the run may end with an error after it: a pause is shorter than every limit."""
+        """Whether the run may end with an error after this fault: a pause is shorter than every limit."""
         return self.how != "pause"
 
     def __str__(self) -> str:
@@ -88,7 +94,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A round."""
+    """The run and the faults of one round."""
 
     seed: int
     round: int
@@ -105,7 +111,7 @@ class Plan:
         return f"round {self.round} ({what}): {'; '.join(map(str, self.faults))}"
 
     def config(self, output_dir: Path, model: Path, prompts: Path) -> RunConfig:
-        """Of the run."""
+        """The configuration of the round's run."""
         function = "daemonizing" if self.daemons else "digit_fraction"
         pools: dict[str, Any] = {kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward")}
         pools["rollout"] |= {"workers": self.rollouts}
@@ -128,7 +134,7 @@ class Plan:
 
 
 def make_plan(seed: int, round: int) -> Plan:
-    """The plan of one round."""
+    """Make the plan of one round."""
     choose = random.Random(f"{seed} {round}")
     mode = MODES[round % len(MODES)]
     return Plan(
@@ -145,8 +151,8 @@ def make_plan(seed: int, round: int) -> Plan:
 def _fault(choose: random.Random, mode: Mode) -> Fault:
     moments = _MOMENTS if mode.roles is _SEPARATED else _COLOCATED_MOMENTS
     moment = choose.choice(list(moments))
-    victim = choose.choice((*mode.roles, *["driver"] * (len(mode.roles) // 8)))  # after whose death a run is resumed
-    stop = "interrupt" if victim == "driver" else "stop"  # nobody else could end a driver that stands still
+    victim = choose.choice((*mode.roles, *["driver"] * (len(mode.roles) // 8)))  # its death has the run resumed
+    stop = "interrupt" if victim == "driver" else "stop"  # nothing else could end a stopped driver
     how = choose.choice(("kill", "kill", stop, "pause"))
     return Fault(
         moment=moment,

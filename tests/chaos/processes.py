@@ -1,4 +1,4 @@
-"""The processes of a round's run: who is who, and what they leave open."""
+"""The processes of a round's run: their roles, and what they leave open."""
 
 import ctypes
 import os
@@ -24,18 +24,18 @@ _PARTS = {
     "monitor.py": "monitor",
     "ray::Keeper": "keeper",
 }
-"""What is in the command of who."""
+"""The role of a process, by a part of its command line."""
 _LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 SHARED = Path("/dev/shm")
 
 
 def adopt_orphans() -> None:
-    """Whatever a descendant of this process orphans becomes its child."""
+    """Make this process the parent of every orphan among its descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def family() -> list[psutil.Process]:
-    """All below this process that have not ended. What has ended is reaped."""
+    """All living descendants of this process. Those that have ended are reaped."""
     alive = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -45,11 +45,11 @@ def family() -> list[psutil.Process]:
 
 
 def role(process: psutil.Process) -> str:
-    """What it is in the run; nothing of interest where that is empty."""
+    """The role of `process` in the run; empty if it has none of interest."""
     try:
         words: list[str] = process.cmdline()
         if "tailrace.transfer.queue.processes.serve" in words:
-            return Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem  # it prints to a log of its name
+            return Path(os.readlink(f"/proc/{process.pid}/fd/1")).stem  # its log is named after it
     except (psutil.Error, OSError):
         return ""
     if "tailrace.cluster.serve" in words:
@@ -62,7 +62,7 @@ def role(process: psutil.Process) -> str:
 
 
 def exposed() -> Iterator[str]:
-    """Sockets of the run at which other machines are let in."""
+    """Yield the run's sockets that other machines can connect to."""
     for process in family():
         with suppress(psutil.Error):
             for connection in process.net_connections("inet"):
@@ -71,7 +71,7 @@ def exposed() -> Iterator[str]:
 
 
 def open_to_others(directories: list[Path]) -> Iterator[str]:
-    """Files of this user that others may enter, read or write, in directories that all share."""
+    """Yield this user's files in shared `directories` that other users may enter, read or write."""
     for path in (path for directory in directories for path in directory.iterdir()):
         with suppress(FileNotFoundError):
             known = path.lstat()
@@ -80,12 +80,12 @@ def open_to_others(directories: list[Path]) -> Iterator[str]:
 
 
 def shared_memory() -> set[Path]:
-    """Of Tailrace and of Ray on this machine."""
+    """The shared memory of Tailrace and Ray on this machine."""
     return {path for path in SHARED.iterdir() if "tailrace" in path.name or "plasma" in path.name}
 
 
 def gone(limit_s: float) -> list[str]:
-    """Wait until all below this process have ended; those that have not by then, which are killed."""
+    """Wait until all descendants of this process have ended, and return those left after `limit_s`. They are killed."""
     deadline = time.monotonic() + limit_s
     while (left := family()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""One round: a run, what is done to it, whether it went on as it should, and what it has left."""
+"""One round: run, do harm, check that the run went on as it should, and find what it has left behind."""
 
 import os
 import shutil
@@ -29,37 +29,37 @@ from tests.helpers.faulty_run import record_rows, rows_of_steps
 from tests.helpers.runs import learned, steps_of
 
 ATTEMPT_LIMIT_S = 300.0
-"""For a run to end, whatever happens to it; the limits of its parts together are shorter."""
+"""The time limit of one attempt at a run. The limits of its parts add up to less."""
 _NO_ROOM, _TRIES = "Ray did not start on this machine", 3
-"""What a run says that has ended well, on a machine that is too busy for Ray; it is begun again so many times."""
+"""What a run prints when the machine is too busy for Ray, and how often such a run is started again."""
 _GONE_LIMIT_S = 30.0
-"""For what a dead driver has left to end by itself."""
+"""The time in which whatever a dead driver has left must end by itself."""
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """Of a round."""
+    """The result of a round."""
 
     plan: str
     done: list[str]
-    """What was harmed, and how the run took it."""
+    """The harm that was done, and how the run took it."""
     faults_done: int
     wrong: list[str]
     """Rows, steps, weights or messages that are not as they should be."""
     hung: list[str]
     left: list[str]
-    """Processes, files and memory that stayed."""
+    """Processes, files and shared memory that were left behind."""
     exposed: list[str]
-    """What others could have reached."""
+    """Sockets and files that others could have reached."""
     seconds: float
 
     @property
     def failed(self) -> bool:
-        """Whether anything is not as it should be."""
+        """Whether the round found any problem."""
         return bool(self.wrong or self.hung or self.left or self.exposed)
 
 
 def no_outcome(plan: Plan) -> Outcome:
-    """Of a round that has not begun."""
+    """The outcome of a round that has not begun."""
     return Outcome(
         plan=str(plan),
         done=[],
@@ -73,12 +73,18 @@ def no_outcome(plan: Plan) -> Outcome:
 
 
 class Round:
-    """In a process of its own."""
+    """A round, played in a process of its own."""
 
     def __init__(self, plan: Plan, model: Path, prompts: Path, reference: Path | None, directory: Path) -> None:
-        """`directory`: empty; that of temporary files is beside it, so that its path is short enough for Ray's sockets.
+        """Make the round.
 
-        `reference`: a run that nobody has harmed.
+        Args:
+            plan: What to run and what to harm.
+            model: The model of the run.
+            prompts: The prompts of the run.
+            reference: The directory of a run without faults, if the round is to be compared with it.
+            directory: An empty directory. Temporary files go to another one beside it, so that its path is short enough
+                for Ray's sockets.
         """
         self._plan = plan
         self._model, self._prompts, self._reference = model, prompts, reference
@@ -88,7 +94,7 @@ class Round:
         self._outcome = no_outcome(plan)
 
     def play(self) -> Outcome:
-        """Run, harm, resume, check."""
+        """Run, do harm, resume and check."""
         began = time.monotonic()
         adopt_orphans()
         os.umask(0)
@@ -107,9 +113,10 @@ class Round:
         return self._outcome
 
     def _to_end(self) -> Path | None:
-        """Until a run has ended well; its directory. None where one hangs, or fails although nobody harmed it.
+        """Run until a run has ended well, and return its directory.
 
-        A fault whose moment an attempt has not reached is done to the next one.
+        Return None if a run hangs, or fails although nothing harmed it. A fault whose moment an attempt has not reached
+        is passed to the next attempt.
         """
         number, resume = 0, False
         while True:
@@ -170,7 +177,7 @@ class Round:
 
 
 def drive(config: RunConfig, log: Path, resume: bool) -> NoReturn:
-    """`tailrace train` in this process, which was forked for it; `trained.jsonl` in its directory gets the rows."""
+    """Run `tailrace train` in this forked process. `trained.jsonl` in the run's directory gets the rows."""
     code = 70
     try:
         os.setsid()
@@ -189,7 +196,7 @@ def drive(config: RunConfig, log: Path, resume: bool) -> NoReturn:
     except KeyboardInterrupt:  # the command itself had not begun
         code = INTERRUPTED
         print("Aborted.")
-    except BaseException:  # whatever it is: nobody else shows it
+    except BaseException:  # of any kind: nothing else reports it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -204,9 +211,13 @@ def _recording_spec(**values: Any) -> WorkerSpec:
 
 
 def _untold(code: int, log: Path, run: Path, *, must_hint: bool) -> Iterator[str]:
-    """What a run that has failed does not say, or says too loudly.
+    """Yield what the messages of a failed run lack, or have too much of.
 
-    `must_hint`: whether it has saved a checkpoint, so that it has to say how to go on.
+    Args:
+        code: The exit code of the run.
+        log: What the run has printed.
+        run: Its directory.
+        must_hint: Whether the run has saved a checkpoint, and must therefore say how to resume.
     """
     if code < 0:
         return  # it was killed
@@ -222,7 +233,7 @@ def _untold(code: int, log: Path, run: Path, *, must_hint: bool) -> Iterator[str
 
 
 def _broken(run: Path) -> Iterator[str]:
-    """Of what it was to write."""
+    """Yield the run's damaged or missing files."""
     for path in CheckpointStore(run / "checkpoints", keep=5).list():
         if problem := find_damage(path):
             yield f"{path.name}: {problem}"
@@ -232,7 +243,7 @@ def _broken(run: Path) -> Iterator[str]:
 
 
 def _differences(reference: Path, run: Path) -> Iterator[str]:
-    """What is not equal bit for bit."""
+    """Yield the differences from the reference: figures and weights must be equal bit for bit."""
     ours, theirs = ({event.step: learned(event) for event in steps_of(path)} for path in (run, reference))
     if ours != theirs:
         steps = [step for step in theirs if ours.get(step) != theirs[step]]
@@ -243,13 +254,13 @@ def _differences(reference: Path, run: Path) -> Iterator[str]:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Whether the process that it is named after lives; another may have begun meanwhile."""
+    """Whether the process in the name of `path` lives, or `path` is gone: another process may have begun meanwhile."""
     numbers = [int(part) for part in path.name.split("-") if part.isdigit()]
     return any(Path(f"/proc/{number}").exists() for number in numbers) or not path.exists()
 
 
 def prepare(directory: Path) -> tuple[Path, Path]:
-    """The model and the prompts of all rounds."""
+    """Write the model and the prompts of all rounds."""
     from tailrace.conformance.tiny import write_tiny_model
     from tests.helpers.runs import write_prompts
 
@@ -257,5 +268,5 @@ def prepare(directory: Path) -> tuple[Path, Path]:
 
 
 def remove(directory: Path) -> None:
-    """All that a round has written."""
+    """Remove all that a round has written."""
     shutil.rmtree(directory, ignore_errors=True)

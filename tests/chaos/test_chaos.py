@@ -1,4 +1,4 @@
-"""A few rounds of `make chaos`, and what it would say of runs that are not as they should be."""
+"""A few rounds of `make chaos`, and what it reports of runs that are not as they should be."""
 
 import json
 import subprocess
@@ -12,7 +12,7 @@ from tests.chaos.processes import open_to_others
 
 SEED = 2
 ROUNDS = (0, 38, 45)
-"""A driver, a controller and a raylet are killed."""
+"""Rounds that kill a driver, a controller and a raylet."""
 
 
 def test_a_plan_follows_from_seed_and_number_alone() -> None:
@@ -39,7 +39,7 @@ def test_what_others_may_enter_is_seen(tmp_path: Path, mode: int, is_open: bool)
 
 
 def test_rounds_of_chaos_go_as_they_should() -> None:
-    """One of each: a colocated run, one with a queue of processes, one of workers on Ray."""
+    """Play one round each of a colocated run, a run with queue processes, and a run of workers on Ray."""
     rounds = [word for number in ROUNDS for word in ("--round", str(number))]
     command = [sys.executable, "-m", "tests.chaos", "--seed", str(SEED), "--jobs", "1", *rounds]
     done = subprocess.run(command, capture_output=True, text=True, timeout=540)

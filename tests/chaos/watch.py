@@ -1,4 +1,4 @@
-"""Sees how far a run is, and harms it when its plan says so."""
+"""Follow the progress of a run, and harm it when its plan says so."""
 
 import os
 import re
@@ -15,22 +15,22 @@ from tests.chaos.plan import Fault
 from tests.chaos.processes import family, role
 
 _LOOK_S = 0.003
-"""Between looks at the files of a run: the checkpoint of a tiny model is written in some milliseconds."""
+"""The time between looks at a run's files: a tiny model's checkpoint is written in some milliseconds."""
 _TRY_S = 0.04
-"""Between searches for a victim."""
+"""The time between searches for a victim."""
 _MOST_ARE_THERE = 3
-"""Events: the trainer has started by then, where it is a worker."""
+"""The number of events after which most processes are there. A trainer worker has started by then."""
 _CHECKPOINT = re.compile(r"step_\d+")
-"""In its name, while it is written, too."""
+"""The checkpoint's part of a file name, also while it is written."""
 _LOOK_AT_PROCESSES_S = 0.3
-"""Between looks at its processes, which cost more."""
+"""The time between looks at the run's processes, which cost more."""
 
 
 class Progress:
-    """Counts what a run has done, by what it has written and started."""
+    """The progress of a run, counted by the files it has written and the processes it has started."""
 
     def __init__(self, run: Path) -> None:
-        """`run`: its directory."""
+        """`run`: the run's directory."""
         self._run = run
         self._read = 0
         self._looked_at = 0.0
@@ -39,7 +39,7 @@ class Progress:
         self.counts = {"processes": 0, "event": 0, "weights": 0, "checkpoint": 0, "export": 0, "end": 0}
 
     def look(self) -> None:
-        """Count again."""
+        """Update the counts."""
         if time.monotonic() - self._looked_at > _LOOK_AT_PROCESSES_S:
             self._pids |= {process.pid for process in family()}
             self.counts["processes"] = len(self._pids)
@@ -63,20 +63,20 @@ class Progress:
 
 @dataclass(slots=True)
 class Harm:
-    """Faults that are due, or done."""
+    """The faults of a run, due or done."""
 
     driver: int
-    """Its pid."""
+    """The pid of the driver."""
     faults: list[Fault]
     done: list[Fault] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
-    """What was done to which process."""
+    """The faults that were done, each with the pid of its victim."""
     _paused: dict[int, float] = field(default_factory=dict)
-    """Until when, by pid."""
+    """The end of each pause, by pid."""
     _looked_at: float = 0.0
 
     def when(self, counts: dict[str, int]) -> None:
-        """Do what is due."""
+        """Do the faults that are due at `counts`."""
         for pid, until in list(self._paused.items()):
             if time.monotonic() >= until:
                 del self._paused[pid]
@@ -110,9 +110,9 @@ def _signal(pid: int, number: signal.Signals) -> None:
 def follow(
     driver: int, run: Path, faults: list[Fault], limit_s: float, look_around: Callable[[], None]
 ) -> tuple[int | None, Harm]:
-    """Wait for the driver's end, and harm its run meanwhile; its exit code, or None where it had not ended in time.
+    """Harm the run until its driver ends. Return the exit code, or None if the driver has not ended in time.
 
-    `look_around`: is called once, when most processes are there. It takes so long that no moment would be met after it.
+    `look_around` is called once, when most processes are there. It takes so long that later moments would be missed.
     """
     progress, harm = Progress(run), Harm(driver, faults)
     has_looked = False

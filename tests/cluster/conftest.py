@@ -1,4 +1,4 @@
-"""One Ray for all tests of this directory."""
+"""One Ray cluster for all tests of this directory."""
 
 from collections.abc import AsyncIterator
 
@@ -15,12 +15,12 @@ CONFIG = ClusterConfig(start_limit_s=60.0, heartbeat_limit_s=20.0)
 
 @pytest.fixture(scope="session")
 def ray_connection(connected_to_ray: None) -> None:
-    """This process is connected to a Ray of its own."""
+    """Connect this process to a Ray of its own."""
 
 
 @pytest.fixture(params=["local", "ray"])
 async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
-    """Each implementation in turn."""
+    """A cluster of each implementation in turn."""
     if request.param == "ray":
         request.getfixturevalue("ray_connection")
     made = RayCluster(CONFIG, {"rollout": POOL}) if request.param == "ray" else LocalCluster(CONFIG)
@@ -30,7 +30,7 @@ async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
 
 @pytest.fixture
 async def ray_cluster(ray_connection: None) -> AsyncIterator[RayCluster]:
-    """The real one."""
+    """A cluster of workers on Ray."""
     async with RayCluster(CONFIG, {"rollout": POOL}) as made:
         yield made
 

@@ -1,9 +1,12 @@
 """A driver in a process of its own: `python -m tests.cluster.driver END`.
 
-It prints, as JSON, the pids of its worker and of what that started, and the directories of its sockets and its shared
-memory. When these were looked at, and a line has come in, END says how it goes on: `error` raises, `wait` waits for
-Ctrl-C, and then calls the worker once more, `lose` says what it hears when Ray has ended, `close` ends, and waits for a
-second only for Ray to do so.
+It prints, as JSON, the pids of its worker and of the processes around it, and the directories of its sockets and its
+shared memory. Then it waits for a line of input. END says how it goes on:
+
+error   raises an error
+wait    waits for Ctrl-C, then calls the worker once more
+lose    prints the error that it gets when Ray has ended
+close   ends, and gives Ray only one second to end
 """
 
 import asyncio
@@ -25,7 +28,7 @@ from tests.cluster.conftest import CONFIG, POOL, servant
 
 
 def around(cluster: Cluster) -> list[int]:
-    """The pids of all that has been started for Ray."""
+    """The pids of all processes that were started for Ray."""
     assert isinstance(cluster, RayProcess)
     assert cluster._process is not None
     guard = psutil.Process(cluster._process.pid).parent()
@@ -47,7 +50,7 @@ async def main(end: str) -> None:
                     return
                 if end == "lose":
                     try:
-                        with suppress(WorkerDied):  # which may be told first
+                        with suppress(WorkerDied):  # the worker's death may be reported first
                             await handle.call("linger", "for ever")
                         await cluster.start(servant("rollout-1"))
                     except ClusterLost as lost:

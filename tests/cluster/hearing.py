@@ -10,13 +10,13 @@ LIMIT_S = 120.0
 
 
 class Reporting(Protocol):
-    """A worker, from its driver or its keeper."""
+    """The handle of a worker, in its driver or its keeper."""
 
     def reports(self) -> AsyncIterator[Report]: ...
 
 
 class Hearing:
-    """What a worker has reported. It runs from now on."""
+    """The reports of a worker. Reading begins when this is made."""
 
     def __init__(self, handle: Reporting) -> None:
         self.tasks: list[str] = []
@@ -33,7 +33,7 @@ class Hearing:
         await asyncio.wait([self.ended])
 
     async def until(self, true: Callable[[Self], bool]) -> None:
-        """Wait for reports that make this true."""
+        """Wait for reports that make `true` true."""
         async with asyncio.timeout(LIMIT_S), self._news:
             await self._news.wait_for(lambda: true(self) or self.ended.done())
         assert true(self), (self.tasks, self.lines)

@@ -1,8 +1,8 @@
 """A driver that joins a cluster of two hosts: `python -m tests.cluster.joining_driver ADDRESS END`.
 
-It prints in which datacentre it is. It starts two workers, each of which takes the one CPU of a host, and prints the
-facts about them as JSON, then the pids of what they have started. END says how it goes on: `death` kills the second
-worker, and prints how it hears of that, `wait` waits to be killed itself.
+It prints its datacentre. It starts two workers, each of which takes the one CPU of a host. It prints the facts about
+them as JSON, then the pids of the processes that they have started. END says how it goes on: `death` kills the second
+worker and prints the error that follows; `wait` waits to be killed itself.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Two hosts as two network namespaces of this machine, joined by a cable. Needs root, and `ip`."""
+"""Two hosts: two network namespaces of this machine, joined by a virtual cable. Needs root, and `ip`."""
 
 import os
 import secrets
@@ -18,7 +18,7 @@ HEAD, NODE = "10.213.77.1", "10.213.77.2"
 
 
 def _available() -> bool:
-    """Whether namespaces can be made here, or must be: CI as root fails without them, so that no skip goes unseen."""
+    """Whether namespaces can be made here. True for root in CI, so that a test fails there rather than is skipped."""
     if os.geteuid() != 0:
         return False
     if os.environ.get("CI"):
@@ -34,7 +34,7 @@ def _available() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class TwoHosts:
-    """Two namespaces, and a Ray cluster across them."""
+    """Two network namespaces, and a Ray cluster across them."""
 
     head: str
     node: str
@@ -42,12 +42,12 @@ class TwoHosts:
     processes: list["subprocess.Popen[bytes]"] = field(default_factory=list)
 
     def command(self, name: str, *words: str, own_memory: bool = False) -> list[str]:
-        """`words` as a command in the namespace `name`; `own_memory`: with a /dev/shm of its own, as a host has."""
+        """The command that runs `words` in the namespace `name`; `own_memory`: with its own /dev/shm, as a host has."""
         memory = ("sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh") if own_memory else ()
         return ["ip", "netns", "exec", name, *memory, *words]
 
     def start_ray(self, name: str, *options: str, own_memory: bool = False) -> None:
-        """A Ray node in the namespace `name`, from its start until `stop`."""
+        """Start a Ray node in the namespace `name`. It runs until `stop`."""
         ray = str(Path(sys.executable).with_name("ray"))
         common = ("--block", "--num-cpus", "1", "--object-store-memory", str(80 * 2**20), "--disable-usage-stats")
         process = subprocess.Popen(
@@ -81,13 +81,13 @@ class TwoHosts:
 
 @contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
-    """Two namespaces, with nothing running in them yet."""
+    """Make two namespaces with nothing running in them."""
     mark = secrets.token_hex(2)
     hosts = {f"tr-{mark}-a": HEAD, f"tr-{mark}-b": NODE}
     head, node = hosts
     directory = tempfile.mkdtemp(dir="/tmp")
     environment = {"TMPDIR": directory, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # what the tests' own Ray has is not for these
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "1"  # the tests' own Ray sets it otherwise
     made = TwoHosts(head=head, node=node, environment=environment)
     try:
         for name in hosts:

@@ -1,4 +1,4 @@
-"""What holds for workers however they are run."""
+"""The contract of workers, whatever cluster runs them."""
 
 import asyncio
 from dataclasses import replace

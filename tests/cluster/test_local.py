@@ -1,4 +1,4 @@
-"""What only workers in the event loop of their driver can show."""
+"""What is specific to workers in the event loop of their driver."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from tests.cluster.conftest import CONFIG, servant
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_a_worker_that_is_killed_just_as_it_is_heard_of_has_died(turns: int) -> None:
-    """Its `run` may be about to begin, and is not to begin any more."""
+    """The worker's `run` may be about to begin, and must not begin any more."""
 
     async def hear(handle: WorkerHandle) -> None:
         async for _ in handle.reports():

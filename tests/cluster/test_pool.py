@@ -18,7 +18,7 @@ from tests.cluster.hearing import LIMIT_S
 
 
 class Log:
-    """An event log, and what is in it."""
+    """An event log, and its events."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -33,7 +33,7 @@ class Log:
         return [event for event in self.events if event.task == task]
 
     async def until(self, count: int, task: str) -> None:
-        """Wait until there are so many events of `task`."""
+        """Wait until there are `count` events of `task`."""
         async with asyncio.timeout(LIMIT_S):
             while len(self.of(task)) < count:
                 self._news.clear()
@@ -47,7 +47,7 @@ def log() -> Log:
 
 @asynccontextmanager
 async def running(pool: Pool) -> AsyncIterator["asyncio.Task[None]"]:
-    """A pool that was started and runs."""
+    """Start a pool and run it."""
     await pool.start()
     run = asyncio.create_task(pool.run())
     try:
@@ -108,7 +108,7 @@ async def test_a_dead_worker_is_replaced_after_its_work_was_given_back(log: Log)
 
 
 async def test_who_was_told_of_a_death_and_calls_again_gets_the_replacement(log: Log) -> None:
-    """Even before the pool has heard of it: one that asks again and again must not keep it from hearing."""
+    """A call that is repeated must not keep the pool from hearing of the death."""
     async with LocalCluster(CONFIG) as cluster:
         pool = Pool(cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1))
         async with running(pool) as run:
@@ -322,7 +322,7 @@ async def test_on_ray_what_a_worker_has_told_is_passed_on_before_a_call_returns(
 async def test_on_ray_what_a_worker_had_told_is_passed_on_before_a_call_says_that_it_died(
     ray_cluster: RayCluster, log: Log
 ) -> None:
-    """That it died may end the run, and with it the reading of reports."""
+    """The death may end the run, and with it the reading of reports."""
     pool = Pool(ray_cluster, servants(1), CONFIG, log.log, budget=DeathBudget(1))
     async with running(pool) as run:
         await pool.call(0, "tell", "told")

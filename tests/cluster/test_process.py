@@ -28,7 +28,7 @@ from tests.cluster.hearing import LIMIT_S, Hearing
 
 @asynccontextmanager
 async def started(spec: WorkerSpec, *, start_s: float = 60.0, heartbeat_s: float = 20.0) -> AsyncIterator[RankProcess]:
-    """A worker, and nothing of it afterwards."""
+    """Start a worker, and kill it at the end with all that it has started."""
     worker, _ = await RankProcess.start(
         spec,
         environment=worker_environment(os.environ, spec.pool),
@@ -50,7 +50,7 @@ async def call(worker: RankProcess, method: str, *args: Any) -> Any:
 
 
 async def gone(*pids: int) -> None:
-    """Wait until these processes have ended, whether or not anybody has reaped them."""
+    """Wait until these processes have ended, whether or not they are reaped."""
     for pid in pids:
         with suppress(ProcessLookupError):
             ended = os.pidfd_open(pid)
@@ -80,7 +80,7 @@ async def test_a_worker_that_does_not_close_in_time_is_killed_and_its_last_words
 ) -> None:
     monkeypatch.setattr("tailrace.cluster.process.CLOSE_LIMIT_S", 3.0)
     async with started(servant(kind="Stuck")) as worker:
-        async with asyncio.timeout(20.0):  # less than it would be given for a cancellation
+        async with asyncio.timeout(20.0):  # less than the limit of a cancellation
             assert (await worker.close()).lines == ("closing",)
         await gone(worker.pid)
 
@@ -191,13 +191,13 @@ async def test_a_worker_that_cannot_beat_any_more_ends_and_says_why() -> None:
 
 
 async def test_a_call_and_its_cancellation_that_come_together_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.cluster.process.CANCEL_LIMIT_S", None)  # the answer ends the waiting, or nothing
+    monkeypatch.setattr("tailrace.cluster.process.CANCEL_LIMIT_S", None)  # only the answer can end the wait
     async with started(servant()) as worker:
         os.kill(worker.pid, signal.SIGSTOP)
         lingering = asyncio.create_task(worker.call("linger", pickle.dumps(("a",))))
-        await asyncio.sleep(0)  # it is sent
+        await asyncio.sleep(0)  # the call is sent
         lingering.cancel()
-        await asyncio.sleep(0)  # that, too
+        await asyncio.sleep(0)  # the cancellation is sent, too
         os.kill(worker.pid, signal.SIGCONT)
         done, _ = await asyncio.wait([lingering], timeout=LIMIT_S)
         assert done == {lingering}
@@ -219,14 +219,14 @@ async def test_what_a_worker_started_ends_with_it(ending: str) -> None:
                 with pytest.raises(WorkerDied):
                     await call(worker, "die", -signal.SIGKILL)
             case "guard":
-                # as when the keeper is killed: nobody holds the lifeline any more
+                # as when the keeper is killed: nothing holds the lifeline any more
                 worker._child.lifeline[1].transport.abort()
         await gone(child, worker.pid)
 
 
 @pytest.mark.parametrize("kill", ["descendants.kill_descendants()", "process._kill_group(os.getpgid(refused.pid))"])
 def test_a_child_that_may_not_be_killed_keeps_none_of_the_others_alive(kill: str) -> None:
-    """The kernel refuses where it has become another user's; here a stand-in for it does."""
+    """The kernel refuses to kill another user's process; here a stand-in for `os.kill` refuses."""
     code = (
         "import os, subprocess; from tailrace.host import descendants; from tailrace.cluster import process\n"
         "descendants.KILL_LIMIT_S = 0.2\n"

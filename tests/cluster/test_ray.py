@@ -1,4 +1,4 @@
-"""What only Ray can show: places, deaths of keepers and drivers, and that nothing is left behind."""
+"""What only Ray can show: placement, deaths of keepers and drivers, and that nothing is left behind."""
 
 import asyncio
 import json
@@ -145,7 +145,7 @@ async def test_a_close_that_is_cancelled_disconnects_all_the_same() -> None:
     cluster = RayCluster(CONFIG, {})
     cluster._handles, cluster._disconnect = [cast(RayHandle, Hanging())], lambda: disconnected.append(True)
     closing = asyncio.create_task(cluster.close())
-    await asyncio.sleep(0)  # it has begun
+    await asyncio.sleep(0)  # closing has begun
     closing.cancel()
     await asyncio.wait([closing], timeout=LIMIT_S)
     assert closing.cancelled()
@@ -177,11 +177,11 @@ SERVICES = {
     "raylet": ("NodeManagerService/RequestWorkerLease", "ObjectManagerService/Push"),
     "ray::Keeper": ("CoreWorkerService/PushTask",),
 }
-"""What runs code, or changes what will be run, by the process that serves it."""
+"""The services of each process through which code is run, or what will be run is changed."""
 
 
 def listening() -> list[tuple[str, str, int]]:
-    """Process, address and port of every socket on which this process, or one below it, listens."""
+    """The process, address and port of every socket on which this process or a descendant listens."""
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return [
         (process.name(), at.laddr.ip.removeprefix("::ffff:"), at.laddr.port)
@@ -262,7 +262,7 @@ def test_nobody_else_enters_the_directory_of_ray(base: str, monkeypatch: pytest.
             os.umask(before)
         assert directory.parent.stat().st_mode & 0o777 == 0o700
         longest = directory / f"session_2026-01-01_00-00-00_000000_{2**22}" / "sockets" / "plasma_store"
-        assert len(str(longest)) <= 103  # as macOS has it; Linux allows for 107
+        assert len(str(longest)) <= 103  # the limit of macOS; that of Linux is 107
         directory.parent.rmdir()
 
 
@@ -280,14 +280,14 @@ def test_a_cluster_that_is_not_there_is_refused(address: str, message: str) -> N
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", None])
 def test_a_port_that_is_not_rays_is_refused_at_once(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer of another kind, of nothing before it hangs up, or none at all."""
+    """The server answers otherwise, hangs up without an answer, or does not answer at all."""
     monkeypatch.setattr(connection, "_REACH_LIMIT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as thread:
 
         def serve() -> socket.socket:
             client, _ = server.accept()
             if answer is not None:
-                with suppress(OSError):  # whoever has seen enough may have hung up
+                with suppress(OSError):  # the client may have hung up already
                     client.sendall(answer)
                     client.shutdown(socket.SHUT_WR)
             return client
@@ -309,7 +309,7 @@ def test_a_running_ray_is_known_as_one(ray_connection: None) -> None:
 
 @asynccontextmanager
 async def driver(end: str) -> AsyncIterator[Process]:
-    """A driver as its own process group, like one that a shell started."""
+    """Start a driver as its own process group, as a shell does."""
     directory = tempfile.mkdtemp(dir="/tmp")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.cluster.driver", end),
@@ -331,13 +331,14 @@ async def driver(end: str) -> AsyncIterator[Process]:
 
 
 def until_empty(directory: Path) -> None:
-    """Wait for who removes the files of a driver that was killed."""
+    """Wait until the files of a killed driver are removed."""
     until(lambda: not os.listdir(directory), what=lambda: os.listdir(directory))
 
 
 async def started(process: Process) -> tuple[list[int], list[Path]]:
-    """The pids of its worker, of what that started, and of all that is below the driver, where nothing is idle; what it
-    has outside memory.
+    """Return all pids below the driver, those that it has printed included, and the directories that it has printed.
+
+    Assert that no worker of Ray is idle.
     """
     assert process.stdin is not None
     assert process.stdout is not None
@@ -345,7 +346,7 @@ async def started(process: Process) -> tuple[list[int], list[Path]]:
     assert all(Path(directory).exists() for directory in directories)
     pids += [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
     children = [psutil.Process(pid) for pid in pids]
-    idle = ("ray::IDLE", "default_worker.py")  # a worker of Ray for which there is no work, or that has just begun
+    idle = ("ray::IDLE", "default_worker.py")  # an idle worker of Ray, or one that has just started
     assert not [part for child in children for part in child.cmdline() if part.strip().endswith(idle)]
     process.stdin.write(b"go on\n")
     await process.stdin.drain()
@@ -377,7 +378,7 @@ async def test_an_error_of_the_driver_leaves_nothing() -> None:
 
 
 def of_ray(pids: list[int], part: str) -> psutil.Process:
-    """The one process of a driver's Ray whose command has `part`."""
+    """The one process among `pids` whose command contains `part`."""
     [process] = [process for pid in pids if part in " ".join((process := psutil.Process(pid)).cmdline())]
     return process
 

@@ -1,4 +1,4 @@
-"""What a cluster could never hold is found before anything is started."""
+"""Requests that no cluster could hold are refused before anything is started."""
 
 import pytest
 

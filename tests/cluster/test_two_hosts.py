@@ -21,7 +21,7 @@ _LIMIT_S = 120.0
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[TwoHosts]:
-    """Ray on both."""
+    """A Ray cluster across both hosts."""
     with two_hosts() as hosts:
         head = ("--head", "--port", "6379", "--include-dashboard", "false", "--temp-dir", hosts.environment["TMPDIR"])
         hosts.start_ray(hosts.head, *head, "--node-ip-address", HEAD, "--labels", "datacentre=south")
@@ -32,7 +32,7 @@ def cluster() -> Iterator[TwoHosts]:
 
 @asynccontextmanager
 async def driver(hosts: TwoHosts, end: str) -> AsyncIterator[tuple[Process, list[dict[str, Any]], list[int]]]:
-    """A driver that has joined, the facts about its workers, and the pids of these and of what they have started."""
+    """Start a driver that joins. Return it, the facts about its workers, and all pids of its workers' processes."""
     command = hosts.command(hosts.head, sys.executable, "-m", "tests.cluster.joining_driver", f"{HEAD}:6379", end)
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | hosts.environment, stdout=PIPE)
     assert process.stdout is not None

@@ -1,4 +1,4 @@
-"""Workers to test clusters with: each is named by a factory of this module."""
+"""The workers of these tests. Each is named by a factory of this module."""
 
 import asyncio
 import ctypes
@@ -18,14 +18,14 @@ from tailrace.events import Event
 
 
 class UserModelError(ModelError):
-    """Pickle makes no second one of it."""
+    """An error that pickle cannot restore."""
 
     def __init__(self, model: str, problem: str) -> None:
         super().__init__(f"{model}: {problem}")
 
 
 class Servant(Worker):
-    """Runs until it is told to stop, and does as it is told."""
+    """A worker that runs until it is told to stop, and does as it is told."""
 
     def __init__(self, settings: bytes, context: WorkerContext) -> None:
         self.settings = settings
@@ -73,7 +73,7 @@ class Servant(Worker):
         self.context.emit(Event(task=task, actor=self.context.name, start=0.0, end=1.0))
 
     async def babble(self, is_done: bool) -> None:
-        """Emit what nobody can send."""
+        """Emit an event that cannot be encoded."""
         self.context.emit(Event(task="babble", actor=self.context.name, start=0.0, end=1.0, info={"what": object()}))
         if not is_done:
             await asyncio.Event().wait()
@@ -86,7 +86,7 @@ class Servant(Worker):
             self.cancelled.append(name)
 
     async def commit(self, name: str) -> None:
-        """As `linger`, but no cancellation ends it."""
+        """Do as `linger`, but outlast every cancellation."""
         lingering = asyncio.ensure_future(self.linger(name))
         while not lingering.done():
             with suppress(asyncio.CancelledError):
@@ -102,7 +102,7 @@ class Servant(Worker):
         print(text)
 
     async def say_otherwise(self, text: str) -> None:
-        """From C, and from a child."""
+        """Print from C, and from a child process."""
         ctypes.CDLL(None).puts(f"C: {text}".encode())
         ctypes.CDLL(None).fflush(None)
         subprocess.run(["echo", f"child: {text}"], check=True, timeout=10)
@@ -111,7 +111,7 @@ class Servant(Worker):
         return os.environ.get(name)
 
     async def start_child(self) -> int:
-        """A process that hides from its parent: in a session of its own, whose parent is gone."""
+        """Start a process that hides: it has a session of its own, and its parent is gone."""
         code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
         command = [sys.executable, "-c", code]
         return int(await asyncio.to_thread(subprocess.check_output, command, start_new_session=True, timeout=20))
@@ -120,11 +120,11 @@ class Servant(Worker):
         raise asyncio.CancelledError
 
     async def stand_still(self) -> None:
-        """Hold up the event loop."""
+        """Block the event loop."""
         time.sleep(600)
 
     async def die(self, code: int) -> None:
-        """Exit, or by a signal where `code` is negative."""
+        """Exit with `code`, or die of the signal `-code` if `code` is negative."""
         print("last words", file=sys.stderr)
         if code < 0:
             os.kill(os.getpid(), -code)
@@ -133,35 +133,35 @@ class Servant(Worker):
 
 
 class Failing(Servant):
-    """Cannot run."""
+    """A worker whose `run` fails."""
 
     async def run(self) -> None:
         raise ModelError("cannot go on")
 
 
 class Unopened(Servant):
-    """Cannot open."""
+    """A worker whose `open` fails."""
 
     async def open(self) -> dict[str, Any]:
         raise ModelError("no weights")
 
 
 class Marking(Unopened):
-    """Cannot open, and makes the file that its settings name when it is closed."""
+    """A worker whose `open` fails. Its `close` makes the file that its settings name."""
 
     async def close(self) -> None:
         Path(self.settings.decode()).touch()
 
 
 class Unclosed(Servant):
-    """Cannot close."""
+    """A worker whose `close` fails."""
 
     async def close(self) -> None:
         raise ModelError("not saved")
 
 
 class Stuck(Servant):
-    """Is at something when it shall close."""
+    """A worker whose `close` hangs."""
 
     async def close(self) -> None:
         print("closing")
@@ -169,7 +169,7 @@ class Stuck(Servant):
 
 
 class Slow(Servant):
-    """Has closed when a byte comes through the pipe that its settings name."""
+    """A worker whose `close` ends when a byte comes through the pipe that its settings name."""
 
     async def close(self) -> None:
         with open(self.settings, "rb", buffering=0) as pipe:
@@ -178,7 +178,7 @@ class Slow(Servant):
 
 
 class Endless(Servant):
-    """Does not open."""
+    """A worker whose `open` does not end."""
 
     async def open(self) -> dict[str, Any]:
         await asyncio.Event().wait()
@@ -186,7 +186,7 @@ class Endless(Servant):
 
 
 class Fragile(Servant):
-    """Dies while it opens."""
+    """A worker that dies while it opens."""
 
     async def open(self) -> dict[str, Any]:
         print("no memory left")

@@ -32,7 +32,7 @@ GREEDY = ["evaluation.samples=0", "evaluation.temperature=null"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two steps with a checkpoint and an evaluation after each; its held-out prompts and those of a validation set."""
+    """A run of two steps, with a checkpoint and an evaluation after each, on held-out and validation prompts."""
     directory = tmp_path_factory.mktemp("evaluated")
     model = write_tiny_model("llama", directory / "tiny")
     AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).save_pretrained(model)
@@ -91,7 +91,7 @@ def test_a_file_takes_the_place_of_all_prompts_of_the_recipe(run: Path, tmp_path
     assert told.returncode == 0, told.stderr
     assert f"{run}/model: 6 answers to 3 of source" in told.stdout
     assert "pass@2" in told.stdout
-    assert "sampled/" not in told.stdout  # the only way has no prefix
+    assert "sampled/" not in told.stdout  # an evaluation that is the only one has no prefix
 
 
 def test_a_model_is_evaluated_with_a_training_recipe(run: Path, tailrace_here: Command) -> None:

@@ -1,4 +1,4 @@
-"""Prompts in, JSON lines out: whole, in time, and never over somebody's file."""
+"""Prompts in, JSON lines out: whole, in time, and never over an existing file."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def configured(model: Path, **changes: Any) -> GenerateConfig:
-    """The fake engine with short responses."""
+    """A configuration of the fake engine with short responses."""
     values = {
         "model": {"path": str(model)},
         "engine": {"type": "fake"},
@@ -64,7 +64,7 @@ def from_file(path: Path) -> dict[str, Any]:
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_bytes().splitlines()]  # of text, it would split at other marks, too
+    return [json.loads(line) for line in path.read_bytes().splitlines()]  # text would also split at other marks
 
 
 def tailrace(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -233,7 +233,7 @@ def test_an_interrupt_after_which_everything_finishes_is_none(
             return super().submit(requests)
 
         async def abort(self, request_ids: Iterable[int]) -> None:
-            """All of them have finished."""
+            """Abort nothing: all requests have finished."""
 
     def make(config: object, args: EngineArgs) -> Engine:
         return Finishing(executor=args.executor, playwright=RandomPlaywright(9))
@@ -416,10 +416,10 @@ def test_an_interrupt_keeps_what_is_finished(model: Path) -> None:
         [*command, "engine.type=fake", "sampling.max_new_tokens=60000"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        bufsize=0,  # or the first line would take the next ones with it
+        bufsize=0,  # else a buffer would take more than the first line
     )
     assert process.stdout is not None
-    first = process.stdout.readline()  # the first of 200 to finish, within some 300 of 60,000 steps
+    first = process.stdout.readline()  # the first of 200 finishes within some 300 of 60,000 steps
     process.send_signal(signal.SIGINT)
     rest, errors = process.communicate(timeout=120)
     lines = [json.loads(line) for line in (first + rest).splitlines()]

@@ -19,7 +19,7 @@ from tailrace.commands.intervals import fraction_interval, mean_interval
         (1, 1, 0.2065, 1.0),
         (81, 263, 0.2553, 0.3662),
     ],
-)  # the last one: Newcombe 1998, table I
+)  # the last one is from Newcombe 1998, table I
 def test_one_answer_to_each_prompt_is_wilsons_interval(right: int, count: int, low: float, high: float) -> None:
     scores = [1.0] * right + [0.0] * (count - right)
     assert fraction_interval(scores, count) == pytest.approx((low, high), abs=1e-4)
@@ -39,7 +39,7 @@ def test_more_answers_to_a_prompt_narrow_it_less_than_more_prompts() -> None:
         return high - low
 
     one_each = width([1.0, 0.0] * 10, 20)
-    alike = width([1.0, 0.0] * 10, 80)  # four answers to each prompt, all equal: nothing new
+    alike = width([1.0, 0.0] * 10, 80)  # four equal answers to each prompt add no information
     apart = width([0.5, 0.25, 0.75, 0.5] * 5, 80)
     more_prompts = width([1.0, 0.0] * 40, 80)
     assert alike == pytest.approx(one_each)
@@ -52,7 +52,7 @@ def test_intervals_cover_the_truth_about_as_often_as_they_say(answers: int) -> N
     random = np.random.default_rng(0)
     covered = 0
     for _ in range(400):
-        chances = random.beta(1, 2, size=40)  # of prompts, which differ; the mean is 1/3
+        chances = random.beta(1, 2, size=40)  # prompts differ; their mean is 1/3
         scores = random.binomial(answers, chances) / answers
         low, high = fraction_interval(scores.tolist(), 40 * answers)
         covered += low <= 1 / 3 <= high

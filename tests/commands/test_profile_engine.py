@@ -1,4 +1,4 @@
-"""Where a step's time goes: counted from the right steps, complete, and readable by people and machines."""
+"""The profile of an engine's steps: it counts the right steps, is complete, and is readable by people and machines."""
 
 import json
 from io import StringIO
@@ -25,7 +25,7 @@ def configured(**changes: Any) -> ProfileConfig:
 
 
 class ScriptedCore:
-    """Prefills two prompts in each step, 1 s long, then decodes; a decode step takes 2 s, plus 1 s a sequence."""
+    """A core that prefills two prompts in each step, 1 s long, then decodes: 2 s a step, plus 1 s a sequence."""
 
     def __init__(self) -> None:
         self.profiler: Profiler | None = None

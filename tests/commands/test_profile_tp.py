@@ -1,4 +1,4 @@
-"""A TP profile of a real engine: complete, what engines with adaptive_tp decide by, and nothing left half done."""
+"""A TP profile of a real engine: complete, usable by engines with adaptive_tp, and never left half written."""
 
 import os
 import signal
@@ -47,7 +47,7 @@ def configured(model: Path, **changes: Any) -> TPProfileConfig:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where profiles go by default."""
+    """The default directory of profiles."""
     monkeypatch.setattr("tailrace.engine.adaptive_tp.profile_key.cache_directory", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "tp_profiles"
 
@@ -216,7 +216,7 @@ def test_what_cannot_be_measured_is_one_line(tiny_model: TinyModel, changes: dic
 def test_what_is_held_stays_within_the_context_to_the_last_step_of_the_walk(
     tiny_model: TinyModel, ranks: int, max_model_len: int
 ) -> None:
-    """They come with a token that is not cached, and decode once before the walk and twice after each switch."""
+    """Held sequences begin with an uncached token. They decode once before the walk, and twice after each switch."""
     config = configured(
         tiny_model("llama"), engine={"dp": ranks, "max_model_len": max_model_len, "kv_cache_gib": 0.01}, max_length=None
     )

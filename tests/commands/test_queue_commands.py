@@ -56,7 +56,7 @@ def tailrace(*arguments: str) -> subprocess.CompletedProcess[str]:
 def serving(
     table: Path, directory: Path, *options: str, last: str = "Watch"
 ) -> Iterator[tuple[subprocess.Popen[str], list[str]]]:
-    """A process that serves, and the lines that it has said, up to the one that begins with `last`."""
+    """Start a process that serves. Yield it and its output up to the line that begins with `last`."""
     command = [*COMMAND, "serve", str(table), "--directory", str(directory), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -192,7 +192,7 @@ def test_a_port_of_the_metrics_that_is_taken_is_one_line_before_anything_is_made
 
 
 class Pipe(io.StringIO):
-    """A file that shows what was flushed."""
+    """A text file that keeps what was flushed."""
 
     flushed = ""
 

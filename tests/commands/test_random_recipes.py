@@ -1,8 +1,8 @@
-"""Whatever a recipe says: it dry-runs, or is refused in one line that names a key, and nothing is written.
+"""A random recipe either dry-runs, or is refused in one line that names a key, and nothing is written.
 
-Recipes are made from the schemas, so that new keys are among them: one that is right with up to three changes, each of
-a key of any section and variant, to a value at or beyond its bounds, of another type, that is none, or has no end; to a
-key or type that is unknown; or of a whole section.
+Recipes are made from the schemas, so that new keys are included. Each is a correct recipe with up to three changes. A
+change is to a key of any section and variant: to a value at or beyond its bounds, of another type, without a value or
+without an end. It may also be to an unknown key or type, or to a whole section.
 """
 
 import math
@@ -69,7 +69,7 @@ ODD = [None, True, False, *NUMBERS, *TEXTS, *LISTS, *MAPPINGS]
 
 
 def fitting(schema: type[Config], name: str, rng: random.Random) -> Any:
-    """A value at, within or just beyond the bounds of a key, or one of its choices; None where it has neither."""
+    """A value at, within or just beyond the bounds of a key, one of its choices, or its default."""
     known = schema.model_json_schema()["properties"][name]
     forms = [known, *known.get("anyOf", ()), *(form.get("items", {}) for form in (known, *known.get("anyOf", ())))]
     values: list[Any] = []
@@ -84,7 +84,7 @@ def fitting(schema: type[Config], name: str, rng: random.Random) -> Any:
 
 
 def change(values: Any, rng: random.Random) -> tuple[Any, str]:
-    """`values` with one key changed, and what it is called."""
+    """Change one key of `values`. Return the changed values and the key's name."""
     place, path, tags = rng.choice(SECTIONS)
     assert place.schema is not None
     if rng.random() < 0.9:
@@ -104,7 +104,7 @@ def change(values: Any, rng: random.Random) -> tuple[Any, str]:
 
 
 def put_type(values: Any, where: tuple[Any, ...], tag: object) -> Any:
-    """Another type has other keys."""
+    """Set the `type` of a section. The section loses its keys if that is another type, since types differ in keys."""
     section = values
     for part in where:
         section = section.get(part) if isinstance(section, dict) else None
@@ -113,17 +113,17 @@ def put_type(values: Any, where: tuple[Any, ...], tag: object) -> Any:
 
 
 def random_recipe(right: Any, rng: random.Random) -> tuple[Any, list[str]]:
-    """A recipe, and the names of the keys that are changed in it."""
+    """A recipe, and the names of its changed keys."""
     values, names = right, []
     for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        with suppress(TypeError, AttributeError):  # a change before has put something else in the place of a section
+        with suppress(TypeError, AttributeError):  # an earlier change has replaced the section
             values, name = change(values, rng)
             names.append(name)
     return values, names
 
 
 def fault_of(done: subprocess.CompletedProcess[str], names: list[str]) -> str:
-    """What is wrong with how a command ended, or nothing."""
+    """The fault in how a command ended; empty if there is none."""
     said = done.stderr.splitlines()
     if done.returncode == 0:
         return "" if not said and "# memory: about" in done.stdout else "it is accepted, and says something else"
@@ -160,7 +160,7 @@ def listing(directory: Path) -> dict[str, tuple[int, int]]:
 def test_a_recipe_dry_runs_or_is_refused_in_one_line_that_names_a_key(
     tmp_path: Path, tiny_model: TinyModel, tailrace_here: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dry_run, "PROBE", 8)  # the machine's speed is of no interest
+    monkeypatch.setattr(dry_run, "PROBE", 8)  # the machine's speed does not matter
     monkeypatch.chdir(tmp_path)
     right = {
         "output_dir": "run",
@@ -183,7 +183,7 @@ def test_a_recipe_dry_runs_or_is_refused_in_one_line_that_names_a_key(
                 done = tailrace_here("train", "recipe.yaml", "--dry-run")
             fault = fault_of(done, names) or ("something is written" if listing(tmp_path) != before else "")
             accepted += done.returncode == 0
-        except Exception as error:  # to show all of them at once
+        except Exception as error:  # so that all faults are shown at once
             fault = "".join(traceback.format_exception(error)[-3:])
         if fault:
             wrong.append(f"recipe {number}: {fault}\n{done.stderr[-2000:]}\n{write_yaml(values)[:2000]}")

@@ -1,4 +1,4 @@
-"""Progress is counted in samples and tokens, and shown where somebody looks."""
+"""Progress is counted in samples and tokens, and shown on a terminal or in a log."""
 
 import asyncio
 from dataclasses import replace

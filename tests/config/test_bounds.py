@@ -38,7 +38,7 @@ KEYS = [
 
 
 def rejects(schema: type[Config], values: dict[str, object], name: str) -> bool:
-    """Whether there is something wrong with the value of that key."""
+    """Whether the schema finds a fault in the value of the key `name`."""
     try:
         schema.model_validate(values)
     except ValidationError as error:
@@ -47,7 +47,7 @@ def rejects(schema: type[Config], values: dict[str, object], name: str) -> bool:
 
 
 def takes(key: Key, value: object) -> bool:
-    """Alone, or as what a list or a mapping holds."""
+    """Whether the key takes `value`, alone or in a list or mapping."""
     schema, name = key
     return any(not rejects(schema, {name: form}, name) for form in (value, [value], [value, value], {"key": value}))
 
@@ -61,7 +61,7 @@ def test_no_key_takes_a_number_without_bounds() -> None:
 
 
 def test_a_number_that_has_to_be_above_zero_is_not_next_to_it() -> None:
-    """Where 0 has a meaning of its own, or multiplies, as the coefficient of the KL term does, less than that is 0."""
+    """A key takes so small a number only if it takes 0: 0 has a meaning of its own there, or is a factor."""
     floats = [key for key in KEYS if takes(key, 0.5) or takes(key, 1.5)]
     assert len(floats) > 20
     assert [key for key in floats if takes(key, 1e-40) and not takes(key, 0.0)] == []
@@ -97,7 +97,7 @@ def test_a_number_may_be_written_as_an_integer_and_a_power_of_ten() -> None:
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.__name__)
 def test_defaults_are_taken_as_a_file_holds_them(schema: type[Config]) -> None:
-    """Lists among them, which are kept as tuples."""
+    """Lists are included: a file holds them for keys that are kept as tuples."""
     defaults = {
         name: list(field.default) if isinstance(field.default, tuple) else field.default
         for name, field in schema.model_fields.items()

@@ -196,7 +196,7 @@ def test_an_evaluation_holds_out_what_the_run_of_the_recipe_does() -> None:
     }
     assert load_as(EvalConfig, recipe).prompts.held_out == load_config(recipe).prompts.held_out == 64
     assert load_as(EvalConfig, recipe, ["prompts.held_out=3"]).prompts.held_out == 3
-    del recipe["output_dir"]  # it is of an evaluation then
+    del recipe["output_dir"]  # without it, the recipe is an evaluation's
     assert load_as(EvalConfig, recipe).prompts.held_out is None
 
 

@@ -1,4 +1,4 @@
-"""Keys of other frameworks are answered with what they are called here."""
+"""A key of another framework is answered with Tailrace's name for it."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Every path in a recipe is one as a shell would have it."""
+"""Every path in a recipe is expanded as a shell would expand it."""
 
 import os
 import pwd

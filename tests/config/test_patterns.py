@@ -54,7 +54,7 @@ SOLUTION = "She has 3 * 4 = 12.\n#### 12"
     ],
 )
 def test_a_pattern_can_find_what_it_or_its_group_matches(pattern: str, text: str, can: bool) -> None:
-    """It says yes where that cannot be told."""
+    """The answer is yes where it cannot be known."""
     assert can_find(re.compile(pattern), text) is can
 
 

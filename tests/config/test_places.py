@@ -1,4 +1,4 @@
-"""A slip in any key of any schema is answered with the key that was meant."""
+"""A misspelt key of any schema is answered with the key that was meant."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ COMMANDS = (RunConfig, GenerateConfig, EvalConfig, ProfileConfig, TPProfileConfi
 
 
 def sections(place: Place, path: tuple[Any, ...] = (), tags: tuple[Any, ...] = ()) -> Iterator[tuple[Place, Any, Any]]:
-    """Each section at or below `place`, with the parts of its key, and the `type`s to choose on the way there."""
+    """Yield each section at or below `place`, with the parts of its key and the `type`s that lead to it."""
     for tag in place.variants:
         yield from sections(place.below(tag), path, (*tags, (path, tag)))
     if place.schema:
@@ -29,7 +29,7 @@ def sections(place: Place, path: tuple[Any, ...] = (), tags: tuple[Any, ...] = (
 
 
 def put(values: Any, path: tuple[Any, ...], value: object) -> Any:
-    """`values` with `value` at `path`."""
+    """A copy of `values` with `value` at `path`."""
     if not path:
         return value
     if path[0] == 0:

@@ -1,4 +1,4 @@
-"""A table or a queue that makes no sense is refused with one line."""
+"""A table or a queue that makes no sense is refused in one line."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Recipes are read as what they say, or refused in one line; nothing in them runs, grows or is changed in silence."""
+"""Recipes are read as they are written, or refused in one line. No text in them runs, grows or changes silently."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A recipe is named by its file, or by the name of one that ships."""
+"""A recipe is named by its file, or by the name of a recipe that ships with Tailrace."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""The page of every key is the schemas', and every key says what it is."""
+"""The reference page is written from the schemas, and every key has a description."""
 
 from pathlib import Path
 
@@ -25,4 +25,4 @@ def test_a_section_has_its_own_defaults_and_description() -> None:
 
 
 def test_a_variant_that_is_not_the_default_has_its_own_defaults() -> None:
-    assert "| `queue.storage.max_bytes` | `68719476736` |" in reference()  # of spill; arena's is less
+    assert "| `queue.storage.max_bytes` | `68719476736` |" in reference()  # the default of spill; that of arena is less

@@ -1,4 +1,4 @@
-"""Which correction a run uses when its recipe leaves it open."""
+"""The rollout correction that a run uses when its recipe leaves it open."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A configuration is written so that it is read again as it was, and shown without secrets."""
+"""A written configuration is read back as it was, and shown without secrets."""
 
 from pathlib import Path
 from typing import Any
