@@ -1,4 +1,4 @@
-"""Architectures without a model."""
+"""Model architectures for tests that need no model."""
 
 import dataclasses
 from typing import Any
@@ -26,5 +26,5 @@ _SMALL = Architecture(
 
 
 def small_architecture(**changes: Any) -> Architecture:
-    """Two layers of two heads, but for `changes`."""
+    """An architecture of two layers with two heads each, with `changes` to its fields."""
     return dataclasses.replace(_SMALL, **changes)

@@ -1,4 +1,4 @@
-"""Caches of a given number of blocks."""
+"""KV caches with a given number of blocks."""
 
 import torch
 
@@ -9,7 +9,7 @@ from tailrace.models.architecture import Architecture
 def cache_of(
     architecture: Architecture, *, blocks: int, block_size: int, dtype: torch.dtype = torch.float32
 ) -> KVCache:
-    """On the CPU. `architecture`: the rank's own."""
+    """Allocate a cache on the CPU for the rank whose own architecture is `architecture`."""
     return KVCache.allocate(
         architecture,
         region_bytes=blocks * region_block_bytes(architecture, block_size, dtype),

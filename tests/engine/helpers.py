@@ -15,7 +15,7 @@ TINY_GIB = {
     "qwen2": 2 * 2 * 2 * 16 * 4 / 2**30,
     "qwen3": 2 * 2 * 2 * 24 * 4 / 2**30,
 }
-"""Of one cached token of a tiny model in fp32."""
+"""The GiB of one cached token of a tiny model in fp32, by model family."""
 
 
 def make_core(model_dir: Path, **config: Any) -> EngineCore:
@@ -24,7 +24,7 @@ def make_core(model_dir: Path, **config: Any) -> EngineCore:
 
 
 def run_core(core: EngineCore, requests: Sequence[Request], *, stagger: bool = False) -> dict[int, Sample]:
-    """The samples of `requests`; `stagger` adds one in each step."""
+    """Run `requests` and return their samples by request id. `stagger`: make a step after each request is added."""
     samples = []
     for request in requests:
         core.check(request)

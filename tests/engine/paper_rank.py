@@ -1,4 +1,4 @@
-"""A rank without a model: its cache holds, in each slot, what the keys and values of a token depend on."""
+"""A rank without a model. Each slot of its cache holds what a token's keys and values depend on."""
 
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -16,17 +16,17 @@ VOCABULARY = 50
 
 
 def contexts(tokens: list[int]) -> list[int]:
-    """Of each token: a number that tells it and all before it."""
+    """A number for each token that depends on it and on all tokens before it."""
     return list(accumulate(tokens, lambda context, token: hash((context, token)), initial=0))[1:]
 
 
 def next_token(context: int, draw: Draw) -> int:
-    """What follows a context, decided by it, the request's seed and the position."""
+    """The token that follows a context, which the context, the request's seed and the position decide."""
     return hash((context, draw.seed, draw.position)) % VOCABULARY
 
 
 def expected_response(request: Request, length: int) -> list[int]:
-    """The response of the first `length` tokens."""
+    """The first `length` tokens of the response to `request`."""
     tokens: list[int] = request.prompt_ids.tolist()
     context = contexts(tokens)[-1]
     for position in range(length):
@@ -38,16 +38,16 @@ def expected_response(request: Request, length: int) -> list[int]:
 
 @dataclass
 class PaperRank:
-    """Executes steps, and finds fault with any that reads or writes what it must not."""
+    """A rank that executes steps and asserts that they read and write only what they may."""
 
     block_size: int
     weights: int = 0
-    """Changes of the weights so far."""
+    """The number of weight updates so far."""
     slots: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """(block, offset) → the context, and the weights that computed it."""
+    """(block, offset) → the token's context, and the weights that computed it."""
 
     def execute(self, plan: StepPlan, blocks: BlockManager) -> StepOutput:
-        """Compute a step."""
+        """Compute one step."""
         self._copy(plan.input.copies)
         written: set[tuple[int, int]] = set()
         tokens = []
@@ -81,7 +81,7 @@ class PaperRank:
 
 @dataclass
 class PaperReplica:
-    """A scheduler with such a rank, driven step by step."""
+    """A scheduler with a paper rank, driven step by step."""
 
     scheduler: Scheduler
     rank: PaperRank
@@ -101,13 +101,13 @@ class PaperReplica:
         return self.scheduler.complete(plan, self.rank.execute(plan, self.scheduler.blocks), self.version)
 
     def started(self) -> list[int]:
-        """One step; the requests in it."""
+        """Make one step, and return the ids of the requests in it."""
         plan = self.scheduler.schedule()
         self.scheduler.complete(plan, self.rank.execute(plan, self.scheduler.blocks), self.version)
         return [sequence.request.request_id for sequence in plan.sequences]
 
     def run(self) -> dict[int, Sample]:
-        """Steps until nothing is left."""
+        """Make steps until no request is left, and return the samples by request id."""
         samples: list[Sample] = []
         for _ in range(5000):
             if not (self.scheduler.running or self.scheduler.waiting):

@@ -1,4 +1,4 @@
-"""Processes that are ranks of a collective, for tests: made once, and told what to exchange."""
+"""Processes that serve as ranks of a collective. They are made once, and exchange what a test tells them to."""
 
 import multiprocessing
 import os
@@ -21,13 +21,13 @@ from tailrace.errors import EngineError
 
 ANSWER_LIMIT_S = 60
 _CONTEXT = multiprocessing.get_context("forkserver")
-"""Whose processes have torch at once."""
+"""The start method: new processes have torch imported already."""
 CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """One call, and what each rank puts in."""
+    """One call of a collective, and the tensor of each rank in it."""
 
     verb: Literal["sum", "gather"]
     dtype: str
@@ -35,7 +35,7 @@ class Exchange:
     seed: int = 0
 
     def part(self, rank: int) -> torch.Tensor:
-        """Of a rank: numbers of all sizes, so that the order of a sum shows."""
+        """The tensor of `rank`: its numbers differ so much in size that the order of a sum shows."""
         generator = torch.Generator().manual_seed(self.seed * 64 + rank)
         spread = torch.randn(self.shape, generator=generator, dtype=torch.float64)
         return (spread * 10 ** (3 * torch.randn(self.shape, generator=generator))).to(getattr(torch, self.dtype))
@@ -72,7 +72,7 @@ class RankProcess:
         self._connection.send((_close, ()))
 
     def answer(self) -> Any:
-        """The result of the oldest call that has not been answered yet."""
+        """Wait for the result of the oldest unanswered call."""
         assert self._connection.poll(ANSWER_LIMIT_S), "a rank hangs"
         answer = self._connection.recv()
         if isinstance(answer, EngineError):
@@ -100,7 +100,7 @@ def rank_processes(count: int) -> Iterator[list[RankProcess]]:
 
 
 def join(ranks: Sequence[RankProcess], kind: str, timeout_s: float = ANSWER_LIMIT_S) -> None:
-    """Make `ranks` one collective. Its rendezvous is over before anything is exchanged."""
+    """Make `ranks` one collective, and check that nothing of its rendezvous is left."""
     with rendezvous() as place:
         for index, rank in enumerate(ranks):
             rank.open(kind, Shard(index, len(ranks)), place, timeout_s)
@@ -118,7 +118,7 @@ def leave(ranks: Sequence[RankProcess]) -> None:
 
 
 def run(ranks: Sequence[RankProcess], kind: str, exchanges: Sequence[Exchange]) -> list[list[bytes]]:
-    """What each rank has after each exchange."""
+    """Run `exchanges` on a collective of `ranks`, and return each rank's results as bytes."""
     join(ranks, kind)
     for rank in ranks:
         rank.exchange(exchanges)
@@ -128,7 +128,7 @@ def run(ranks: Sequence[RankProcess], kind: str, exchanges: Sequence[Exchange]) 
 
 
 _collectives: list[Collective] = []
-"""Of a rank's process: the one that is open."""
+"""The open collective of this rank's process."""
 
 
 def _serve(connection: Connection) -> None:

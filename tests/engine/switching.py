@@ -1,4 +1,4 @@
-"""Engines whose ranks are rearranged at will, for tests."""
+"""Engines whose ranks are rearranged when a test says so."""
 
 import os
 import random
@@ -18,7 +18,7 @@ Cache = Literal["move", "recompute"]
 
 
 def make_switching_core(model_dir: Path, *, dp: int = 1, tp: int = 1, **config: Any) -> EngineCore:
-    """It has no profile, so nobody but the test decides."""
+    """Make a core without a TP profile, so that only the test decides on switches."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TailraceWarning)
         return make_core(
@@ -27,7 +27,7 @@ def make_switching_core(model_dir: Path, *, dp: int = 1, tp: int = 1, **config: 
 
 
 def switch(core: EngineCore, tp: int, *, cache: Cache = "move") -> tuple[list[Sample], SwitchReport]:
-    """Between two steps; the samples that finished on the way."""
+    """Switch to TP `tp` between two steps. Return the samples that finished meanwhile, and the switch's report."""
     samples = core.settle()
     return samples, core.arrangement.switch(tp, cache=cache)
 
@@ -49,7 +49,7 @@ def is_alive(pid: int) -> bool:
 
 
 def group_of(group: int, chance: random.Random) -> list[Request]:
-    """Three requests of one prompt, greedy or sampled, of all lengths."""
+    """Make three requests of one prompt, greedy or sampled, of random lengths."""
     samplings: list[dict[str, Any]] = [{"temperature": 0.0}, {}, {"temperature": 0.8, "top_p": 0.9, "top_k": 50}]
     return [
         make_request(
@@ -67,9 +67,14 @@ def group_of(group: int, chance: random.Random) -> list[Request]:
 def wander(
     core: EngineCore, degrees: Sequence[int], *, switches: int, seed: int, backlog: int = 12
 ) -> tuple[list[Request], dict[int, Sample]]:
-    """Serve requests that come and leave at random moments, and switch at others; the requests and their samples.
+    """Serve requests that come and leave at random moments, and switch at others. Return the requests and samples.
 
-    backlog: Unfinished requests beyond which none comes.
+    Args:
+        core: The engine core.
+        degrees: The TP degrees to switch to.
+        switches: The number of switches.
+        seed: The seed of all choices.
+        backlog: The number of unfinished requests beyond which no request comes.
     """
     chance = random.Random(seed)
     requests: list[Request] = []
@@ -100,7 +105,7 @@ def wander(
 
 
 def responses(samples: dict[int, Sample], reference: dict[int, Sample]) -> dict[int, tuple[list[int], list[float]]]:
-    """Tokens and log-probabilities of `reference`, those of aborted samples cut to what these have."""
+    """Tokens and log-probabilities of `reference`. Those of aborted samples are cut to the length in `samples`."""
     cut = {i: len(s.response_ids) if s.finish_reason is FinishReason.ABORT else None for i, s in samples.items()}
     return {
         i: (reference[i].response_ids[:end].tolist(), reference[i].rollout_log_probs[:end].tolist())

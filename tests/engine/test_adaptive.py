@@ -1,4 +1,4 @@
-"""When an engine changes its TP by itself, with profiles made by hand."""
+"""An engine's own decisions to change its TP, by profiles made by hand."""
 
 import asyncio
 import random
@@ -59,7 +59,7 @@ def with_degrees(config: NativeEngineConfig, degrees: tuple[int, ...]) -> Native
 
 
 def step_s(tp: int, size: int, tokens: int, replicas: int) -> float:
-    """TP 2 is quick for a sequence or two, and slow for more than three."""
+    """Predict a step: TP 2 is quicker than TP 1 for up to three sequences, and slower for more."""
     return 0.1 + 0.001 * size if tp == 1 else 0.03 * size + 0.01
 
 
@@ -83,14 +83,14 @@ def made(model: Path, profile: Path) -> Iterator[EngineCore]:
 
 @pytest.fixture(autouse=True)
 def as_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this machine takes for a step corrects no prediction: the profile alone decides."""
+    """Let the profile alone decide: the step times of this machine correct no prediction."""
     monkeypatch.setattr(CorrectedPredictor, "observe", lambda *_: None)
     monkeypatch.setattr(SwitchController, "observe_switch", lambda *_: None)
 
 
 @pytest.fixture
 def core(made: EngineCore) -> EngineCore:
-    """At TP 1, between two stages."""
+    """An idle core at TP 1, between two stages."""
     assert made.adaptive_tp is not None
     run_core(made, [])
     if made.arrangement.config.tp != 1:
@@ -100,7 +100,7 @@ def core(made: EngineCore) -> EngineCore:
 
 
 def skewed(count: int = 8, *, first: int = 0) -> list[Request]:
-    """One is much longer than the others."""
+    """Requests of which the first is much longer than the others."""
     chance = random.Random(0)
     lengths = [100, *(chance.randint(10, 20) for _ in range(count - 1))]
     return [make_request(first + i, max_new_tokens=n, ignore_eos=True) for i, n in enumerate(lengths)]
@@ -225,7 +225,7 @@ def test_what_was_refused_is_tried_again_where_work_never_ends_once_the_batch_ha
         core.add(make_request(number, max_new_tokens=new_tokens, ignore_eos=True))
 
     def asked(steps: int) -> list[dict[int, str]]:
-        """What was ruled out at each question about TP 1 during these steps."""
+        """Make steps, and return the degrees ruled out at each decision that did not switch."""
         assert core.adaptive_tp is not None
         for _ in range(steps):
             core.step()
@@ -353,7 +353,7 @@ def test_a_degree_that_the_profile_lacks_is_never_chosen_and_a_warning_says_so(m
 def test_a_request_has_to_fit_the_cache_under_every_degree_that_can_be_chosen(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With TP 2, whose ranks have half the heads each, the cache has twice as many blocks as with TP 1."""
+    """At TP 2 each rank has half of the heads, so the cache has twice as many blocks as at TP 1."""
     monkeypatch.setattr(arrangement, "make_replicas", lambda *_, **__: [object()])
     monkeypatch.setattr(EngineCore, "_load_initial_weights", lambda *_: None)
     sizes = {"dp": 1, "tp": 2, "kv_cache_gib": 10 * 4 * TINY_GIB["llama"]}

@@ -1,4 +1,4 @@
-"""Reading models: configurations, rope, weight files."""
+"""Reading models: configurations, rotary embeddings, weight files."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Engines whose ranks are rearranged in the middle, against an engine of one rank that stays as it is."""
+"""Engines whose ranks are rearranged while they generate, against an engine of one rank that stays as it is."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -26,7 +26,7 @@ from tests.engine.helpers import TINY_GIB, make_core, run_core
 from tests.engine.switching import Cache, is_alive, make_switching_core, pids, responses, steps, switch, wander
 
 TIGHT: dict[str, Any] = {"kv_cache_gib": 14 * 4 * TINY_GIB["llama"], "prefill_tokens": 5, "max_batch_size": 5}
-"""Few blocks, prompts in pieces, and half the places where two replicas become one."""
+"""Settings with few blocks and chunked prompts. Two replicas that become one have half the places for sequences."""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pair(model: Path) -> Iterator[EngineCore]:
-    """Two ranks with room for everything."""
+    """A core of two ranks with room for everything."""
     with closing(make_switching_core(model, dp=2)) as core:
         yield core
 
@@ -124,7 +124,7 @@ def test_requests_share_the_prompts_of_sequences_that_have_moved(pair: EngineCor
 def test_whoever_counts_sequences_during_a_switch_sees_them_all(
     pair: EngineCore, monkeypatch: pytest.MonkeyPatch, cache: Cache
 ) -> None:
-    """Before and after each part of it that other threads may see: sequences that are handed over, replicas made."""
+    """The counts are taken before and after each part of a switch that other threads may see."""
     for number in range(5):
         pair.add(make_request(number, max_new_tokens=20, ignore_eos=True))
     steps(pair, 3)
@@ -174,7 +174,7 @@ def test_a_switch_says_what_it_took_and_makes_groups_once(model: Path) -> None:
 
 
 def test_a_request_has_to_fit_every_arrangement_that_may_come(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank holds the more tokens, the fewer heads of each it has."""
+    """The fewer heads of each token a rank holds, the more tokens it holds."""
     monkeypatch.setattr(arrangement, "make_replicas", lambda *_, **__: [])
     made = Arrangement(NativeEngineConfig(tp=2, dp=2), read_architecture(model), device=torch.device("cpu"))
     assert made.least_blocks((1, 2)) == made.least_blocks((1,)) < made.least_blocks(()) == made.least_blocks((2,))

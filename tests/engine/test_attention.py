@@ -1,4 +1,4 @@
-"""Attention over blocks against plain attention over rows."""
+"""Attention over blocks of the cache against plain attention over rows."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.engine.caches import cache_of
 BLOCKS, BLOCK_SIZE, HEAD_DIM, LAYER = 40, 4, 8, 1
 CPU = torch.device("cpu")
 Piece = tuple[int, int, list[int]]
-"""Start, tokens, and blocks of a chunk."""
+"""The start, the number of tokens and the blocks of a chunk."""
 STEPS: dict[str, list[Piece]] = {
     "decode": [(6, 1, [39, 0]), (0, 1, [3]), (11, 1, [20, 7, 12]), (3, 1, [9])],
     "a prompt": [(0, 7, [5, 1])],
@@ -32,13 +32,13 @@ def make_cache(kv_heads: int) -> KVCache:
 
 
 def vectors(cache: KVCache, part: int, blocks: list[int], tokens: int) -> torch.Tensor:
-    """[tokens, kv_heads, head_dim] of a sequence; `part` 0 is keys, 1 values."""
+    """The cached vectors of a sequence, [tokens, kv_heads, head_dim]; `part` 0 holds keys, 1 values."""
     pool = cache.data[LAYER, part].view(BLOCKS, -1, BLOCK_SIZE, HEAD_DIM)
     return torch.stack([pool[blocks[i // BLOCK_SIZE], :, i % BLOCK_SIZE] for i in range(tokens)])
 
 
 def plain_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """One query, [query_heads, head_dim], against all of k and v, [L, kv_heads, head_dim]."""
+    """Attend with one query, [query_heads, head_dim], to all of k and v, [L, kv_heads, head_dim]."""
     k, v = (x.repeat_interleave(len(q) // x.shape[1], dim=1) for x in (k, v))
     scores = torch.einsum("hd,lhd->hl", q, k) * HEAD_DIM**-0.5
     return torch.einsum("hl,lhd->hd", scores.softmax(-1), v)

@@ -1,4 +1,4 @@
-"""What is asked of an engine before it exists."""
+"""Properties of an engine that are known before it is made."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -79,7 +79,7 @@ def test_a_rollout_worker_holds_what_its_engine_decodes_and_one_group_more() -> 
         return rows_in_hand(small_run(Path("run"), Path("model"), Path("prompts.jsonl"), engine=engine))
 
     assert rows(type="native", max_batch_size=6, dp=2) == 12 + 4
-    assert rows(type="hf") == 8  # a training step, since it does not say
+    assert rows(type="hf") == 8  # the rows of a training step: the hf engine names no number
 
 
 def test_an_engine_in_bfloat16_computes_in_float32_where_a_cpu_is_slow_in_that(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The block manager against a plain record of who holds what, and of what was written where."""
+"""The block manager against a plain record of the holders of blocks and of what was written to them."""
 
 import random
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ OPERATIONS = 10_000
 
 @dataclass(eq=False)
 class Holder:
-    """A sequence as the manager sees it."""
+    """A sequence, as the block manager sees it."""
 
     tokens: list[int]
     blocks: list[int]
@@ -24,17 +24,17 @@ class Holder:
 
 
 class Books:
-    """Sequences that start, grow, are found and end. What a slot holds is its token with all before it."""
+    """A record of sequences that start, grow, are found and end. A slot holds its token and all tokens before it."""
 
     def __init__(self, blocks: int, block_size: int) -> None:
         self.manager = BlockManager(blocks, block_size)
         self.size = block_size
         self.holders: list[Holder] = []
         self.written: dict[tuple[int, int], tuple[int, ...]] = {}
-        """The tokens up to and including the one whose keys and values are at (block, offset)."""
+        """The tokens up to and including the one whose keys and values lie at (block, offset)."""
         self.held = [0] * blocks
         self.operations = 0
-        """Of the manager."""
+        """The number of operations of the manager."""
 
     def start(self, tokens: list[int]) -> None:
         found = self.match(tokens)
@@ -71,7 +71,7 @@ class Books:
         assert (found.blocks, found.source) == ([], None)
 
     def match(self, tokens: list[int]) -> Match:
-        """What is found was written; and of what is held, no full block is missed."""
+        """Match, and assert that all that is found was written, and that no full block that is held is missed."""
         self.operations += 1
         found = self.manager.match(tokens, len(tokens) - 1)
         cached = len(found.blocks) * self.size
@@ -86,7 +86,7 @@ class Books:
         return found
 
     def index(self, holder: Holder) -> None:
-        """As a scheduler would: the full blocks, then the last one as far as it is written."""
+        """Index as a scheduler does: the full blocks, then the written part of the last one."""
         while holder.tip is not None and holder.indexed * self.size < len(holder.tokens):
             start = holder.indexed * self.size
             tokens, own = holder.tokens[start : start + self.size], holder.blocks[holder.indexed]
@@ -126,7 +126,7 @@ class Books:
             self.held[block] -= 1
 
     def check(self) -> None:
-        """Every reference has a holder."""
+        """Assert that every reference has a holder."""
         counts = range(self.manager.total)
         assert [self.manager.references(block) for block in counts] == self.held
         assert self.held == [sum(holder.blocks.count(block) for holder in self.holders) for block in counts]
@@ -134,7 +134,7 @@ class Books:
         assert self.manager.used == self.manager.total - self.held.count(0)
 
     def close(self) -> None:
-        """No block is lost once all holders are gone, and none found once all are handed out."""
+        """Assert that all blocks are free once no holder is left, and that none is found once all are allocated."""
         self.check()
         while self.holders:
             self.end(-1)
@@ -144,7 +144,7 @@ class Books:
 
 
 class BooksMachine(RuleBasedStateMachine):
-    """Every step chosen by hypothesis, so that a failure is told in the fewest."""
+    """A machine whose steps hypothesis chooses, so that a failure is shown with the fewest steps."""
 
     @initialize(blocks=st.integers(1, 12), block_size=st.integers(1, 4))
     def open(self, blocks: int, block_size: int) -> None:
@@ -184,7 +184,7 @@ TestBlockManager.settings = settings(max_examples=60, stateful_step_count=30)
 
 
 def live(books: Books, chance: random.Random, *, greed: float, alphabet: int, forgetful: float) -> None:
-    """OPERATIONS at random: the larger `greed`, the fuller the cache."""
+    """Do random operations, OPERATIONS in all. A larger `greed` fills the cache more."""
     while books.operations < OPERATIONS:
         draw = chance.random()
         if draw < forgetful:
@@ -215,7 +215,7 @@ def test_a_million_random_operations_leak_no_block_and_find_no_wrong_token() -> 
 
 
 def manager_with(*sequences: list[int], blocks: int = 8) -> tuple[BlockManager, list[list[int]]]:
-    """Blocks of 4 tokens, which had each of these sequences in turn; and the sequences' blocks."""
+    """A manager with blocks of 4 tokens after each of these sequences has come and gone, and the sequences' blocks."""
     books = Books(blocks, 4)
     tables = []
     for tokens in sequences:

@@ -1,4 +1,4 @@
-"""The ranks of a replica exchange tensors, and no rank waits for ever for another."""
+"""The ranks of a replica exchange tensors, and no rank waits for another without a limit."""
 
 import ctypes
 import os
@@ -138,7 +138,7 @@ def test_a_stopped_rank_fails_the_others_within_the_limit_and_for_good(trio: lis
 def test_a_killed_rank_fails_the_others() -> None:
     with rank_processes(3) as (survivor, *victims):
         for kind, victim in zip(KINDS, victims, strict=True):
-            join([survivor, victim], kind, timeout_s=3.0)  # this asserts that no file is left from here on
+            join([survivor, victim], kind, timeout_s=3.0)  # this asserts that no file is left
             victim.signal(signal.SIGKILL)
             fails_to_exchange(survivor)
             leave([survivor])
@@ -151,7 +151,7 @@ def test_a_rank_that_never_comes_fails_the_others(kind: Any) -> None:
 
 
 def test_other_threads_run_while_a_rank_waits() -> None:
-    with rendezvous() as place, ThreadPoolExecutor(2) as threads:  # ranks in one process: each waits for the other
+    with rendezvous() as place, ThreadPoolExecutor(2) as threads:  # ranks in one process wait for each other
         opening = [threads.submit(SharedMemoryCollective, rank, 2, place.memory, 20.0) for rank in (0, 1)]
         ranks = [future.result() for future in opening]
         tensors = [torch.ones(3), torch.full((3,), 2.0)]
@@ -179,7 +179,7 @@ def test_ranks_meet_where_there_is_room_for_what_they_share(tmp_path: Path, monk
 
 
 class Recorder(Alone):
-    """A collective of two ranks that does nothing."""
+    """A collective of two ranks that exchanges nothing."""
 
     size = 2
 

@@ -1,4 +1,4 @@
-"""Every engine keeps the engine's contract."""
+"""Every engine keeps the contract of engines."""
 
 import asyncio
 import importlib.util
@@ -22,12 +22,12 @@ from tests.conftest import TinyModel
 
 
 class OurContract(EngineContract):
-    """What our own engines promise beside that."""
+    """The contract that Tailrace's own engines keep beyond that of all engines."""
 
     @pytest.fixture(scope="class")
     @classmethod
     def model_dir(cls, tiny_model: TinyModel) -> Path:
-        return tiny_model("llama", head_dim=32)  # vLLM's attention on a CPU knows no smaller heads
+        return tiny_model("llama", head_dim=32)  # vLLM's attention on a CPU supports no smaller heads
 
     async def test_making_an_engine_writes_nothing_to_the_terminal(
         self, executor: ThreadPoolExecutor, model_dir: Path, capfd: pytest.CaptureFixture[str]
@@ -53,7 +53,7 @@ class TestNativeInBfloat16(OurContract):
 
 
 class TestNativeInBfloat16WithTorch(OurContract):
-    """Its logits are rounded, so that some are equal at the edge of the top k, where all of these are kept."""
+    """An engine with rounded logits. Some are equal at the edge of the top k, where all equal ones are kept."""
 
     config = NativeEngineConfig(kernels="torch", kv_cache_gib=0.01)
     tolerance = 0.1
@@ -82,7 +82,7 @@ class TestHf(OurContract):
 
 
 class TestHfWithAnotherFamily(OurContract):
-    """One whose parameters have none of the names that our own engine knows."""
+    """A family of models whose parameters have none of the names that the native engine knows."""
 
     config = HfEngineConfig()
     whole_responses = True

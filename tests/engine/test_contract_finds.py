@@ -22,7 +22,7 @@ from tests.conftest import TinyModel
 
 
 class Tempered(HfCore):
-    """Says log-probabilities at temperature 1."""
+    """An engine that reports log-probabilities at temperature 1."""
 
     def generate(self, request: Request, end: End) -> tuple[list[int], list[float]]:
         tokens, log_probs = super().generate(request, end)
@@ -30,7 +30,7 @@ class Tempered(HfCore):
 
 
 class Unseeded(HfCore):
-    """Draws as it likes."""
+    """An engine that ignores the seeds of requests."""
 
     def generate(self, request: Request, end: End) -> tuple[list[int], list[float]]:
         object.__setattr__(request, "seed", self._steps)
@@ -38,14 +38,14 @@ class Unseeded(HfCore):
 
 
 class Deaf(HfCore):
-    """Keeps the weights that it has."""
+    """An engine that ignores new weights."""
 
     def install(self, weights: Mapping[str, torch.Tensor]) -> None:
         return
 
 
 class Trusting(HfCore):
-    """Installs whatever comes, as it comes."""
+    """An engine that installs weights one by one as they come, without checks."""
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
         for name, tensor in tensors:
@@ -55,14 +55,14 @@ class Trusting(HfCore):
 
 
 class Timeless(HfCore):
-    """Tells no version."""
+    """An engine that reports no weight version."""
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
         super().load_weights(0, tensors)
 
 
 class Relabelling(EngineCore):
-    """Gives the new version to tokens that it goes on making with the old weights."""
+    """An engine that gives the new version to tokens it still makes with the old weights."""
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
         if not self.has_work:
@@ -87,7 +87,7 @@ CASES: dict[type[HfCore | EngineCore], Check] = {
 
 
 def make(args: EngineArgs, *, core: str) -> Engine:
-    """An engine around the core of that name."""
+    """Make an engine around the broken core of that name."""
     broken: Any = next(broken for broken in CASES if broken.__name__ == core)
     config = HfEngineConfig() if issubclass(broken, HfCore) else NativeEngineConfig(dtype="float32", kv_cache_gib=0.01)
     return DrivenEngine(broken(config, args.model_dir, device=torch.device(args.device)), args.executor)

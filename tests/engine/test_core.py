@@ -17,7 +17,7 @@ from tests.engine.helpers import TINY_GIB, TinyModel, make_core, run_core
 
 
 def reference_log_probs(model_dir: Path, request: Request, sample: Sample, temperature: float = 1.0) -> torch.Tensor:
-    """[R, V] of transformers, along the sample's own tokens."""
+    """The log-probabilities, [R, V], that transformers computes along the sample's own tokens."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     ids = torch.from_numpy(np.concatenate((request.prompt_ids, sample.response_ids)))
     with torch.no_grad():
@@ -232,7 +232,10 @@ def test_new_weights_take_over_in_the_middle_and_each_token_tells_its_version(tm
 
 
 def log_probs_across_versions(old: Path, new: Path, request: Request, sample: Sample, *, switch: int) -> torch.Tensor:
-    """[R, V]: `switch` tokens come from the old weights; the new ones go on from the old ones' cache."""
+    """The log-probabilities, [R, V], of a response that changes weights.
+
+    The first `switch` tokens come from the old weights. The new weights go on from the old ones' cache.
+    """
     ids = torch.from_numpy(np.concatenate((request.prompt_ids, sample.response_ids)))[None]
     cached = len(request.prompt_ids) + switch - 1
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The decoder in C++: near transformers in value, and equal to itself bit for bit however tokens are put together."""
+"""The decoder in C++: near transformers in value, and bit for bit the same however tokens are batched."""
 
 import dataclasses
 import itertools
@@ -33,17 +33,17 @@ pytestmark = pytest.mark.skipif(not cpu_flags() >= set(AVX512_BF16), reason="thi
 Named = Mapping[str, torch.Tensor]
 BLOCK_SIZE, BLOCKS = 16, 48
 HEAD_DIM = 32
-"""Of llama and qwen2; that of qwen3 is 48: both a whole and a half number of registers for a rotated half."""
+"""The head size of llama and qwen2; qwen3 has 48. So half of a head fills a whole register, or one and a half."""
 DRAW = Draw(0, 0, 0.0, 0, 1.0, 0.0)
 TOKENS = np.random.default_rng(0).integers(5, 261, 250).tolist()
-"""More than pass through a layer together."""
+"""More tokens than pass through a layer together."""
 TABLE = np.random.default_rng(1).permutation(BLOCKS)[:16].tolist()
 OTHER_TABLE = [block for block in range(BLOCKS) if block not in TABLE]
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Of every family, and a Llama whose projections have biases."""
+    """A model of every family, and a Llama whose projections have biases."""
     root = tmp_path_factory.mktemp("models")
     made = {family: write_tiny_model(family, root / family, head_dim=HEAD_DIM) for family in FAMILIES}
     biased = LlamaForCausalLM(
@@ -124,12 +124,12 @@ def chunk(start: int, stop: int, table: list[int] = TABLE) -> Chunk:
 
 
 def forward(decoder: CpuDecoder, *chunks: Chunk) -> torch.Tensor:
-    """A copy: the decoder uses the memory again."""
+    """Compute logits, and copy them: the decoder reuses their memory."""
     return decoder.forward(Batch.of(list(chunks), BLOCK_SIZE)).clone()
 
 
 def expected_logits(model_dir: Path) -> torch.Tensor:
-    """[tokens, V] from transformers in fp32, with weights rounded to bf16."""
+    """The logits, [tokens, V], of transformers in fp32, with weights rounded to bf16."""
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -41,7 +41,7 @@ CPU = torch.device("cpu")
 SEQUENCES = [np.random.default_rng(i).integers(5, 261, length).tolist() for i, length in enumerate((9, 14, 5))]
 TABLES = [[7, 3, 22], [1, 0, 9, 15], [20, 2]]
 STEPS = [
-    [(0, 0, 6), (1, 0, 5)],  # sequence, start, tokens: a prompt, and the part of one that does not end a block
+    [(0, 0, 6), (1, 0, 5)],  # (sequence, start, tokens): a whole prompt, and a part of one that ends within a block
     [(0, 6, 1), (1, 5, 7), (2, 0, 1)],
     [(2, 1, 2), (0, 7, 1), (1, 12, 1)],
     [(1, 13, 1), (0, 8, 1), (2, 3, 1)],
@@ -79,7 +79,7 @@ def make_decoder(
 
 @torch.inference_mode()
 def run_steps(model_dir: Path, collective: Collective) -> list[torch.Tensor]:
-    """The whole rows of logits of each step."""
+    """The logits of each step, over the whole vocabulary."""
     architecture, decoder = make_decoder(model_dir, collective)
     results = []
     for step in STEPS:
@@ -137,7 +137,7 @@ def test_a_kv_head_on_two_ranks_shares_out_its_query_heads(tmp_path: Path) -> No
 
 @torch.inference_mode()
 def draw_tokens(model_dir: Path, collective: Collective) -> tuple[list[int], list[float]]:
-    """What five ways to draw make of the same prompt."""
+    """The tokens and log-probabilities that five ways to draw give for the same prompt."""
     architecture, decoder = make_decoder(model_dir, collective)
     tables = [[4 * row + place for place in range(4)] for row in range(len(DRAWS))]
     chunks = [Chunk(0, SEQUENCES[1], table, draw) for table, draw in zip(tables, DRAWS, strict=True)]

@@ -1,4 +1,4 @@
-"""Which replica serves a request."""
+"""The choice of the replica that serves a request."""
 
 from tailrace.conformance.requests import make_request
 from tailrace.engine.scheduling.blocks import BlockManager

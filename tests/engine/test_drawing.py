@@ -1,4 +1,4 @@
-"""Drawing tokens from logits: in PyTorch and in C++, on one rank and on several."""
+"""Drawing tokens from logits, in PyTorch and in C++, on one rank and on several."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +34,7 @@ def draw(
     greedy: bool = False,
     collective: Collective | None = None,
 ) -> Drawn:
-    """Draw from full rows, each rank of the `collective` from its share."""
+    """Draw from full rows of logits. Each rank of the `collective` draws from its share."""
     collective = collective or Alone()
     rows, vocabulary = logits_NV.shape
     width = -(-vocabulary // (BLOCK * collective.size)) * BLOCK

@@ -1,4 +1,4 @@
-"""The asynchronous driver, around cores that fail or are watched."""
+"""The asynchronous driver around cores that fail or are watched."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 class FailingCore(FakeCore):
-    """Its third step raises."""
+    """A core whose third step raises."""
 
     def step(self) -> list[Sample]:
         if self.stats().steps == 2:
@@ -99,7 +99,7 @@ async def test_updates_get_in_between_the_steps_of_running_responses(executor: T
 
 
 def tensors_after(release: asyncio.Event, asked: asyncio.Event) -> Iterator[tuple[str, torch.Tensor]]:
-    """No tensors, but not before `release`; to be read in another thread, which sets `asked`."""
+    """Yield no tensors, but only after `release`. Another thread reads this, which sets `asked`."""
     loop = asyncio.get_running_loop()
 
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
@@ -174,7 +174,7 @@ async def test_an_abort_that_is_cancelled_gives_the_samples_of_a_paused_engine(e
 
 
 class ChoosyCore(FakeCore):
-    """Refuses odd requests, which its check has let pass."""
+    """A core that refuses odd requests, which its check has accepted."""
 
     def add(self, request: Request) -> None:
         if request.request_id % 2:
@@ -235,7 +235,7 @@ async def test_a_consumer_that_leaves_early_frees_the_engine(executor: ThreadPoo
 
 
 class SettlingCore(FakeCore):
-    """What has finished comes with `settle`, as if from ranks that computed beside the last step."""
+    """A core whose finished samples come with `settle`, as from ranks that compute beside the last step."""
 
     def __init__(self) -> None:
         super().__init__(RandomPlaywright(256))
@@ -256,7 +256,7 @@ class SettlingCore(FakeCore):
 
 
 async def finished_stream(core: SettlingCore, engine: DrivenEngine) -> SampleStream:
-    """The stream of request 0, which has finished in the core and waits there."""
+    """The stream of request 0, which has finished in the core and awaits `settle`."""
     stream = engine.submit([make_request(0, max_new_tokens=2, ignore_eos=True)])
     while core.stats().steps < 2 or core.has_work:
         await asyncio.sleep(0)
@@ -313,7 +313,7 @@ async def test_an_update_gives_what_has_finished_with_the_old_weights(executor: 
 
 
 class TearingCore(FakeCore):
-    """Version 1 is copied in part."""
+    """A core that fails while it copies version 1."""
 
     def load_weights(self, version: WeightVersion, tensors: Weights) -> None:
         self.weights_are_whole = version != 1
@@ -339,7 +339,7 @@ async def test_weights_that_were_copied_in_part_are_not_generated_with(
 
 
 class HangingCore(FakeCore):
-    """A step hangs until it is interrupted."""
+    """A core whose step hangs until it is interrupted."""
 
     def __init__(self) -> None:
         super().__init__(RandomPlaywright(256))

@@ -1,4 +1,4 @@
-"""Engines of several worker processes against an engine of one rank, and what becomes of them when a process dies."""
+"""Engines of several worker processes: equal to an engine of one rank, and intact when a process dies."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def cores(old: Path) -> Iterator[MakeCore]:
-    """A core of each layout, made once."""
+    """Make a core of each layout once, when it is first asked for."""
     made: dict[str, EngineCore] = {}
 
     def get(layout: str) -> EngineCore:
@@ -53,7 +53,7 @@ def cores(old: Path) -> Iterator[MakeCore]:
 
 
 def mixed_requests() -> list[Request]:
-    """Groups that are greedy or sampled, with and without filters."""
+    """Requests in groups that are greedy or sampled, with and without filters."""
     samplings = [{"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 50}]
     return [
         make_request(i, group_id=i // 3, prompt=7 + 3 * (i // 3), max_new_tokens=12, **samplings[i // 3 % 3])

@@ -1,4 +1,4 @@
-"""The transformers engine makes a whole response in a step, which ends early when nobody wants it any more."""
+"""The transformers engine makes a whole response in one step, which ends early if the response is aborted."""
 
 import asyncio
 import threading
@@ -18,7 +18,7 @@ LIMIT_S = 60
 
 
 class Halt:
-    """Holds the response under way at its third token."""
+    """A halt of the current response at its third token."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.may_go_on = asyncio.Event(), threading.Event()
@@ -44,7 +44,7 @@ async def test_an_aborted_response_ends_at_its_next_token(engine: HfEngine, monk
         stream = engine.submit([make_request(i, max_new_tokens=4 + 300 * (1 - i), ignore_eos=True) for i in range(2)])
         await halt.reached.wait()
         aborting = asyncio.create_task(engine.abort([0]))
-        await asyncio.sleep(0)  # it is asked for, and waits for the response
+        await asyncio.sleep(0)  # the abort is requested, and waits for the response
         halt.may_go_on.set()
         await aborting
         samples = await collect(stream)

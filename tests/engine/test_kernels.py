@@ -1,4 +1,4 @@
-"""Compiling C++ at first use."""
+"""Compiling C++ at its first use."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +53,7 @@ def test_a_library_of_which_part_is_left_is_compiled_anew(sources: Path, kept: i
     load("answer")
     [library] = libraries()
     content = library.read_bytes()
-    library.unlink()  # the process has it open still
+    library.unlink()  # the process still has it open
     library.write_bytes(content[:kept])
     load.cache_clear()
     assert load("answer").answer() == 42

@@ -1,4 +1,4 @@
-"""The cache's memory."""
+"""The memory of the KV cache."""
 
 import re
 

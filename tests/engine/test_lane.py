@@ -1,4 +1,4 @@
-"""Replicas that die, fail and stand still beside each other, played by stand-ins for their ranks."""
+"""Replicas that die, fail or stand still beside each other. Stand-ins play their ranks."""
 
 import itertools
 import os
@@ -23,7 +23,7 @@ TIMEOUT_S = 1000.0
 
 
 class StandIn(Replica):
-    """Draws token 7, at once, unless it is told to stand still, to fail, or to die when it is made again."""
+    """A replica that draws token 7 at once. A test can make it stand still, fail, or die when it restarts."""
 
     def __init__(self) -> None:
         self.still = False
@@ -57,10 +57,10 @@ class StandIn(Replica):
         return [self._reading]
 
     def load(self, named: Mapping[str, torch.Tensor]) -> None:
-        """Nothing to load."""
+        """There is nothing to load."""
 
     def settle(self) -> None:
-        """Nothing under way."""
+        """Nothing is under way."""
 
     def restart(self) -> None:
         self.restarts += 1
@@ -77,7 +77,7 @@ class StandIn(Replica):
 
 
 class Clock:
-    """Takes the place of the module `time`: each look at it takes a second."""
+    """A stand-in for the module `time`: each look at it takes a second."""
 
     def __init__(self) -> None:
         self._seconds = itertools.count()
@@ -91,7 +91,7 @@ Pair = tuple[EngineCore, StandIn, StandIn]
 
 @pytest.fixture
 def pair(tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
-    """A core with two stand-ins."""
+    """A core with two stand-ins as replicas."""
     first, second = StandIn(), StandIn()
     monkeypatch.setattr(arrangement_module, "make_replicas", lambda *_, **__: [first, second])
     monkeypatch.setattr(lane_module, "time", Clock())

@@ -1,4 +1,4 @@
-"""Replicas of real worker processes, which are stopped, killed and orphaned."""
+"""Replicas of real worker processes that are stopped, killed or orphaned."""
 
 import errno
 import gc
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 END_LIMIT_S = 30
 STEP_LIMIT_S = 3.0
-"""Of a replica whose ranks are stopped; a tiny model's step takes milliseconds."""
+"""The step limit of a replica whose ranks are stopped. A tiny model's step takes milliseconds."""
 PROMPTS = [[7, 100, 42, 9, 200], [11, 12, 13]]
 STEP = StepInput([], [Chunk(0, PROMPTS[0], [0, 1], Draw(5, 0, 0.0, 0, 1.0, 0.0))])
 
@@ -55,7 +55,7 @@ def settings(tp: int, **others: object) -> NativeEngineConfig:
 
 
 def generate(replica: Replica, count: int = 6) -> tuple[list[int], list[float]]:
-    """`count` sampled tokens after each of PROMPTS, step by step, and their log-probs."""
+    """Sample `count` tokens after each of PROMPTS, step by step. Return the tokens and their log-probabilities."""
     prompts, tokens, log_probs = [list(prompt) for prompt in PROMPTS], [], []
     for position in range(count):
         chunks = []
@@ -86,7 +86,7 @@ def ended(pid: int) -> bool:
 
 @contextmanager
 def driver(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A process that runs `script`, with its `arguments`; it is killed if it goes on."""
+    """Start a process that runs `script` with `arguments`, and kill it at the end."""
     prelude = "import os, sys\nfrom tests.engine.test_process_replica import *\n"
     command = (sys.executable, "-c", prelude + textwrap.dedent(script), *map(str, arguments))
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -97,14 +97,14 @@ def driver(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def numbers(process: subprocess.Popen[str]) -> list[int]:
-    """What it prints on its next line."""
+    """The numbers on the next line that `process` prints."""
     assert process.stdout is not None
     return list(map(int, process.stdout.readline().split()))
 
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What takes the place of /dev/shm."""
+    """A directory in the place of /dev/shm."""
     directory = tmp_path_factory.mktemp("memory")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory_module, "MEMORY_BACKED", directory)
@@ -148,7 +148,7 @@ def _made(architecture: Architecture, memory: Path) -> Iterator[ProcessReplica]:
 
 @pytest.fixture(scope="module")
 def single(architecture: Architecture, memory: Path) -> Iterator[ProcessReplica]:
-    """The second of two replicas with one rank each."""
+    """The second of two replicas, with one rank each."""
     made = ProcessReplica(settings(1, dp=2), architecture, 1, device=CPU)
     yield made
     made.close()
@@ -156,7 +156,7 @@ def single(architecture: Architecture, memory: Path) -> Iterator[ProcessReplica]
 
 @pytest.fixture
 def replica(_made: ProcessReplica, weights: Named) -> ProcessReplica:
-    """Two ranks, whatever a test before has done to them."""
+    """A replica of two ranks, restarted if an earlier test has killed one."""
     try:
         _made.load(weights)
     except RankDied:
@@ -206,7 +206,7 @@ def test_a_rank_killed_in_a_step_is_named_and_restarting_brings_the_newest_weigh
     replica.load(newer)
     replica.settle()
     first, second = replica.pids
-    os.kill(second, signal.SIGSTOP)  # so that the step is not over before the rank is
+    os.kill(second, signal.SIGSTOP)  # so that the step does not end before the kill
     replica.start(STEP)
     os.kill(second, signal.SIGKILL)
     with pytest.raises(RankDied, match=rf"^rank 1 \(pid {second}\) died while computing a step: SIGKILL, out of mem"):
@@ -268,7 +268,7 @@ def test_a_replica_that_is_forgotten_takes_its_processes_along(architecture: Arc
 
 
 def test_a_driver_that_is_killed_leaves_no_rank_behind(model_dir: Path) -> None:
-    """Rank 0 waits in a collective for rank 1, which is stopped."""
+    """Rank 0 waits in a collective for the stopped rank 1."""
     script = """
         directory = Path(sys.argv[1])
         replica = ProcessReplica(settings(2), read_architecture(directory), 0, device=CPU)
@@ -316,12 +316,12 @@ def test_a_forked_process_that_lives_on_does_not_keep_the_ranks_of_a_driver_that
         rank, child = numbers(process)
         process.kill()
         assert ended(rank)
-        os.kill(child, 0)  # it is there still
+        os.kill(child, 0)  # it is still there
         os.kill(child, signal.SIGKILL)
 
 
 def test_a_driver_that_is_killed_while_ranks_start_leaves_no_directory_behind(model_dir: Path, tmp_path: Path) -> None:
-    """Rank 0 waits for rank 1, which is stopped."""
+    """Rank 0 waits for the stopped rank 1."""
     script = """
         memory_module.MEMORY_BACKED = Path(sys.argv[2])
         replica = ProcessReplica(settings(2), read_architecture(Path(sys.argv[1])), 0, device=CPU)
@@ -342,7 +342,7 @@ def test_a_driver_that_is_killed_while_ranks_start_leaves_no_directory_behind(mo
 def test_a_driver_that_is_killed_while_ranks_meet_again_leaves_no_directory_behind(
     model_dir: Path, tmp_path: Path
 ) -> None:
-    """Rank 0 waits for rank 1, which is stopped; what it opens in the directory shows that it has its order."""
+    """Rank 0 waits for the stopped rank 1. The file that rank 0 opens shows that it has its order."""
     script = """
         from tailrace.engine.collectives.rendezvous import rendezvous
         from tailrace.engine.ranks.wire import Meet

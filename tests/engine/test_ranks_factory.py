@@ -1,4 +1,4 @@
-"""What is found out before ranks are started."""
+"""Errors that are found before ranks are started."""
 
 import pytest
 import torch

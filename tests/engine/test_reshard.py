@@ -1,4 +1,4 @@
-"""Ranks that change their TP degree: weights, cache and logits are those of ranks which were made so."""
+"""Ranks that change their TP degree: their weights, cache and logits equal those of ranks made at that degree."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ KINDS = {
     "cpu": NativeEngineConfig(dtype="bfloat16", kernels="cpu", kv_cache_gib=0.002, block_size=16),
 }
 EVERY_CHANGE = {4: [1, 2, 4, 2, 1, 4, 1], 6: [1, 2, 1, 3, 1, 6, 2, 3, 2, 6, 3, 6, 1]}
-"""Degrees, by the number of ranks: each follows each other one once."""
+"""Paths of degrees, by the number of ranks: each change between two degrees occurs once."""
 
 kinds = pytest.mark.parametrize(
     "kind",
@@ -74,34 +74,34 @@ def degrees_of(ranks: int) -> list[int]:
 
 @dataclass(frozen=True)
 class World:
-    """Some ranks of one engine."""
+    """The ranks of one engine."""
 
     config: NativeEngineConfig
     architecture: Architecture
     ranks: int
 
     def run(self, work: Callable[[int, GroupOf], Any]) -> list[Any]:
-        """What `work` returns on each rank."""
+        """Run `work` on each rank, and return its results."""
         return run_engine(self.ranks, degrees_of(self.ranks), work)
 
     def blocks(self, tp: int) -> int:
         return local_sizes(self.config, self.architecture, tp)[1]
 
     def fresh(self, rank: int, tp: int, group: GroupOf) -> Decoder:
-        """A decoder that has loaded its shard."""
+        """A new decoder with the weights of its shard."""
         shard = Shard(rank % tp, tp)
         decoder = make_decoder(self.config, self.architecture, shard, device=CPU, collective=group(tp))
         decoder.load(shard_weights(self.architecture, shard, weights_of(self.architecture)))
         return decoder
 
     def rank(self, rank: int, tp: int, group: GroupOf) -> Rank:
-        """A rank that has its weights."""
+        """A rank with its weights."""
         made = Rank(self.config, self.architecture, Shard(rank % tp, tp), device=CPU, collective=group(tp))
         made.load(weights_of(self.architecture))
         return made
 
     def content(self, number: int) -> torch.Tensor:
-        """Keys and values of a block, [layers, 2, kv_heads, block_size * head_dim] of the whole model."""
+        """The keys and values of a block for the whole model, [layers, 2, kv_heads, block_size * head_dim]."""
         a = self.architecture
         shape = (a.layers, 2, a.kv_heads, self.config.block_size * a.head_dim)
         made = torch.randn(shape, generator=torch.Generator().manual_seed(1000 + number))
@@ -109,22 +109,22 @@ class World:
 
 
 Held = list[dict[int, int]]
-"""For each replica, the content's number of each of its blocks that are in use."""
+"""For each replica, the number of the content of each block in use."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A switch of all ranks, drawn at random."""
+    """A random switch of all ranks."""
 
     tp: int
     migrations: list[Migration]
-    """Of each new replica."""
+    """The migration of each new replica."""
     held: Held
-    """Afterwards."""
+    """The blocks in use after the switch."""
 
 
 def plan_switch(world: World, held: Held, tp: int, chance: random.Random) -> Plan:
-    """Some of the blocks that are held move to new replicas, some to several."""
+    """Plan a switch that moves some of the blocks in use to new replicas, and some of them to several."""
     old_tp = world.ranks // len(held)
     meet = math.lcm(old_tp, tp)
     sources, targets = meet // old_tp, meet // tp
@@ -146,7 +146,7 @@ def plan_switch(world: World, held: Held, tp: int, chance: random.Random) -> Pla
 
 
 def first_held(world: World, tp: int, count: int = 9) -> Held:
-    """Some blocks of each replica."""
+    """Some blocks in use on each replica."""
     chance = random.Random(tp)
     return [
         dict(zip(chance.sample(range(world.blocks(tp)), count), itertools.count(100 * replica)))
@@ -161,14 +161,14 @@ def plan_path(world: World, path: Sequence[int], seed: int) -> tuple[Held, list[
     for tp in path[1:]:
         plans.append(plan_switch(world, held, tp, chance))
         held = plans[-1].held
-        for blocks in held:  # sequences grow
+        for blocks in held:  # as if sequences grew
             unused = sorted(set(range(world.blocks(tp))) - set(blocks))
             blocks.update({number: chance.randrange(900) for number in unused[:2]})
     return first, plans
 
 
 def expected_block(world: World, shard: Shard, number: int) -> torch.Tensor:
-    """What the shard's cache holds of a block, [layers, 2, local KV heads, X]: zeros where it has no head."""
+    """The shard's part of a block, [layers, 2, local KV heads, X]: zeros where the shard has no head."""
     local, _ = local_sizes(world.config, world.architecture, shard.degree)
     whole = world.content(number)
     block = torch.zeros(*whole.shape[:2], local.kv_heads, whole.shape[3], dtype=whole.dtype)
@@ -192,7 +192,7 @@ def assert_same_weights(found: Decoder, expected: Decoder) -> None:
 
 
 def logits_of(decoder: Decoder, blocks: Sequence[int], block_size: int) -> torch.Tensor:
-    """After a token that decodes behind these blocks, and after a short prompt behind the first of them."""
+    """The logits of a token decoded behind these blocks, and of a short prompt behind the first of them."""
     table = list(blocks)
     start = (len(table) - 1) * block_size
     chunks = [Chunk(start + 1, [7], table, DRAW), Chunk(2, [5, 6], table[:1], DRAW)] if table else []
@@ -200,12 +200,12 @@ def logits_of(decoder: Decoder, blocks: Sequence[int], block_size: int) -> torch
 
 
 def check_path(world: World, path: Sequence[int], seed: int) -> None:
-    """Switch along the path, and compare each rank with a fresh one after each switch."""
+    """Switch along `path`, and compare each rank with a fresh one after each switch."""
     held, plans = plan_path(world, path, seed)
 
     def work(number: int, group: GroupOf) -> None:
         rank = world.rank(number, path[0], group)
-        rank._decoder.cache.data.normal_(generator=torch.Generator().manual_seed(number))  # what others left
+        rank._decoder.cache.data.normal_(generator=torch.Generator().manual_seed(number))  # leftovers of earlier blocks
         write_blocks(world, rank._decoder, Shard(number % path[0], path[0]), held[number // path[0]])
         memory = rank._decoder.cache.data.data_ptr()
         for plan in plans:
@@ -221,7 +221,7 @@ def check_path(world: World, path: Sequence[int], seed: int) -> None:
                 assert torch.equal(
                     decoder.cache.data[:, :, block], expected_block(world, shard, plan.held[replica][block])
                 )
-            write_blocks(world, decoder, shard, plan.held[replica])  # those by which sequences grew
+            write_blocks(world, decoder, shard, plan.held[replica])  # the blocks by which sequences grew
             assert decoder.cache.data.isfinite().all()
             fresh.cache.data.copy_(decoder.cache.data)
             table = sorted(plan.held[replica])[:2]
@@ -229,7 +229,7 @@ def check_path(world: World, path: Sequence[int], seed: int) -> None:
             assert logits.isfinite().all()
             assert torch.equal(logits, wanted)
             assert torch.equal(decoder.cache.data, fresh.cache.data)
-            write_blocks(world, decoder, shard, plan.held[replica])  # as they were before the forward pass
+            write_blocks(world, decoder, shard, plan.held[replica])  # as before the forward pass
 
     world.run(work)
 
@@ -298,7 +298,7 @@ def test_a_rank_that_has_switched_takes_new_weights() -> None:
 
 
 class Recorded(Collective):
-    """Counts what goes through an exchange."""
+    """A collective that records the bytes that its rank sends."""
 
     def __init__(self, collective: Collective) -> None:
         self.rank, self.size = collective.rank, collective.size
@@ -310,7 +310,7 @@ class Recorded(Collective):
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         self.sent.append(tensor.nbytes)
-        with _disable_current_modes():  # what threads need to exchange is not the switch's
+        with _disable_current_modes():  # allocations of the thread collective are not the switch's
             return self._collective.all_gather(tensor)
 
     def close(self) -> None:
@@ -338,7 +338,7 @@ def test_what_ranks_have_already_is_not_exchanged() -> None:
         assert apart == []  # each rank has the whole model, and no block is in use
         assert (
             len(together) == 1 + world.architecture.layers
-        )  # the embedding and each layer, in one piece; not the norm
+        )  # the embedding and each layer in one piece, without the norm
 
 
 def test_the_bytes_of_keys_and_values_are_those_that_a_rank_has_sent() -> None:
@@ -356,7 +356,7 @@ def test_the_bytes_of_keys_and_values_are_those_that_a_rank_has_sent() -> None:
 
 
 class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The most memory that was in use at one time, of all tensors that it has seen."""
+    """The peak memory of all tensors that were seen."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -381,7 +381,7 @@ class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Noted(Recorded):
-    """Tells of what it has gathered."""
+    """A collective that also notes the memory of what it gathers."""
 
     def __init__(self, collective: Collective, allocations: _Allocations) -> None:
         super().__init__(collective)
@@ -395,7 +395,7 @@ class _Noted(Recorded):
 
 @contextmanager
 def allocations_beside(decoder: Decoder) -> Iterator[_Allocations]:
-    """Of what happens inside, with what the decoder holds already."""
+    """Measure the allocations within the block, on top of what `decoder` already holds."""
     with _Allocations() as allocations:
         allocations.note([decoder.cache.data, *decoder._memory.values()])
         yield allocations

@@ -44,7 +44,7 @@ Drawn = tuple[list[int], list[float]]
 def sample(
     logits: torch.Tensor, rows: SamplingRows, draws: np.ndarray, *, collective: Collective | None = None
 ) -> Drawn:
-    """Draw from full rows of logits, each rank of the `collective` from its share."""
+    """Draw from full rows of logits. Each rank of the `collective` draws from its share."""
     collective = collective or Alone()
     count, vocabulary = logits.shape
     width = -(-vocabulary // (BLOCK * collective.size)) * BLOCK
@@ -74,7 +74,7 @@ def processed(logits: torch.Tensor, config: SamplingConfig) -> torch.Tensor:
 
 
 def quantiles(distribution: torch.Tensor, draws: np.ndarray) -> list[int]:
-    """The tokens that inverting the exact cumulative distribution gives."""
+    """The tokens found by inverting the exact cumulative distribution."""
     cumulative = distribution.double().exp().cumsum(-1).numpy()
     found = np.searchsorted(cumulative, draws * cumulative[-1], side="right")
     return [int(token) for token in np.minimum(found, len(cumulative) - 1)]

@@ -1,4 +1,4 @@
-"""The scheduler, with a rank that finds fault with every wrong read or write of the cache."""
+"""The scheduler, with a rank that asserts that every read and write of the cache is right."""
 
 import dataclasses
 
@@ -19,13 +19,13 @@ SYSTEM = [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def prompt_of(group: int, length: int, shared: int = 0) -> list[int]:
-    """A group's prompt, whose first tokens are `shared` ones of the system prompt."""
+    """The prompt of a group. Its first `shared` tokens are those of the system prompt."""
     own: list[int] = np.random.default_rng(group).integers(0, VOCABULARY, 100).tolist()
     return (SYSTEM[:shared] + own)[:length]
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Every request gets its tokens, whoever joins, leaves, is preempted or loses its cache; and no block is lost."""
+    """Every request gets its tokens and no block is lost, while others join, leave, are preempted or lose the cache."""
 
     @initialize(
         blocks=st.integers(3, 20), block_size=st.integers(1, 5), batch=st.integers(1, 6), prefill=st.integers(1, 20)
@@ -37,9 +37,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.arrivals = 0
         self.open: dict[int, Request] = {}
         self.turns: list[list[int]] = []
-        """Prompts with their responses."""
+        """Prompts with their responses, for next turns."""
         self.seen: dict[Sequence, int] = {}
-        """The weights with which each sequence last started."""
+        """The weights at the latest start of each sequence."""
         self.under_way: tuple[StepPlan, StepOutput] | None = None
 
     @rule(
@@ -116,7 +116,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.check(sample)
 
     def check_plan(self, plan: StepPlan, old: set[Sequence]) -> None:
-        """Budgets are kept, and nobody reads what weights older than those it started with have computed."""
+        """Assert that budgets are kept, and that no sequence reads slots of weights older than its start."""
         chunks = plan.input.chunks
         assert bool(chunks) == bool(self.open), "there is always something to do"
         assert sum(len(chunk.tokens) for chunk in chunks if len(chunk.tokens) > 1) <= self.prefill

@@ -1,4 +1,4 @@
-"""Shards: equal in shape, and the whole model together."""
+"""Shards are equal in shape, and together they are the whole model."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ QWEN = small_architecture(query_heads=14, kv_heads=2, intermediate_size=4864, vo
 
 @st.composite
 def splits(draw: st.DrawFn) -> tuple[Architecture, int]:
-    """A model and a TP degree that it can have."""
+    """Draw a model and a TP degree that it allows."""
     kv_heads = draw(st.integers(1, 6))
     query_heads = kv_heads * draw(st.integers(1, 5))
     architecture = small_architecture(
@@ -105,7 +105,7 @@ def test_the_shards_without_their_zeros_are_the_whole_model(split: tuple[Archite
 
 
 def first_holders(architecture: Architecture, tp: int) -> list[bool]:
-    """Whether a shard's KV heads are not on a shard before it."""
+    """For each shard, whether its KV heads are on no earlier shard."""
     seen: set[int] = set()
     first = []
     for index in range(tp):
@@ -116,7 +116,7 @@ def first_holders(architecture: Architecture, tp: int) -> list[bool]:
 
 
 def vocab_range(architecture: Architecture, shard: Shard) -> tuple[int, int]:
-    """The shard's tokens: start … stop - 1, maybe none."""
+    """The range of the shard's tokens, [start, stop); it may be empty."""
     cut = cut_of(architecture, shard, "lm_head.weight")
     assert cut is not None
     return cut[1].start, cut[1].stop

@@ -21,7 +21,7 @@ def detokenize(ids: list[int]) -> str:
 
 
 def stops_at(text: str, *stop: str) -> int | None:
-    """After how many bytes of `text` the stop is seen; each byte is one token."""
+    """The number of bytes of `text` after which a stop string is found. Each byte is one token."""
     strings = StopStrings(stop, detokenize)
     for count, token in enumerate(TOKENIZER.encode(text, add_special_tokens=False), 1):
         if strings.push(token):
@@ -72,7 +72,7 @@ def test_text_on_both_sides_of_broken_bytes_is_not_joined() -> None:
     assert not any(strings.push(token) for token in [a, *[lone] * 9, b])
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])  # for Qwen, transformers makes up an empty tokenizer
+@pytest.mark.parametrize("family", ["llama", "qwen2"])  # for Qwen, transformers makes an empty tokenizer
 def test_stop_strings_without_a_tokenizer_are_refused(tiny_model: TinyModel, tmp_path: Path, family: str) -> None:
     directory = tmp_path / "m"
     shutil.copytree(tiny_model(family), directory, ignore=shutil.ignore_patterns("tokenizer*"))

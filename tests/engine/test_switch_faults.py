@@ -1,4 +1,4 @@
-"""What becomes of an engine whose switch is refused or breaks off."""
+"""An engine after a switch that is refused or breaks off."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ def expected(model: Path) -> dict[int, list[int]]:
 
 @pytest.fixture(scope="module")
 def core(model: Path) -> Iterator[EngineCore]:
-    """Two ranks that have had both arrangements."""
+    """A core of two ranks that have had both arrangements."""
     with closing(make_switching_core(model, dp=2)) as made:
         switch(made, 2)
         switch(made, 1)
@@ -50,7 +50,7 @@ def core(model: Path) -> Iterator[EngineCore]:
 
 @pytest.fixture
 def begun(core: EngineCore) -> Iterator[EngineCore]:
-    """In the middle of REQUESTS, at TP 1."""
+    """A core in the middle of REQUESTS, at TP 1."""
     core.arrangement._failures = 0
     if core.arrangement.config.tp != 1:
         switch(core, 1)
@@ -62,7 +62,7 @@ def begun(core: EngineCore) -> Iterator[EngineCore]:
 
 
 def finish(core: EngineCore) -> dict[int, list[int]]:
-    """What is left, with a switch in between, which works."""
+    """Finish all requests, with two successful switches on the way."""
     samples: list[Sample] = core.settle()
     samples += switch(core, 3 - core.arrangement.config.tp)[0] + steps(core, 4)
     samples += switch(core, 3 - core.arrangement.config.tp)[0]
@@ -71,7 +71,7 @@ def finish(core: EngineCore) -> dict[int, list[int]]:
 
 
 def when_waited_for(monkeypatch: pytest.MonkeyPatch, number: int, do: Callable[[], None]) -> None:
-    """Have it done just before the executor waits for the `number`-th time, from 1; orders have been given then."""
+    """Call `do` just before the executor waits for the `number`-th time, from 1. Ranks have their orders by then."""
     waits = iter(range(1, 1000))
 
     def wait_after_it(*arguments: Any) -> Any:
@@ -91,7 +91,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_that_is_killed_in_the_middle_of_a_switch_loses_no_token(
     begun: EngineCore, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch, tp: int, victim: int
 ) -> None:
-    """It stands still, so that the other one waits for it in an exchange, be it of another replica."""
+    """The victim stands still, so that the other rank waits for it in an exchange, maybe of another replica."""
     begun.settle()
     if tp == 2:
         switch(begun, 2)
@@ -143,7 +143,7 @@ def test_a_switch_without_room_is_refused_and_changes_nothing(
 
 
 def bad_plan(patch: pytest.MonkeyPatch) -> None:
-    """The last replica's migration names a block that no cache has."""
+    """Let the last replica's migration name a block that no cache has."""
 
     def plan(*arguments: Any, **settings: Any) -> Transplant:
         made = plan_transplant(*arguments, **settings)
@@ -157,7 +157,7 @@ def bad_plan(patch: pytest.MonkeyPatch) -> None:
 def test_a_switch_that_fails_on_one_rank_of_two_loses_no_token_and_is_not_tried_forever(
     begun: EngineCore, expected: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    switch(begun, 2)  # so that the last new replica is one of two, and one rank alone fails
+    switch(begun, 2)  # so that one rank alone fails: the last new replica is one of two
     with monkeypatch.context() as patch:
         bad_plan(patch)
         for failures in range(1, MAX_FAILURES + 1):
@@ -194,7 +194,7 @@ def test_ranks_that_die_after_a_switch_are_replaced_in_the_new_arrangement_and_g
 def test_interrupting_ends_a_switch_and_leaves_no_process(
     model: Path, monkeypatch: pytest.MonkeyPatch, stage: int
 ) -> None:
-    """While memory is measured, and while the groups are made."""
+    """Stage 1 interrupts while memory is measured, stage 2 while the groups are made."""
     core = make_switching_core(model, dp=2)
     core.add(make_request(0))
     core.step()
@@ -216,7 +216,7 @@ def test_interrupting_ends_a_switch_and_leaves_no_process(
 def test_an_engine_that_is_interrupted_between_two_arrangements_leaves_no_process(
     model: Path, monkeypatch: pytest.MonkeyPatch, tp: int
 ) -> None:
-    """The old replicas have given their processes away, and the last of the new ones has not taken its own."""
+    """The old replicas have given up their processes, and the last new one has not yet taken its own."""
     core = make_switching_core(model, dp=2 // tp, tp=tp)
     started = pids(core)
     make = ProcessReplica.__init__

@@ -1,4 +1,4 @@
-"""The process that those of ranks are forked from: it passes on what the driver is, and its own end costs nothing."""
+"""The process that ranks are forked from. It passes on the driver's state, and its own end costs nothing."""
 
 import errno
 import gc
@@ -33,7 +33,7 @@ def architecture(tiny_model: TinyModel) -> Architecture:
 
 @pytest.fixture
 def template(monkeypatch: pytest.MonkeyPatch) -> Iterator[TemplateProcess]:
-    """The one that this process has from now on."""
+    """The template process of this process from now on."""
     with closing(TemplateProcess()) as template:
         monkeypatch.setattr(template_process, "_template", template)
         yield template
@@ -70,7 +70,7 @@ def test_a_rank_works_where_and_on_the_cores_that_the_driver_does_now(
 
 
 def test_the_template_has_one_thread_and_has_not_touched_a_gpu() -> None:
-    """So that it can be forked safely."""
+    """This is so that it can be forked safely."""
     script = """
         from unittest.mock import patch
 
@@ -153,7 +153,7 @@ def test_how_a_rank_ended_is_told_however_often_it_is_asked(template: TemplatePr
     os.kill(first.pid, signal.SIGTERM)
     assert [first.obituary(), first.obituary()] == ["SIGTERM", "SIGTERM"]
     end([first])
-    os.kill(second.pid, 0)  # it is there still
+    os.kill(second.pid, 0)  # it is still there
     end([second])
     assert not Path(f"/proc/{second.pid}").exists()
 
@@ -161,7 +161,7 @@ def test_how_a_rank_ended_is_told_however_often_it_is_asked(template: TemplatePr
 def test_ranks_are_ended_by_a_collection_in_the_middle_of_a_start(
     template: TemplateProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A finalizer runs wherever memory is allocated, and must not wait for what the same thread is doing."""
+    """A finalizer runs wherever memory is allocated, so it must not wait for what its own thread is doing."""
 
     class Owner:
         itself: object

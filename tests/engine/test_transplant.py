@@ -1,4 +1,4 @@
-"""Sequences that move between replicas, on ranks that find fault with every wrong read or write of the cache."""
+"""Sequences that move between replicas, on ranks that assert that every read and write of the cache is right."""
 
 from collections.abc import Sequence as Series
 from math import lcm
@@ -22,14 +22,14 @@ from tests.engine.architectures import small_architecture
 from tests.engine.paper_rank import VOCABULARY, PaperRank, PaperReplica, expected_response, request_of
 
 DEGREES = {2: (1, 2), 4: (1, 2, 4), 6: (1, 2, 3, 6)}
-"""By the number of ranks."""
+"""The possible degrees, by the number of ranks."""
 
 
 class Node:
-    """Paper ranks that can be arranged anew: what a switch does to the driver's side of an engine."""
+    """Paper ranks that can be rearranged: the driver's side of an engine's switch."""
 
     def __init__(self, ranks: int, blocks: dict[int, int], *, block_size: int, batch: int, prefill: int) -> None:
-        """`blocks`: of a replica's cache, by degree."""
+        """`blocks`: the blocks of a replica's cache, by degree."""
         self.ranks, self.tp, self.weights = ranks, 1, 0
         self.counts = Counts()
         self._blocks, self._block_size, self._batch, self._prefill = blocks, block_size, batch, prefill
@@ -97,7 +97,7 @@ class Node:
 
 
 def carry(plan: Transplant, old: Series[PaperReplica], new: Series[PaperReplica], sources: int, targets: int) -> None:
-    """What ranks do with the migrations: `sources` old replicas meet, and become `targets` new ones."""
+    """Carry out the migrations as ranks do: `sources` old replicas meet, and become `targets` new ones."""
     assert len(plan.migrations) == len(new)
     for index, (migration, replica) in enumerate(zip(plan.migrations, new, strict=True)):
         meet = index // targets
@@ -116,7 +116,7 @@ def carry(plan: Transplant, old: Series[PaperReplica], new: Series[PaperReplica]
 
 
 class TransplantMachine(RuleBasedStateMachine):
-    """Every request gets its tokens, however often the ranks are rearranged; and no block is lost."""
+    """Every request gets its tokens, and no block is lost, however often the ranks are rearranged."""
 
     @initialize(data=st.data(), ranks=st.sampled_from(sorted(DEGREES)), block_size=st.integers(1, 5))
     def begin(self, data: st.DataObject, ranks: int, block_size: int) -> None:
@@ -181,7 +181,7 @@ class TransplantMachine(RuleBasedStateMachine):
     @precondition(lambda self: hasattr(self, "node"))
     @rule(data=st.data())
     def switch_that_is_given_up(self, data: st.DataObject) -> None:
-        """Nothing has changed."""
+        """Plan a switch and drop it: nothing changes."""
         self.node.plan(data.draw(st.sampled_from(DEGREES[self.node.ranks])), move=True)
 
     def check(self, samples: Series[Sample]) -> None:
@@ -266,7 +266,7 @@ def test_who_has_no_room_or_no_place_waits_and_the_last_in_the_order_does_so_fir
     began = sum(scheduler.running for scheduler in node.schedulers)
     node.switch(2)
     (scheduler,) = node.schedulers
-    fitting = min(began, batch, blocks // 3)  # two blocks for four tokens, and one to grow
+    fitting = min(began, batch, blocks // 3)  # each sequence needs two blocks for four tokens, and one to grow
     assert scheduler.running == fitting
     orders = [sequence.order for sequence in scheduler.sequences]
     assert max(orders[:fitting]) < min(orders[fitting:], default=(1.0, 0)) or batch < running
@@ -274,7 +274,7 @@ def test_who_has_no_room_or_no_place_waits_and_the_last_in_the_order_does_so_fir
 
 
 def test_padded_heads_make_the_merged_cache_smaller_than_the_sum_and_some_wait() -> None:
-    """9 query and 3 KV heads at TP 2: rank 1 has a head of zeros, whose room is lost."""
+    """There are 9 query and 3 KV heads at TP 2: rank 1 has a head of zeros, whose room is lost."""
     architecture = small_architecture(hidden_size=36, head_dim=4, query_heads=9, kv_heads=3)
     config = NativeEngineConfig(dtype="float32", block_size=4, kv_cache_gib=3 * 2 * 2 * 4 * 4 * 4 * 12 / 2**30)
     blocks = {tp: local_sizes(config, architecture, tp)[1] for tp in (1, 2)}

@@ -1,4 +1,4 @@
-"""What is vLLM's alone; `test_conformance` has what every engine promises."""
+"""What is specific to vLLM; `test_conformance` tests the contract of every engine."""
 
 import importlib.util
 import os
@@ -18,15 +18,15 @@ from tests.engine.helpers import TinyModel
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 BLOCK = 128
-"""Tokens in a block of vLLM's on a CPU."""
+"""The tokens in a block of vLLM on a CPU."""
 BLOCK_GIB = BLOCK * 2 * 2 * 2 * 32 * 4 / 2**30
-"""Of a tiny model in fp32."""
+"""The GiB of a block of a tiny model in fp32."""
 
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vLLM is not in this environment; make test-vllm has one with it")
 
 
 def make_core(model_dir: Path, *, device: str = "cpu", blocks: int = 6) -> VllmCore:
-    """One whose cache has so many blocks, of which one is vLLM's own; the context takes four."""
+    """Make a core whose cache has `blocks` blocks. One of them is vLLM's own; the context takes four."""
     config = VllmEngineConfig(dtype="float32", kv_cache_gib=(blocks + 0.01) * BLOCK_GIB, max_batch_size=8)
     return VllmCore(config, model_dir, device=torch.device(device))
 

@@ -1,4 +1,4 @@
-"""What `update_weights` takes: full tensors, or shards that cover them."""
+"""The tensors that `update_weights` takes: full ones, or shards that cover them."""
 
 import itertools
 import re
@@ -25,7 +25,7 @@ def full_weights() -> dict[str, torch.Tensor]:
 
 
 def with_shards(*shards: TensorShard) -> Weights:
-    """Full tensors, but for the embedding, [10, 8]."""
+    """Full tensors, but for the embedding, [10, 8], which comes as `shards`."""
     for name, tensor in full_weights().items():
         if name == EMBEDDING:
             yield from ((name, shard) for shard in shards)

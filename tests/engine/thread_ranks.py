@@ -1,4 +1,4 @@
-"""Tensor-parallel ranks as threads of the test."""
+"""Tensor-parallel ranks that are threads of the test."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ class _Meeting:
 
 
 class ThreadCollective(Collective):
-    """One thread's end."""
+    """The collective of one thread."""
 
     def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
         self.rank = rank
@@ -45,14 +45,17 @@ class ThreadCollective(Collective):
 
 
 def run_ranks(size: int, work: Callable[[Collective], Result]) -> list[Result]:
-    """What `work` returns on each of `size` ranks; the error of the first that failed."""
+    """Run `work` on each of `size` ranks. Return its results, or raise the error of the first rank that failed."""
     return run_engine(size, [size], lambda rank, group: work(group(size)))
 
 
 def run_engine(
     ranks: int, degrees: Iterable[int], work: Callable[[int, Callable[[int], Collective]], Result]
 ) -> list[Result]:
-    """What `work` returns on each rank, given its number and what says its collective of each of the `degrees`."""
+    """Run `work` on each rank, and return its results.
+
+    `work` gets the rank's number and a function that gives its collective for each of the `degrees`.
+    """
     meetings = {(degree, number): _Meeting(degree) for degree in degrees for number in range(ranks // degree)}
 
     def run(rank: int) -> Result:

@@ -1,8 +1,8 @@
 """A separated run that loses processes at random moments: `python -m tests.helpers.faulty_run CONFIG SEED`.
 
-CONFIG is a recipe as JSON. At seeded moments, each an event that the driver hears, one process of each kind is killed
-or stopped; one that is not there then, as soon as it is. `trained.jsonl` in the run's directory gets a line for each
-step that the trainer has made.
+CONFIG is a recipe as JSON. One process of each kind is killed or stopped at a seeded moment, an event that the driver
+hears. If the process is not there then, it is harmed as soon as it is. `trained.jsonl` in the run's directory gets a
+line for each step of the trainer.
 """
 
 import asyncio
@@ -30,22 +30,22 @@ from tailrace.tasks.actor import StepResult
 from tailrace.transfer.queue.processes.supervisor import QueueProcesses
 
 WORKERS = (("rollout-0", "rollout-1"), ("reward-0",), ("reference-0",), ("trainer",))
-"""Of each kind."""
+"""The names of the workers of each kind."""
 KINDS = (*WORKERS, ("controller",), ("unit-0", "unit-1"))
-"""With those of the queue."""
+"""The names of the processes of each kind, the queue's included."""
 _EVENTS = 150
-"""That a run of a few steps makes at least: faults come with one of these."""
+"""The least number of events of a run of a few steps. Each fault comes with one of these."""
 
 
 def recording(settings: bytes, context: WorkerContext) -> TrainerWorker:
-    """The trainer worker; it writes down which rows it has trained on, by `order`."""
+    """Make the trainer worker, which records the `order` of the rows it has trained on."""
     worker = make_trainer(settings, context)
     record_rows(Path(worker.config.output_dir) / "trained.jsonl")
     return worker
 
 
 def record_rows(path: Path) -> None:
-    """Write down which rows a learner of this process trains on, by `order`: a line for each step."""
+    """Record the `order` of the rows that a learner of this process trains on, one line for each step."""
 
     def recorded(result: StepResult, step: int, seconds: float) -> dict[str, float]:
         with path.open("a") as file:
@@ -56,19 +56,19 @@ def record_rows(path: Path) -> None:
 
 
 class Faults:
-    """At which event one process of each kind is harmed."""
+    """The events at which one process of each kind is harmed."""
 
     def __init__(self, seed: int, *, local: Sequence[LocalCluster] | None = None) -> None:
-        """`local`: the clusters that were made, where workers are in this process; such are never stopped."""
+        """`local`: the clusters made so far, if workers are in this process. Such workers are killed, never stopped."""
         choose = random.Random(seed)
         moments = choose.sample(range(5, _EVENTS), len(KINDS))
         self.plan = {moment: choose.choice(kind) for moment, kind in zip(moments, KINDS, strict=True)}
         self._stops = {moment for moment in self.plan if choose.random() < 0.3}
         self._local = local
         self.done: list[str] = []
-        """What was done, for people."""
+        """What was done, for people to read."""
         self.workers: dict[str, int] = {}
-        """Those that live, as far as the driver has heard."""
+        """The pids of the living workers, as far as the driver has heard."""
         self._due: list[tuple[str, signal.Signals]] = []
         self.queues: list[QueueProcesses] = []
         self._events = 0
@@ -89,7 +89,7 @@ class Faults:
         self._due = [(victim, how) for victim, how in self._due if not self._harm(victim, how)]
 
     def _harm(self, victim: str, how: signal.Signals) -> bool:
-        """Whether it was there to be harmed."""
+        """Harm `victim`, and return whether it was there."""
         pid = (self.workers | self.queues[-1].pids).get(victim)
         if pid is None:
             return False
@@ -116,7 +116,7 @@ async def _kill(handle: LocalHandle) -> None:
 
 
 def run(config: RunConfig, faults: Faults, *, resume: bool = False) -> int:
-    """Train, with faults; the exit code."""
+    """Train with `faults`, and return the exit code."""
 
     class Heard(EventLog):
         def forward(self, event: Event) -> None:
@@ -141,7 +141,7 @@ def run(config: RunConfig, faults: Faults, *, resume: bool = False) -> int:
 
 
 def rows_of_steps(directory: Path) -> dict[int, list[int]]:
-    """For each step the rows, by `order`, on which it was trained the last time."""
+    """For each step, the `order` of the rows on which it was last trained."""
     lines = (directory / "trained.jsonl").read_text().splitlines()
     return dict(json.loads(line) for line in lines)
 

@@ -1,4 +1,4 @@
-"""Reward functions that tests name by their dotted path."""
+"""Reward functions that tests name by dotted path."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ def digit_fraction(response: str, answer: Any, prompt: str, metadata: dict[str, 
 
 
 def fails_on_even_length(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
-    """Raises for half of the responses."""
+    """Raise for responses of even length."""
     if len(response) % 2 == 0:
         raise ArithmeticError("even")
     return digit_fraction(response, answer, prompt, metadata)
 
 
 def undefined(response: str, answer: Any) -> float:
-    """Has a name that nobody has defined."""
+    """Use a name that is not defined."""
     return float(response == answr)  # type: ignore[name-defined]  # noqa: F821

@@ -1,4 +1,4 @@
-"""A trainer worker that stands still, once in a run, at a moment of its last step where it is to be killed."""
+"""A trainer worker that stands still once in a run, at a moment of its last step, to be killed there."""
 
 import asyncio
 import threading
@@ -14,7 +14,7 @@ from tailrace.types import Value, WeightVersion
 
 
 async def _stand_still(worker: "_Held") -> None:
-    """Tell the driver with an event, and do nothing more; nothing the second time."""
+    """Tell the driver with an event, then stand still. Do nothing the second time."""
     was_held = Path(worker.config.output_dir) / "held"
     if worker.trained == worker.config.trainer.steps and not was_held.exists():
         was_held.touch()
@@ -23,11 +23,11 @@ async def _stand_still(worker: "_Held") -> None:
 
 
 class _Held(TrainerWorker):
-    """Knows how far it is."""
+    """A trainer worker that knows its last published version."""
 
     trained = 0
     held_at = "held"
-    """The event at which it is to be killed."""
+    """The event that says that it stands still."""
 
     async def hold(self) -> None:
         """Stand still."""
@@ -40,7 +40,7 @@ class _Held(TrainerWorker):
 
 
 class HeldBeforeEvent(_Held):
-    """New weights are with the engines, the step's rows are acked, and nobody has heard of it."""
+    """A worker that stands still before the step's event. The rows are acked, and the engines have the new weights."""
 
     async def settle(self, version: WeightVersion) -> None:
         """See `Publisher`."""
@@ -49,7 +49,7 @@ class HeldBeforeEvent(_Held):
 
 
 class HeldInExport(_Held):
-    """Its device computes for ever when the model is to be written, and nobody kills it."""
+    """A worker whose device computes for ever when the model is to be written. It is not killed."""
 
     held_at = "export begins"
 
@@ -64,7 +64,7 @@ class HeldInExport(_Held):
 
 
 class HeldBeforeAck(_Held):
-    """New weights are with the engines, and the step's rows are not acked."""
+    """A worker that stands still before it acks the step's rows. The engines have the new weights."""
 
     async def start(self) -> None:
         """See `TrainerWorker`."""
@@ -79,15 +79,15 @@ class HeldBeforeAck(_Held):
 
 
 def before_event(settings: bytes, context: WorkerContext) -> TrainerWorker:
-    """For `WorkerSpec.factory`."""
+    """A factory for `WorkerSpec.factory`."""
     return HeldBeforeEvent(settings, context)
 
 
 def in_export(settings: bytes, context: WorkerContext) -> TrainerWorker:
-    """For `WorkerSpec.factory`."""
+    """A factory for `WorkerSpec.factory`."""
     return HeldInExport(settings, context)
 
 
 def before_ack(settings: bytes, context: WorkerContext) -> TrainerWorker:
-    """For `WorkerSpec.factory`."""
+    """A factory for `WorkerSpec.factory`."""
     return HeldBeforeAck(settings, context)

@@ -1,4 +1,4 @@
-"""A trainer of somebody's own whose log-probabilities are of another temperature than that of sampling."""
+"""A user's own trainer whose log-probabilities are at another temperature than sampling."""
 
 from dataclasses import replace
 
@@ -7,5 +7,5 @@ from tailrace.trainer.base import TrainerArgs
 
 
 def make(args: TrainerArgs, *, factor: float) -> SingleTrainer:
-    """`factor`: of the temperature."""
+    """Make the trainer. `factor`: the ratio of its temperature to that of sampling."""
     return SingleTrainer(replace(args, temperature=factor * args.temperature))

@@ -23,7 +23,7 @@ trained: list[list[int]] = []
 
 
 class Known(QueueProcesses):
-    """Is found in `queues`."""
+    """A supervisor that is added to `queues`."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -31,7 +31,7 @@ class Known(QueueProcesses):
 
 
 class Killer(EventLog):
-    """Kills at events."""
+    """An event log that kills processes at events."""
 
     kills: dict[str, list[str]]
 

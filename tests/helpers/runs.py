@@ -19,7 +19,10 @@ def write_prompts(path: Path, count: int = 24) -> Path:
 
 
 def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> RunConfig:
-    """Four steps of 2 groups of 4 in fp32; `changes` are whole sections, or keys of sections such as trainer__lr."""
+    """The configuration of four steps of 2 groups of 4 in fp32.
+
+    `changes` are whole sections, or keys of sections, such as trainer__lr.
+    """
     values: dict[str, Any] = {
         "output_dir": str(output_dir),
         "threads": 1,
@@ -45,7 +48,7 @@ def small_run(output_dir: Path, model: Path, prompts: Path, **changes: Any) -> R
         else:
             values[section] = value
     if values.get("pipeline", {}).get("placement") == "separated":
-        del values["threads"]  # their pools say how many
+        del values["threads"]  # their pools set the threads
     return parse_as(RunConfig, values, source="test")
 
 
@@ -55,9 +58,9 @@ def steps_of(output_dir: Path) -> list[Event]:
 
 
 def learned(event: Event) -> dict[str, float]:
-    """The figures of a step that depend neither on the clock nor on which samples shared a step of the engine.
+    """The figures of a step that depend neither on the clock nor on how samples shared the engine's steps.
 
-    The latter changes the log-probabilities that the engine tells by rounding, and nothing that is learned.
+    Sharing changes the rounding of the engine's log-probabilities, but nothing that is learned.
     """
     rounded = ("sampling_entropy", "rollout_mismatch", "on_policy_mismatch")
     timed = [name for name in event.metrics if name.startswith("time/") or name.endswith("_per_s")]
@@ -65,12 +68,12 @@ def learned(event: Event) -> dict[str, float]:
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    """Of the model that it has exported."""
+    """The weights of the exported model."""
     return load_file(run / "model" / "model.safetensors")
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Figures of every step and the final weights are equal bit for bit."""
+    """Assert that the figures of every step and the final weights are equal bit for bit."""
     assert {e.step: learned(e) for e in steps_of(one)} == {e.step: learned(e) for e in steps_of(other)}
     ours, theirs = weights(one), weights(other)
     assert ours.keys() == theirs.keys()

@@ -6,7 +6,7 @@ from tailrace.report.samples import SampleRecord
 
 
 def make_sample(step: int = 1, group: int = 0, sample: int = 0, **changes: Any) -> SampleRecord:
-    """A record; `changes` are its fields."""
+    """Make a record, with `changes` to its fields."""
     values: dict[str, Any] = {
         "kind": "training",
         "prompt": f"n{group}",

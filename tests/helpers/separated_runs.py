@@ -1,4 +1,4 @@
-"""Runs with workers: what they are made of, what is done to them, and how they are compared."""
+"""Runs with workers: their settings, what is done to them, and how they are compared."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ FULLY_ASYNCHRONOUS: dict[str, Any] = {"placement": "separated", "max_staleness":
 
 
 def at_events(monkeypatch: pytest.MonkeyPatch, deeds: dict[str, Callable[[dict[str, int]], None]]) -> None:
-    """Do each deed at the first event `task step` of its name; it gets the newest process of each worker."""
+    """Do each deed at the first event that its name `task step` describes. It gets the newest pid of each worker."""
     pids: dict[str, int] = {}
 
     class Watched(EventLog):
@@ -34,7 +34,7 @@ def of(run: Path, task: str) -> list[Event]:
 
 
 def hold_trainer(monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
-    """The trainer stands still at this moment, see tests/helpers/held_trainer.py."""
+    """Let the trainer stand still at `moment`; see tests/helpers/held_trainer.py."""
 
     def spec(**values: Any) -> WorkerSpec:
         held = {"factory": f"tests.helpers.held_trainer:{moment}"} if values["name"] == "trainer" else {}

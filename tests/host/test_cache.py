@@ -1,4 +1,4 @@
-"""Where Tailrace keeps what it would have to make again."""
+"""The directory of files that Tailrace would otherwise have to make again."""
 
 import os
 import stat

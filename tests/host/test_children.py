@@ -1,4 +1,4 @@
-"""Processes are started, ended and spoken of in one way."""
+"""Processes are started, ended and described in one way."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A message goes through a pipe and a stream whole, or not at all."""
+"""A message passes a pipe or a stream whole, or not at all."""
 
 import asyncio
 import io

@@ -54,11 +54,11 @@ async def test_a_second_signal_exits_at_once(monkeypatch: pytest.MonkeyPatch) ->
 async def test_signals_that_come_together_are_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`timeout` sends one to its child and one to the child's group."""
+    """`timeout` sends one signal to its child and one to the child's group."""
     exits: list[int] = []
     monkeypatch.setattr("tailrace.host.interrupt.os._exit", exits.append)
     with Interrupt(clock=lambda: 0.0).watching() as interrupt:
-        for number in SIGNALS:  # two of one kind could be one for the system
+        for number in SIGNALS:  # the system could merge two of one kind
             os.kill(os.getpid(), number)
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(asyncio.Event().wait(), timeout=10)
@@ -147,7 +147,7 @@ def test_a_terminal_that_closes_lets_a_run_save_and_print(tmp_path: Path) -> Non
 
 
 def test_an_interrupt_that_ends_who_reads_the_output_lets_a_run_save_and_print(tmp_path: Path) -> None:
-    """As of `train | tee log`, whose tee gets the Ctrl-C, too."""
+    """In `train | tee log`, tee gets the Ctrl-C, too."""
     saved = tmp_path / "saved"
     command = [sys.executable, "-c", WATCHER, str(saved)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
@@ -169,7 +169,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
 
 
 async def test_a_second_hang_up_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shell passes its own on, and the kernel sends another when the shell has ended."""
+    """The shell passes on its own hang-up, and the kernel sends another when the shell has ended."""
     exits: list[int] = []
     now = 0.0
     monkeypatch.setattr("tailrace.host.interrupt.os._exit", exits.append)

@@ -1,4 +1,4 @@
-"""Whoever connects to the port of the metrics and says nothing holds up nobody for long."""
+"""A client that connects to the metrics port and says nothing holds up no other client for long."""
 
 import socket
 import threading

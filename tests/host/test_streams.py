@@ -1,4 +1,4 @@
-"""Whatever characters an output has, nothing fails to be printed."""
+"""Printing never fails, whatever characters the output's encoding lacks."""
 
 import io
 import os
@@ -24,12 +24,12 @@ Printed = Callable[[str], io.BytesIO]
 
 @pytest.fixture
 def printed_in(monkeypatch: pytest.MonkeyPatch) -> Printed:
-    """What is printed from then on, in an encoding."""
+    """Print to a buffer in a given encoding from then on."""
 
     def begin(encoding: str) -> io.BytesIO:
         taken = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding=encoding, write_through=True))
-        monkeypatch.setattr(sys, "stderr", io.StringIO())  # of another kind
+        monkeypatch.setattr(sys, "stderr", io.StringIO())  # a stream of another kind
         return taken
 
     return begin
@@ -67,7 +67,7 @@ def test_text_that_fails_for_another_reason_is_an_error(monkeypatch: pytest.Monk
         with pytest.raises(OSError, match="No space left"), outliving_readers():
             print("a line", flush=True)
         monkeypatch.undo()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # what it holds back can be flushed now
+        os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())  # so that its buffer can be flushed now
 
 
 def test_a_program_has_its_streams_back(printed_in: Printed) -> None:

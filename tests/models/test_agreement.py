@@ -1,4 +1,4 @@
-"""Engine and trainer compute the same log-probabilities of every model that is not refused, whatever its files say."""
+"""Engine and trainer compute the same log-probabilities for every model that is not refused, whatever its files say."""
 
 import json
 import shutil
@@ -33,7 +33,10 @@ TEMPERATURE = 0.7
 
 
 def difference(directory: Path, *, oracle: bool = False) -> float:
-    """The largest between an engine's log-probabilities and the trainer's; `oracle`: of the hf engine."""
+    """The largest difference between the log-probabilities of an engine and the trainer.
+
+    `oracle`: use the hf engine in the place of the native one.
+    """
     request = make_request(3, prompt=5, max_new_tokens=12, temperature=TEMPERATURE, ignore_eos=True)
     core = HfCore(HfEngineConfig(), directory, device=torch.device("cpu")) if oracle else make_core(directory)
     core.add(request)
@@ -53,7 +56,7 @@ def difference(directory: Path, *, oracle: bool = False) -> float:
 
 
 def agree(directory: Path) -> bool:
-    """Whether engine and trainer do on a model, or it is refused in one line that names its directory."""
+    """Whether engine and trainer agree on a model, or the model is refused in one line that names its directory."""
     refusal = ""
     try:
         check_model(directory)
@@ -173,7 +176,7 @@ VALUES = [
 def test_a_field_of_any_value_is_computed_alike_or_refused(
     tiny_model: TinyModel, family: str, field: str, value: Any
 ) -> None:
-    assume(field != "max_position_embeddings" or value not in (1, 3, 7))  # no room for the request
+    assume(field != "max_position_embeddings" or value not in (1, 3, 7))  # there is no room for the request
     with tempfile.TemporaryDirectory() as place:
         directory = Path(shutil.copytree(tiny_model(family), f"{place}/model"))
         config = json.loads((directory / "config.json").read_text())

@@ -1,4 +1,4 @@
-"""What is read from a directory without torch, and what is wrong with directories."""
+"""The facts about a model that are read without torch, and errors of model directories."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ from tests.conftest import TinyModel
 
 @pytest.fixture
 def directory(tiny_model: TinyModel, tmp_path: Path) -> Path:
-    """A copy to break."""
+    """A copy of a model's directory that a test may break."""
     return Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
 
 
@@ -30,7 +30,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
 
 
 def shard(directory: Path) -> None:
-    """Split the weights in two files with an index, as large models have them."""
+    """Split the weights into two files with an index, as large models have them."""
     weights = load_file(directory / "model.safetensors")
     where = {name: f"model-0000{number % 2 + 1}-of-00002.safetensors" for number, name in enumerate(weights)}
     for file in set(where.values()):

