@@ -14,7 +14,7 @@ from tailrace.events import Event, EventLog
 
 
 class FakeLog(EventLog):
-    """Its clock goes on when it is told to."""
+    """An event log whose clock a test moves."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -45,7 +45,7 @@ def activity(log: FakeLog) -> Activity:
 
 
 class Overlapping(RuleBasedStateMachine):
-    """Against a model that asks at each second which state holds."""
+    """Compare with a model that asks at each second which state holds."""
 
     def __init__(self) -> None:
         super().__init__()

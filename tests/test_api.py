@@ -1,6 +1,6 @@
-"""Runs and engines as a program has them.
+"""Runs and engines that a Python program makes.
 
-Most run their workers in an event loop of this process; the page's example has real ones.
+Most tests run workers in an event loop of this process; the page's example has real ones.
 """
 
 import asyncio
@@ -60,13 +60,13 @@ LIMIT_S = 60.0
 
 @pytest.fixture
 def small(tmp_path: Path, tiny_model: TinyModel) -> Callable[..., RunConfig]:
-    """`small("name", **changes)`: a small run in a directory of that name."""
+    """`small("name", **changes)` is the configuration of a small run in a directory of that name."""
     prompts = write_prompts(tmp_path / "prompts.jsonl")
     return lambda name, **changes: small_run(tmp_path / name, tiny_model("llama"), prompts, **changes)
 
 
 class Workers:
-    """Those of the cluster that was made last, in the event loop of its driver."""
+    """The workers of the cluster that was made last, in the event loop of its driver."""
 
     def __init__(self) -> None:
         self.cluster: LocalCluster
@@ -86,7 +86,7 @@ class Workers:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> Workers:
-    """Workers are in an event loop of this process."""
+    """Run workers in an event loop of this process."""
     workers = Workers()
     for module in ("separated", "loop_runtime"):
         monkeypatch.setattr(f"tailrace.run.{module}.make_cluster", workers.make_cluster)
@@ -171,7 +171,7 @@ async def test_fit_runs_where_an_event_loop_runs(small: Callable[..., RunConfig]
 
 @pytest.fixture(params=["script", "notebook"])
 def run_as(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], Any]], Any]]:
-    """Calls a function as a script does, or as a notebook's cell: while an event loop runs, as Ctrl-C finds it."""
+    """Call a function as a script does, or as a notebook's cell does, in which an event loop runs."""
     loop = asyncio.new_event_loop()
 
     async def cell(work: Callable[[], Any]) -> Any:
@@ -236,7 +236,7 @@ def test_a_loop_of_ones_own_with_our_trainer_makes_the_run_bit_for_bit(
                 trainer.apply()
                 advantages = batch.columns["advantages"]
                 assert isinstance(advantages, PackedTensor)
-                advantages.values.mul_(100)  # as a loop may do that scales them in place
+                advantages.values.mul_(100)  # as by a loop that scales them in place
                 engines.put_experience_data(batch)
             assert versions_of(batch) == {version - 1}
             engines.weight_sync_notify(version, trainer.weights())
@@ -247,7 +247,7 @@ def test_a_loop_of_ones_own_with_our_trainer_makes_the_run_bit_for_bit(
 
 
 def assert_told_alike(own: Path, run: Path) -> None:
-    """The loop's steps and samples are those of the run; only its updates are its own."""
+    """Assert that the loop's steps and samples are those of the run, but for the figures of updates."""
     steps = [learned(event) for event in steps_of(own)]
     assert [step["reward"] for step in steps] == [event.metrics["reward"] for event in steps_of(run)]
     assert all(step.items() <= learned(event).items() for step, event in zip(steps, steps_of(run), strict=True))
@@ -538,7 +538,7 @@ def packed(arrays: Sequence[np.ndarray[Any, Any]]) -> PackedTensor:
 
 @pytest.mark.parametrize("temperature", [0.3, 0.6, 1.0, 1.7])
 def test_the_loss_of_the_page_clips_nothing_before_an_update(tiny_model: TinyModel, temperature: float) -> None:
-    """At the temperature of sampling the ratios are 1, so with advantages of 1 the loss is -1."""
+    """At the sampling temperature the ratios are 1, so with advantages of 1 the loss is -1."""
     (code,) = [code for code in EXAMPLES if "init_engines" in code]
     (definition,) = re.findall(
         r"^def policy_loss.*?(?=^\S)", code.partition("STEPS = 20\n")[2], re.DOTALL | re.MULTILINE

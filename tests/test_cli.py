@@ -1,4 +1,4 @@
-"""What a person types, sees and gets as an exit code."""
+"""The commands as a person uses them: their output and exit codes."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What the documentation shows is what happens."""
+"""The documentation shows what really happens."""
 
 import asyncio
 import re
@@ -50,7 +50,7 @@ QUEUE_PAGE = (ROOT / "docs" / "transfer_queue.md").read_text()
 
 
 def example(mark: str) -> str:
-    """The program of the queue's page that has `mark` in it."""
+    """The program on the queue's page that contains `mark`."""
     codes: list[str] = re.findall(r"```python\n(.*?)```", QUEUE_PAGE, re.DOTALL)
     (found,) = [code for code in codes if mark in code]
     return found
@@ -58,7 +58,7 @@ def example(mark: str) -> str:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[QueueAddress]:
-    """Of a queue with the table of the page."""
+    """The address of a queue with the page's table."""
     (table,) = re.findall(r"```yaml\n(.*?)```", QUEUE_PAGE, re.DOTALL)
     (tmp_path / "table.yaml").write_text(table)
     served = load_served(tmp_path / "table.yaml", ["queue.units=1", "queue.storage.type=memory"]).config
@@ -161,7 +161,7 @@ def test_a_program_grades_through_the_queue_of_a_run_as_its_page_shows(tmp_path:
         run.ack(claim, {row.id: {**response, **sampled} for row in claim.rows})
 
         def score(response: str) -> float:
-            run.close()  # the run ends, and with it the loop of the example
+            run.close()  # this ends the run, and with it the loop of the example
             return float(len(response))
 
         exec(example("graded = {"), {"path": served.connection, "score": score})
@@ -203,7 +203,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """The anchors of the page's headings, as GitHub makes them."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}

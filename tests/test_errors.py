@@ -1,4 +1,4 @@
-"""The words that messages share, and what follows a failure."""
+"""Words that messages share, and the handling of failures."""
 
 import pytest
 

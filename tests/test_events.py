@@ -1,4 +1,4 @@
-"""Events reach the sinks, with times on the run's clock, are written a line at a time and read back whole."""
+"""Events reach the sinks with times on the run's clock, are written line by line, and are read back whole."""
 
 import resource
 import time
@@ -95,7 +95,7 @@ def test_the_log_of_a_worker_has_the_clock_of_the_run() -> None:
     driver = EventLog(sinks=(), offset=1000.0)
     worker = EventLog(sinks=(), worker="rollout-0", origin=driver.origin)
     before, between, after = driver.now(), worker.now(), driver.now()
-    assert before - 1.0 < between < after + 1.0  # as far as the two clocks of the system agree
+    assert before - 1.0 < between < after + 1.0  # as far as the system's two clocks agree
     assert before >= 1000.0
 
 

@@ -1,4 +1,4 @@
-"""Imports point one way, and what must start fast imports nothing heavy."""
+"""Imports point one way, and modules that must start fast import nothing heavy."""
 
 import ast
 import re
@@ -35,7 +35,7 @@ def top_room(path: Path) -> str:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Dotted names that a file imports anywhere but under TYPE_CHECKING."""
+    """The dotted names that a file imports, except under TYPE_CHECKING."""
     tree = ast.parse(path.read_text())
     hidden = type_only(tree)
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""What users may import. A name that goes from here, or moves, breaks their programs: change it on purpose only."""
+"""The names that users may import. To remove or move one breaks their programs: change this list on purpose only."""
 
 import ast
 import importlib
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PUBLIC = {
     "tailrace": {"FitResult", "Trainer"},
-    # programs beside a run
+    # for programs beside a run
     "tailrace.errors": {"QueueClosed", "TailraceError", "UserError"},
     "tailrace.types": {"FinishReason", "Prompt", "Request", "Sample"},
     "tailrace.transfer.queue.address": {"QueueAddress"},

@@ -1,4 +1,4 @@
-"""Splits of equal cost: complete, within their proven bounds, and better than the simple way where that is known."""
+"""Splits of equal cost: complete, within their proven bounds, and better than LPT where that is known."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,7 +16,7 @@ SPLITS: list[Split] = [partial(partition, equal_count=False), partial(partition,
 COSTS = st.lists(st.integers(0, 10_000), max_size=60)
 FEW_COSTS = st.lists(st.integers(0, 50), min_size=1, max_size=6)
 RATIOS = {1: 1, 2: 1, 3: 4 / 3, 4: 19 / 12, 5: 103 / 60, 6: 643 / 360}
-"""Of the heaviest part to that of the best split into equal numbers, by items in the largest part."""
+"""The proven bound on the heaviest part, relative to the best split into equal counts, by items in the largest part."""
 
 
 def sums(costs: Sequence[float], parts: Sequence[Sequence[int]]) -> list[float]:
@@ -24,7 +24,7 @@ def sums(costs: Sequence[float], parts: Sequence[Sequence[int]]) -> list[float]:
 
 
 def lpt(costs: Sequence[float], parts: int) -> list[list[int]]:
-    """The simple way, longest processing time first (Graham 1969): the costliest item goes to the lightest part."""
+    """Longest processing time first (Graham 1969), the simple split: the costliest item goes to the lightest part."""
     result: list[list[int]] = [[] for _ in range(parts)]
     for item in sorted(range(len(costs)), key=costs.__getitem__, reverse=True):
         min(result, key=lambda items: sum(costs[i] for i in items)).append(item)

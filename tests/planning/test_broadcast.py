@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tailrace.planning.broadcast import ROOT, Site, broadcast_tree
 
 HOSTS = st.integers(0, 5)
-"""A host is in one datacentre: its number modulo 3."""
+"""The numbers of hosts. The datacentre of a host is its number modulo 3."""
 
 
 def site(name: str, host: int, relays: bool = True) -> Site:

@@ -14,7 +14,7 @@ from tests.planning.tp_profiles import flat, made_profile
 
 
 def predictor(a_sequence: float = 1e-3) -> StepTimes:
-    """Steps of 10 ms and 1 ms a sequence; prefilling takes 1 ms a token."""
+    """A predictor of steps of 10 ms at TP 1, plus `a_sequence` seconds a sequence; prefilling takes 1 ms a token."""
     return LatencyPredictor(made_profile(flat({1: 0.01, 2: 0.006}, a_sequence)))
 
 
@@ -37,7 +37,7 @@ def test_a_batch_decodes_faster_when_one_has_ended() -> None:
 
 
 def test_contexts_grow_by_a_token_a_step() -> None:
-    # 100, 101 and 102 context tokens at 10 µs, and 8 ms a step besides
+    # 100, 101 and 102 context tokens at 10 µs, and another 8 ms a step
     assert drain_s(LINEAR, 4, [[(100, 3)]], [], slots=4) == pytest.approx(303e-5 + 3 * 0.008)
 
 
@@ -76,7 +76,7 @@ def test_what_runs_beyond_the_places_waits_first() -> None:
 def step_by_step(
     running: list[Work], waiting: list[Work], slots: int, stops: Collection[int] = ()
 ) -> list[tuple[float, list[Work], list[Work]]]:
-    """One replica, one step after the other: seconds, what runs and what waits at the stops and at the end."""
+    """Drain one replica step by step: (seconds, running, waiting) at each stop and at the end."""
     batch, queue = list(running), deque(waiting)
     seconds, seen = 0.0, []
     while batch or queue:
@@ -93,7 +93,7 @@ def step_by_step(
 
 
 def seen_of(state: Drained) -> tuple[Any, list[Work], list[Work]]:
-    """As `step_by_step` gives it, but for rounding."""
+    """The state in the form of `step_by_step`, with seconds up to rounding."""
     (running,) = state.replicas
     return pytest.approx(state.seconds), sorted(running), state.waiting
 
@@ -175,7 +175,7 @@ def test_a_replica_that_prefills_at_a_stop_has_all_its_tokens_still_to_make() ->
 
 @pytest.mark.parametrize("step_s", [0.01, 0.007, 0.0123])
 def test_steps_that_are_done_at_a_stop_are_whole_whatever_rounding_makes_of_them(step_s: float) -> None:
-    """All replicas take as long for a step, and none slows another down, so each makes a token when another does."""
+    """All replicas take the same time for a step, and none slows another down, so all make their tokens together."""
     profile = LatencyPredictor(made_profile(lambda *_: step_s, ranks=4, degrees=(1, 2)))
     for first in range(1, 60):
         running: list[list[Work]] = [[(5, 200)], [(7, first + 30)], [(9, first)], []]

@@ -12,7 +12,7 @@ from tests.planning.tp_profiles import flat, made_profile
 
 
 def bent(tp: int, size: int, tokens: int, replicas: int) -> float:
-    """Neither linear in B nor in T, and slower the more replicas run."""
+    """Seconds of a step, linear neither in B nor in T, and more with more replicas."""
     return (0.01 + 1e-3 * math.sqrt(size) + 1e-4 * math.sqrt(tokens)) / tp * (1 + 0.5 * (replicas - 1))
 
 

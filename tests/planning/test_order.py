@@ -12,12 +12,12 @@ from tailrace.planning.order import first_in, longest_first
 
 
 def started(priorities: list[float]) -> list[int]:
-    """Requests in the order in which an engine starts them: by priority, then arrival."""
+    """The requests in the order in which an engine starts them: by priority, then arrival."""
     return sorted(range(len(priorities)), key=lambda number: (-priorities[number], number))
 
 
 def makespan(lengths: list[int], order: list[int], places: int) -> int:
-    """Steps until all are done, where each place takes the next request when it is free."""
+    """The number of steps until all requests are done. A free place takes the next request."""
     ends = [0] * places
     for number in order:
         heapq.heappush(ends, heapq.heappop(ends) + lengths[number])

@@ -12,11 +12,11 @@ QUICKSTART: list[dict[str, float]] = [
     {"reward": 0.1562, "flat_groups": 2, "truncated": 0.3125, "tokens": 28.53},
     {"reward": 0.2812, "flat_groups": 1, "truncated": 0.3125, "tokens": 33.06},
 ]
-"""Figures of the first steps of recipes/quickstart.yaml, as measured."""
+"""The measured figures of the first steps of recipes/quickstart.yaml."""
 
 
 def figures(**changes: Any) -> StepFigures:
-    """Of a step of 4 groups of 8 that learns."""
+    """The figures of a step of 4 groups of 8 that learns, with `changes`."""
     values: dict[str, Any] = {
         "groups": 4,
         "flat_groups": 1.0,
@@ -31,7 +31,7 @@ def figures(**changes: Any) -> StepFigures:
 
 
 def told(*steps: StepFigures) -> list[list[str]]:
-    """The kinds of signs that begin with each step."""
+    """The kinds of the signs that begin with each step."""
     signs = Signs()
     return [[sign.kind for sign in signs.add(step)] for step in steps]
 

@@ -129,7 +129,7 @@ def test_a_later_switch_home_is_no_way_back_to_be_paid_for() -> None:
 
 
 def draining(tp: int, unfinished: Sequence[int]) -> Snapshot:
-    """What is unfinished on 2 ranks, by its remaining tokens; nothing is in the cache, nothing else takes time."""
+    """A snapshot of 2 ranks whose sequences have `unfinished` tokens to go. The cache is empty, so none is moved."""
     rows = [tuple(one(1, most) for most in unfinished[start :: 2 // tp]) for start in range(2 // tp)]
     there = frozenset({2})
     return Snapshot(tp=tp, degrees=(1, 2), replicas=tuple(rows), kv_bytes_per_token=0, groups=there)
@@ -140,7 +140,10 @@ def steep(tp: int, sequences: int, _: int, __: int) -> float:
 
 
 def crossing(step: StepFormula = steep, **changes: Any) -> SwitchController:
-    """TP 1 takes 10 ms a step; TP 2 takes 5 ms, and 2 ms more for each sequence. A switch takes 0.05 s."""
+    """A controller for which TP 2 is quicker only with few sequences.
+
+    By default TP 1 takes 10 ms a step; TP 2 takes 5 ms, and 2 ms more for each sequence. A switch takes 0.05 s.
+    """
     free = [
         SwitchCost(source_tp=a, target_tp=b, reshard_s=0.05, rest_s=0, kv_bytes_per_s=1e9) for a, b in ((1, 2), (2, 1))
     ]
@@ -166,7 +169,7 @@ def test_looking_ahead_it_waits_for_the_best_time() -> None:
     stay = of(early, 1)
     assert early.current_s == stay.remaining_s == pytest.approx(10.0)
     assert stay.plan_s == pytest.approx(7.35, rel=0.01)
-    assert stay.total_s == pytest.approx(stay.plan_s + 0.05)  # and back to what it began with
+    assert stay.total_s == pytest.approx(stay.plan_s + 0.05)  # includes the way back to the degree that it began with
     assert stay.later_tp == 2
     assert "TP 1, then TP 2 from" in early.reason
     late = asked.decide(draining(1, SHRINKING[-1:]))
@@ -289,7 +292,7 @@ def test_a_ranking_decides_by_what_it_expects() -> None:
     assert decision.current_s == pytest.approx(2.2)
 
 
-# when to ask
+# the times at which to decide
 
 
 def test_it_is_due_at_first_and_when_an_eighth_has_gone_or_come() -> None:
@@ -313,7 +316,7 @@ def test_it_is_due_after_some_steps_though_nothing_ends() -> None:
     asked = controller_of(made_profile(STEP), steps_between=3)
     asked.due(2)
     asked.decide(example(100, 50))
-    for number in range(1, 7):  # of two replicas, one after the other
+    for number in range(1, 7):  # of two replicas in turn
         assert not asked.due(2)
         asked.observe(1, 1, 200, 2, 0.011)
         assert asked.due(2) == (number == 6)
@@ -321,7 +324,7 @@ def test_it_is_due_after_some_steps_though_nothing_ends() -> None:
     assert not asked.due(2)
 
 
-# what is measured
+# measurements
 
 
 def test_measured_steps_stretch_what_is_predicted_but_not_the_base() -> None:
@@ -439,7 +442,7 @@ def test_totals_are_the_sums_of_their_parts_and_the_least_is_chosen(
         assert of(decision, decision.chosen).total_s == min(c.total_s for c in decision.candidates)
 
 
-# merging
+# merging replicas
 
 
 def tokens(sequence: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from tailrace.planning.tp_profile import DecodePoint, PrefillPoint, ProfileKey, SwitchCost, TPProfile
 
 StepFormula = Callable[[int, int, int, int], float]
-"""Seconds of a decode step, of (tp, batch size, context tokens, replicas)."""
+"""The seconds of a decode step, by (tp, batch size, context tokens, replicas)."""
 
 KEY = ProfileKey(
     model="tiny",
@@ -22,8 +22,11 @@ KEY = ProfileKey(
 
 
 def made_profile(step: StepFormula, *, ranks: int = 2, degrees: Sequence[int] = (1, 2), **changes: Any) -> TPProfile:
-    """Decode points from `step`; prefilling takes 1 ms a token; every switch 0.1 s for weights and 0.02 s for the rest,
-    0.05 s for groups, and moves 1e9 bytes a second."""
+    """A profile with decode points from `step`.
+
+    Prefilling takes 1 ms a token. Every switch takes 0.1 s for weights, 0.02 s for the rest and 0.05 s for groups, and
+    moves 1e9 bytes a second.
+    """
     fields: dict[str, Any] = {
         "key": made_key(ranks=ranks),
         "created": "2026-01-01T00:00:00+00:00",
@@ -55,10 +58,10 @@ def made_profile(step: StepFormula, *, ranks: int = 2, degrees: Sequence[int] = 
 
 
 def made_key(**changes: Any) -> ProfileKey:
-    """`KEY` with other figures."""
+    """`KEY`, with `changes` to its fields."""
     return ProfileKey(**({name: getattr(KEY, name) for name in KEY.__struct_fields__} | changes))
 
 
 def flat(seconds: dict[int, float], a_sequence: float = 1e-3) -> StepFormula:
-    """A step of `seconds[tp]` and a bit more for each sequence, whatever the context and the other replicas."""
+    """A step takes `seconds[tp]`, plus `a_sequence` seconds a sequence, whatever the context and the other replicas."""
     return lambda tp, size, tokens, replicas: seconds[tp] + a_sequence * size

@@ -1,4 +1,4 @@
-"""Answers, metadata and nested columns: what a cell of a source becomes."""
+"""Cells of a source: how answers, metadata and nested columns are read."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Rows of a program are prompts, or refused with their number."""
+"""Rows that a program gives become prompts, or are refused with their number."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tailrace.prompts.sources.factory import source_rows
 
 
 def read(tmp_path: Path, rows: list[dict[str, Any]], column: str = "answer") -> list[Row]:
-    """What a run makes of rows of a program."""
+    """Write the rows of a program, and read them as a run does."""
     (tmp_path / "prompts.jsonl").write_bytes(written_rows(rows, column))
     source = JsonlSource(path=str(tmp_path / "prompts.jsonl"), answer_column=column)
     return list(source_rows(source, "prompts.source"))

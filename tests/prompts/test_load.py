@@ -1,4 +1,4 @@
-"""Presentation, length limits and the split."""
+"""The presentation of prompts, their length limits, and the split."""
 
 import json
 import subprocess
@@ -49,7 +49,7 @@ def test_system_prompt_goes_before_conversations_that_have_none(tmp_path: Path, 
 def test_special_tokens_are_not_doubled(tmp_path: Path) -> None:
     from tokenizers.processors import TemplateProcessing
 
-    starting = make_tokenizer()  # puts <pad> in front, as others put their beginning of sequence
+    starting = make_tokenizer()  # it begins texts with <pad>, as other tokenizers do with their beginning of sequence
     starting.backend_tokenizer.post_processor = TemplateProcessing(single="<pad> $A", special_tokens=[("<pad>", 0)])
     starting.chat_template = "<pad>" + starting.chat_template
     (chat,) = load(tmp_path, starting, ["a"]).train

@@ -1,4 +1,4 @@
-"""Conversations: which are accepted, and what is wrong with the others."""
+"""Conversations: those that are accepted, and the errors of the others."""
 
 from typing import Any
 

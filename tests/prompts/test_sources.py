@@ -1,4 +1,4 @@
-"""Real files of every kind of source, and what is wrong with them."""
+"""Real files of every kind of source, and their errors."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ def jsonl(tmp_path: Path, *lines: Any) -> JsonlSource:
 
 
 def refusal(config: PromptSource) -> str:
-    """The error of reading `config`, which is one line."""
+    """The error of reading `config`, which must be one line."""
     with pytest.raises(PromptError) as caught:
         read(config)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""One entry makes a kind of event known to all that shows events."""
+"""One entry in the register makes a kind of event known to all that shows events."""
 
 import ast
 import io
@@ -38,7 +38,7 @@ ALARM = About(meaning="An engine is too hot.", is_work=False, mark="worker", row
 
 @pytest.fixture(autouse=True)
 def entries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two kinds more, whose only trace in the code is their entry."""
+    """Add two kinds of events whose only trace in the code is their entry."""
     monkeypatch.setitem(ABOUT, "cache_flush", FLUSH)
     monkeypatch.setitem(ABOUT, "heat_alarm", ALARM)
 
@@ -122,7 +122,7 @@ def test_the_values_of_old_event_files_stay() -> None:
 
 
 def literals() -> Iterator[str]:
-    """Where the package emits or compares a kind by a literal."""
+    """Yield the places where the package emits or compares a kind by a literal."""
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:

@@ -1,4 +1,4 @@
-"""The counts of a queue are all in the register, and the page of the queue has their series."""
+"""All counts of a queue are in the register, and the page of the queue has their series."""
 
 import re
 from dataclasses import fields

@@ -23,7 +23,7 @@ CONFIG: dict[str, Any] = {
 
 
 class SyntheticRun:
-    """Writes the events of one run, attempt after attempt; the clock of each goes on where its checkpoint was taken."""
+    """The events of one run, attempt after attempt. The clock of each attempt goes on from its checkpoint."""
 
     def __init__(self, *, total_steps: int = 60, samples: int = 32, evaluate_every: int = 20, seed: int = 0) -> None:
         self.total_steps, self.samples, self.evaluate_every = total_steps, samples, evaluate_every
@@ -32,7 +32,7 @@ class SyntheticRun:
         self._saved_at: dict[int, float] = {}
 
     def attempt(self, first: int, stop: int, *, resumed_from: str | None = None) -> Iterator[Event]:
-        """From the start, or from a checkpoint, through the steps `first` … `stop` - 1."""
+        """Yield the events of the steps `first` … `stop` - 1, from the start or from a checkpoint."""
         if resumed_from is not None:
             self.clock = self._saved_at[first]
         yield self._run_event(resumed_from)
@@ -147,7 +147,10 @@ class SyntheticRun:
 
 
 def resumed_run() -> list[Event]:
-    """60 steps with an interruption in step 35 and a resume from the checkpoint after step 20; 75 steps of work."""
+    """The events of 60 steps: an interruption in step 35, and a resume from the checkpoint after step 20.
+
+    That makes 75 steps of work.
+    """
     run = SyntheticRun()
     return [*run.attempt(0, 35), *run.attempt(20, 60, resumed_from="checkpoints/20")]
 

@@ -11,11 +11,11 @@ from tests.report.synthetic import CONFIG
 STEP_S = 8.0
 ROLLOUT = ("rollout-0", "rollout-1")
 DIED, STARTED = 42.0, 46.0
-"""When rollout-1 died, and when it was there again."""
+"""The times when rollout-1 died, and when its replacement started."""
 
 
 def separated_run(steps: int = 12, seed: int = 0) -> list[Event]:
-    """Ordered by their ends, as they arrive."""
+    """The events of a separated run, ordered by their ends, as they arrive."""
     rng = np.random.default_rng(seed)
     made = [*_start(steps), *_states(steps, rng), *_queue(steps, rng)]
     for step in range(steps):
@@ -97,7 +97,7 @@ def _train(step: int, rng: Any) -> Iterator[Event]:
 
 
 def _weights(version: int, at: float, rng: Any) -> Iterator[Event]:
-    """Published at `at`; the second engine is reached through the first."""
+    """The events of weights published at `at`. The second engine gets them through the first."""
     yield Event(task="weights_publish", actor="trainer", start=at, end=at + 0.4, version=version, worker="trainer")
     for hop, worker in enumerate(ROLLOUT):
         began = at + 0.4 + 0.5 * hop

@@ -1,4 +1,4 @@
-"""The chart of decisions about TP."""
+"""The chart of TP decisions."""
 
 from datetime import UTC, datetime
 

@@ -54,7 +54,7 @@ def steps() -> list[Event]:
 @pytest.mark.parametrize("name", ["reward", "samples_per_s", "tokens_per_s", "loss", "grad_norm", "lr", "ref_kl"])
 def test_each_metric_is_drawn_as_the_events_have_it(figures: dict[str, Any], steps: list[Event], name: str) -> None:
     points = figures[f"metric-{name}"]["data"][0]
-    assert points["x"] == list(range(1, 61))  # from 1, as on the console
+    assert points["x"] == list(range(1, 61))  # steps count from 1, as on the console
     assert points["y"] == [step.metrics[name] for step in steps]
 
 
@@ -184,7 +184,7 @@ def test_text_from_a_run_cannot_end_the_script_that_holds_it(tmp_path: Path) -> 
 def test_the_page_needs_no_network(page: str) -> None:
     own = page[: page.index("<script>")] + page[page.index("<body>") :]
     assert not re.findall(r"(?:src|href)\s*=|url\(|@import|https?://", own)
-    assert page.count("<script>") == 2  # plotly.js once, and what draws
+    assert page.count("<script>") == 2  # plotly.js, and the script that draws
     assert len(page) < 6e6
 
 
@@ -244,7 +244,7 @@ def test_a_page_that_cannot_be_written_is_one_line_and_leaves_the_one_before(tmp
     run_dir = write_run(tmp_path, list(SyntheticRun(total_steps=1, samples=8).attempt(0, 1)))
     write_report(run_dir)
     before = (run_dir / "report.html").read_bytes()
-    (run_dir / ".report.html.partial").mkdir()  # even root cannot write a file there
+    (run_dir / ".report.html.partial").mkdir()  # so that even root cannot write the file
     with pytest.raises(UserError, match=r"report\.html cannot be written: Is a directory"):
         write_report(run_dir)
     assert (run_dir / "report.html").read_bytes() == before

@@ -1,4 +1,4 @@
-"""What Prometheus gets to see of a run."""
+"""The metrics of a run that Prometheus reads."""
 
 import re
 import socket
@@ -23,7 +23,7 @@ Samples = dict[tuple[str, str], float]
 
 
 def scrape(port: int) -> Samples:
-    """Each sample by its name and the values of its labels, which are sorted by theirs."""
+    """The value of each sample, by its name and its labels' values in the order of the labels' names."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {
@@ -121,7 +121,7 @@ def queue_event(expired: float) -> Event:
 
 
 def test_rows_that_went_back_are_counted_whatever_the_queue_had_counted_before(separated: Samples) -> None:
-    """Also where the run goes on from a checkpoint, and its queue with what was counted then."""
+    """A run resumed from a checkpoint is included: its queue goes on with the counts of then."""
     assert separated["tailrace_queue_task_expired_rows_total", "rollout"] == 16
     samples = scraped(map(queue_event, (8, 8, 12, 20, 9, 10)))
     assert samples["tailrace_queue_task_expired_rows_total", "rollout"] == 4 + 8 + 1

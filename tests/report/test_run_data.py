@@ -37,7 +37,7 @@ def test_a_second_resume_supersedes_both_attempts_before_it() -> None:
 
 
 def test_work_of_an_interrupted_step_that_the_checkpoint_holds_is_kept() -> None:
-    """Ctrl-C saves the samples that are finished: the resumed run does not make them again."""
+    """Ctrl-C saves the finished samples, so the resumed run does not make them again."""
     run = SyntheticRun(total_steps=4, samples=4)
     before = [event for event in run.attempt(0, 2) if not (event.task == "step" and event.step == 1)]
     saved = Event(

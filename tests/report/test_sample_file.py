@@ -17,7 +17,7 @@ Kind = Literal["training", "evaluation"]
 
 
 def told(step: int, *responses: str, kind: Kind = "training") -> Event:
-    """What a run says of the samples of a step."""
+    """The event of a run about the samples of a step."""
     records = [make_sample(step, sample=k, response=text, kind=kind) for k, text in enumerate(responses)]
     return samples_event(records, actor="driver", time=float(step), step=step)
 

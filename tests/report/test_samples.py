@@ -32,7 +32,7 @@ RISKY = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u202a-\u202e\
 
 
 def write_samples(run_dir: Path, records: list[SampleRecord]) -> Path:
-    """A run with some events and these samples."""
+    """Write a run with some events and these samples."""
     write_run(run_dir, SyntheticRun(total_steps=2, samples=8, evaluate_every=2).attempt(0, 2))
     (run_dir / "samples.jsonl").write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
     return run_dir
@@ -215,7 +215,7 @@ def test_tensorboard_shows_texts_as_code_in_which_nothing_has_a_meaning() -> Non
     records = [make_sample(sample=k, response=text, parts={"<b>*x*": 1.0}) for k, text in enumerate(EVIL[:2])]
     text = sinks.markdown(records)
     assert not RISKY.search(text)
-    shown = markdown.markdown(text, extensions=["tables", "fenced_code"])  # as TensorBoard reads it
+    shown = markdown.markdown(text, extensions=["tables", "fenced_code"])  # in the way of TensorBoard
     assert "<script" not in shown
     assert "<img" not in shown
     assert "<b>" not in shown

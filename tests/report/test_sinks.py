@@ -82,7 +82,7 @@ def test_unexpected_events_and_figures_are_passed_over(tmp_path: Path) -> None:
 
 
 class FakeWandb(ModuleType):
-    """Records what would be sent."""
+    """A stand-in for wandb that records what would be sent."""
 
     def __init__(self) -> None:
         super().__init__("wandb")

@@ -1,4 +1,4 @@
-"""What is read from the events of workers, and its charts."""
+"""The data and charts made from the events of workers."""
 
 from datetime import UTC, datetime
 from typing import Any

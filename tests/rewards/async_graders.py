@@ -1,4 +1,4 @@
-"""An asynchronous grader that does what the response says."""
+"""An asynchronous grader that does as the response says."""
 
 import asyncio
 import os
@@ -10,7 +10,7 @@ _here: list[asyncio.Future[float]] = []
 
 
 async def meet() -> float:
-    """Wait until four are here; how many came."""
+    """Wait until four gradings are here, and return that number."""
     _here.append(asyncio.get_running_loop().create_future())
     if len(_here) == 4:
         for waiting in _here:
@@ -22,7 +22,7 @@ async def meet() -> float:
 
 
 async def score(response: str) -> Any:
-    """A number is the reward."""
+    """Do as the response says. A number is the reward."""
     match response:
         case "meet":
             return await meet()

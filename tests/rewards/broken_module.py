@@ -1,3 +1,3 @@
-"""Cannot be imported."""
+"""A module that cannot be imported."""
 
 undefined  # type: ignore[name-defined]  # noqa: B018, F821

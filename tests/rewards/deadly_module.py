@@ -1,4 +1,4 @@
-"""Ends the process that imports it."""
+"""A module that ends the process that imports it."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Graders that a pool must survive, and ones that cannot be made."""
+"""Graders that a pool must survive, and graders that cannot be made."""
 
 import asyncio
 import ctypes
@@ -18,18 +18,18 @@ NOT_CALLABLE = 3
 
 
 def act(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> Any:
-    """Does what the response says."""
+    """Do as the response says."""
     return DEEDS.get(response, lambda: 0.5)()
 
 
 def loop() -> None:
-    """Never ends."""
+    """Loop without end."""
     while True:
         pass
 
 
 def shout() -> float:
-    """Fills both output streams."""
+    """Print more than both output streams hold."""
     print("x" * 1_000_000, flush=True)
     print("y" * 1_000_000, file=sys.stderr, flush=True)
     os.write(1, b"\x00" * 100_000)
@@ -37,13 +37,13 @@ def shout() -> float:
 
 
 def die_with_last_words() -> None:
-    """Says why it dies."""
+    """Print a reason and die."""
     print("the disk is full", flush=True)
     os._exit(5)
 
 
 def fail_at_length() -> None:
-    """An error message of two megabytes on a million lines."""
+    """Raise an error with a message of two megabytes in a million lines."""
     raise ValueError("z\n" * 1_000_000)
 
 
@@ -55,36 +55,36 @@ class Text(str):
 
 
 class Raises(float):
-    """A number that is none."""
+    """A number that cannot be converted."""
 
     def __float__(self) -> float:
         raise KeyError("no number")
 
 
 class Mute(Exception):
-    """An error whose text cannot be had."""
+    """An error whose text raises an error itself."""
 
     def __str__(self) -> str:
         return str(1 / 0)
 
 
 def throw(error: BaseException) -> None:
-    """Raise it."""
+    """Raise `error`."""
     raise error
 
 
 def recurse() -> None:
-    """Never ends, and soon."""
+    """Recurse without end."""
     recurse()
 
 
 async def later() -> float:
-    """Its call is no number."""
+    """A grader whose call gives a coroutine, not a number."""
     return 1.0
 
 
 def say() -> float:
-    """Speaks on both streams."""
+    """Print to both streams."""
     print("first", flush=True)
     print("\x1b[31mred", file=sys.stderr, flush=True)
     print("no end", end="", flush=True)
@@ -92,14 +92,14 @@ def say() -> float:
 
 
 def fork() -> float:
-    """Comes back twice."""
+    """Return twice, once in each of two processes."""
     os.fork()
     return 0.25
 
 
 DEEDS: dict[str, Callable[[], Any]] = {
     "loop": loop,
-    "hold the lock": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),  # in C, without a moment for another thread
+    "hold the lock": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),  # runs in C and never releases the interpreter lock
     "exit": lambda: os._exit(3),
     "sys.exit": lambda: sys.exit(4),
     "crash": lambda: ctypes.string_at(0),
@@ -149,7 +149,7 @@ def announce(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) 
 
 
 def once(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
-    """Dies the first time that it sees the path `response`."""
+    """Die the first time that the path `response` is seen."""
     if not Path(response).exists():
         Path(response).touch()
         os._exit(1)
@@ -157,13 +157,13 @@ def once(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> f
 
 
 def weighted(response: str, answer: Any, prompt: str, metadata: dict[str, Any], weight: float) -> float:
-    """Sees everything that a grader may see."""
+    """Check all that a grader is given, and weigh an equal response."""
     assert (prompt, metadata) == ("p", {"k": [1]})
     return weight * float(response == answer)
 
 
 def daemonize(response: str, prompt: str) -> Any:
-    """Start a program that leaves its session and its parent, note its id in the file `response`, then act."""
+    """Start a program that leaves its session and its parent, write its pid to the file `response`, then act."""
     code = "import os, sys, time\nif os.fork(): os._exit(0)\nos.setsid()\n"
     code += "if os.fork(): os._exit(0)\nopen(sys.argv[1], 'w').write(str(os.getpid()))\ntime.sleep(600)"
     subprocess.run([sys.executable, "-c", code, response], check=True)
@@ -173,10 +173,10 @@ def daemonize(response: str, prompt: str) -> Any:
 
 
 def number(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> float:
-    """The response itself."""
+    """The response as a number."""
     return float(response)
 
 
 def announce_or_act(response: str, answer: Any, prompt: str, metadata: dict[str, Any]) -> Any:
-    """Announce and sleep where the prompt says so."""
+    """Announce and sleep if the answer says so, else act."""
     return (announce if prompt == "announce" else act)(response, answer, "", metadata)

@@ -1,4 +1,4 @@
-"""Requests to graders, with everything that a test does not name."""
+"""Requests to graders, with defaults for all that a test does not name."""
 
 from typing import Any
 

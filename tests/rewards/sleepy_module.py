@@ -1,4 +1,4 @@
-"""Takes for ever to import."""
+"""A module that takes for ever to import."""
 
 import time
 

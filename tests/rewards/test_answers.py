@@ -1,4 +1,4 @@
-"""What is said, before a run generates anything, of answers that no response can equal."""
+"""The error, before a run generates anything, about answers that no response can equal."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""A function of a program grades in other processes, as one that a recipe names does."""
+"""A program's function grades in other processes, like a function that a recipe names."""
 
 import functools
 import subprocess
@@ -54,7 +54,7 @@ def given(function: Callable[..., Any]) -> GivenReward:
 
 
 def graded(function: Callable[..., Any], response: str) -> Any:
-    """What it says when it has been written and read."""
+    """The grade of `function` after it has been pickled and restored."""
     grader = make_grader(given(function))
     assert isinstance(grader, Grader)
     return grader.grade(make_request(response))

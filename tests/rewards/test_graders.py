@@ -114,7 +114,7 @@ def test_reasoning_gym_scorer_has_the_parameters_that_made_the_problem() -> None
     "task", ["rearc", "graph_color", "knights_knaves", "futoshiki", "complex_arithmetic", "codeio"]
 )
 def test_scores_survive_the_way_through_json(task: str) -> None:
-    """Their metadata holds tuples, integer keys or numpy strings."""
+    """The metadata of these tasks holds tuples, integer keys or numpy strings."""
     source = ReasoningGymSource(task=task, size=3, seed=5)
     rows = list(reasoning_gym_rows(source, "prompts.source"))
     dataset = reasoning_gym.create_dataset(task, size=3, seed=5)

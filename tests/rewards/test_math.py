@@ -1,4 +1,4 @@
-"""What the math grader takes for right, beside what math-verify takes for right when it reads the answer as LaTeX."""
+"""Answers that the math grader takes for right, against math-verify on the answer as LaTeX."""
 
 import pytest
 from math_verify import parse, verify  # type: ignore[import-untyped]
@@ -10,7 +10,7 @@ from tailrace.rewards.math import MathGrader
 from tests.rewards.requests import make_request
 
 CASES: list[tuple[str, list[str], list[str]]] = [
-    # answer, responses that are right, responses that are wrong
+    # answer, right responses, wrong responses
     (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", [r"\boxed{\begin{pmatrix}1&2\\3&4\end{pmatrix}}"], ["4", "1"]),
     (r"\begin{pmatrix} -2 \\ 1 \end{pmatrix}", [r"$\begin{bmatrix} -2 \\ 1 \end{bmatrix}$"], ["1", r"\boxed{-2}"]),
     (r"\begin{bmatrix} 1 \\[2pt] 2 \end{bmatrix}", [], ["2", "1"]),
@@ -112,7 +112,7 @@ MEANT = {
     "42.": "42",
     "B.": "B",
 }
-"""Answers that math-verify does not read as they are meant within $…$, and LaTeX for the same that it does."""
+"""Answers that math-verify misreads within $…$, and LaTeX of the same meaning that it reads right."""
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_answers_and_responses_are_compared_as_math_verify_compares_them(grader:
     gold = parse(f"${MEANT.get(answer, answer)}$", parsing_timeout=None)
     at = [case[0] for case in CASES].index(answer)
     for other, *_ in CASES[at % 8 :: 8]:
-        boxed = other != "The answer is 5"  # a sentence in a box is no number
+        boxed = other != "The answer is 5"  # math-verify reads no number in a boxed sentence
         if boxed and other != answer and "[ 7 ]" not in answer and "cases" not in answer + other:
             response = parse(rf"It is \boxed{{{MEANT.get(other, other)}}}", parsing_timeout=None)
             theirs = verify(gold, response, timeout_seconds=None)

@@ -1,4 +1,4 @@
-"""Real worker processes, and graders that do their worst."""
+"""Real worker processes with graders that do their worst."""
 
 import asyncio
 import errno
@@ -39,27 +39,27 @@ def pool(function: str = "act", *, workers: int = 1, timeout_s: float = 60.0, re
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another process does; fails after 30 s."""
+    """Wait until another process makes `condition` true. Fail after 30 s."""
     async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.005)
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process `pid` has not ended; a zombie has."""
+    """Whether the process `pid` has not ended. A zombie has ended."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # it may end between two reads of what the kernel says of it
+    except psutil.NoSuchProcess:  # it may end while its state is read
         return False
 
 
 def all_ended(pids: Path) -> bool:
-    """Whether the processes listed in the file `pids` are gone."""
+    """Whether all processes listed in the file `pids` have ended."""
     return not any(is_running(int(pid)) for pid in pids.read_text().split())
 
 
 def worker_pids() -> set[int]:
-    """Children of this process that are workers."""
+    """The pids of this process's children that are grading workers."""
     workers = set()
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -149,7 +149,7 @@ FAILURES = {
     "recursion": r"RecursionError: maximum recursion depth exceeded.* \(.*\)",
     "memory": r"MemoryError \(.*\)",
 }
-"""What graders do, and the error of the grade that comes of it."""
+"""The deeds of graders, and the error of the grade for each."""
 
 
 async def test_each_failure_of_a_grader_is_one_grade_and_keeps_the_worker() -> None:

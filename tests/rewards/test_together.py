@@ -1,4 +1,4 @@
-"""Asynchronous graders: many gradings at a time in one process, each with its own end."""
+"""Asynchronous graders: one process does many gradings at a time, and each ends separately."""
 
 import asyncio
 

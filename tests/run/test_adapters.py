@@ -1,4 +1,4 @@
-"""Engines and trainers that others write: as docs/adapters.md shows, in whole runs; and what is wrong is told early."""
+"""Engines and trainers that users write: the examples of docs/adapters.md in whole runs, and early errors."""
 
 import os
 import re
@@ -49,7 +49,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def adapters(written: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """They can be imported."""
+    """Make the page's files importable."""
     monkeypatch.syspath_prepend(written)
     yield
     for name in MODULES:
@@ -116,7 +116,7 @@ def test_the_adapters_of_the_page_make_the_same_run_in_workers_of_their_own(
 
 
 def test_the_adapters_of_the_page_keep_the_contracts(written: Path) -> None:
-    """As their author runs them: without the settings and fixtures of this repository."""
+    """The test runs as the adapters' author would run it: without the settings and fixtures of this repository."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "test_my_adapters.py"],
@@ -153,7 +153,7 @@ def test_a_dry_run_says_that_it_does_not_know_what_adapters_take(
 
 
 def takes_nothing() -> None:
-    """No factory."""
+    """A function that is no factory."""
 
 
 def makes_no_engine(args: EngineArgs) -> str:

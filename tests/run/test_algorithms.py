@@ -1,4 +1,4 @@
-"""Algorithms that others write: as docs/algorithms.md shows, in whole runs; and what is wrong is told early."""
+"""Algorithms that users write: the examples of docs/algorithms.md in whole runs, and early errors."""
 
 import re
 import sys
@@ -37,7 +37,7 @@ SECTION: dict[str, Any] = yaml.safe_load(re.findall(r"```yaml\n(.*?)```", PAGE, 
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The page's files can be imported."""
+    """Make the page's files importable."""
     for name, code in FILES.items():
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
@@ -48,7 +48,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers are tasks of this process, without Ray."""
+    """Run workers as tasks of this process, without Ray."""
     monkeypatch.setattr("tailrace.run.separated.make_cluster", lambda config, _: LocalCluster(config))
 
 
@@ -58,7 +58,7 @@ def config(tmp_path: Path, model: Path, algorithm: dict[str, Any], name: str = "
 
 
 def adapter(name: str, **options: Any) -> dict[str, Any]:
-    """The section that names an algorithm of this file."""
+    """The recipe's section for the algorithm `name` of this file."""
     return {"type": "adapter", "path": f"tests.run.test_algorithms.{name}", "group_size": 4, "options": options}
 
 
@@ -182,7 +182,7 @@ class Plain(Grpo):
         super().__init__(GrpoConfig(group_size=group_size))
 
     def replaced(self, name: str, *tasks: TableTask) -> tuple[TableTask, ...]:
-        """The table with others in the place of a task."""
+        """The table with `tasks` in the place of the task `name`."""
         return tuple(other for task in super().tasks for other in (tasks if task.name == name else (task,)))
 
 
@@ -195,7 +195,7 @@ def test_an_adapter_that_is_grpo_makes_the_run_of_grpo(tmp_path: Path, tiny_mode
 
 
 class Judge(Task):
-    """Writes how long the text of a response is."""
+    """A task that writes the length of a response's text."""
 
     def __init__(self, context: TaskContext, task: TableTask) -> None:
         super().__init__(context, task.name)
@@ -205,7 +205,7 @@ class Judge(Task):
 
 
 class Judged(Plain):
-    """Rewards are of a service in a pool of its own, and of the grader."""
+    """An algorithm with two rewards: one of a service in a pool of its own, and one of the grader."""
 
     @property
     def columns(self) -> dict[str, ColumnKind]:
@@ -218,7 +218,7 @@ class Judged(Plain):
         return self.replaced("advantage", judge, compute("advantage", self.judged, reads=reads, writes=("advantages",)))
 
     def judged(self, rows: Sequence[Cells]) -> list[Cells]:
-        """Advantages of the sum of both rewards."""
+        """The advantages of the sum of both rewards."""
         return super().advantages([{**row, "reward": row["reward"] + row["judged"]} for row in rows])
 
 
@@ -239,7 +239,7 @@ def test_a_second_reward_is_a_service_in_a_pool_of_its_own(
 
 
 class Broken(Plain):
-    """Its advantages cannot be had."""
+    """An algorithm whose advantages fail."""
 
     how: str
 
@@ -276,7 +276,7 @@ def test_a_function_that_fails_in_a_worker_ends_the_run_with_its_error(tmp_path:
 
 
 class Short(Plain):
-    """A column that its loss reads has too few numbers."""
+    """An algorithm whose loss reads a column with too few numbers."""
 
     @property
     def columns(self) -> dict[str, ColumnKind]:
@@ -288,19 +288,19 @@ class Short(Plain):
         return self.replaced("actor", one, actor(self.loss, "one"))
 
     def one(self, rows: Sequence[Cells]) -> list[Cells]:
-        """One number, however long the response."""
+        """Write one number, however long the response is."""
         return [{"one": np.ones(1, np.float32)} for _ in rows]
 
 
 class Unloved(Plain):
-    """Its loss raises."""
+    """An algorithm whose loss raises."""
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         raise KeyError("token_weights")
 
 
 class Uncounted(Plain):
-    """Its loss does not say of how many tokens its metrics are."""
+    """An algorithm whose loss does not return the metric `tokens`."""
 
     def loss(self, inputs: LossInputs) -> LossOutput:
         output = super().loss(inputs)
@@ -326,21 +326,21 @@ def test_what_a_loss_cannot_use_or_say_ends_the_run_with_its_error(
 
 
 class NoAlgorithm:
-    """Something else."""
+    """A class that is no algorithm."""
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
 
 
 class Larger(Plain):
-    """Has a group size of its own."""
+    """An algorithm that changes the group size."""
 
     def __init__(self, group_size: int) -> None:
         super().__init__(group_size + 1)
 
 
 class Idle(Plain):
-    """Has nobody who trains."""
+    """An algorithm without a task that trains."""
 
     @property
     def tasks(self) -> tuple[TableTask, ...]:
@@ -348,7 +348,7 @@ class Idle(Plain):
 
 
 class Unknown(Plain):
-    """Reads a column that nobody writes."""
+    """An algorithm that reads a column which does not exist."""
 
     @property
     def tasks(self) -> tuple[TableTask, ...]:
@@ -356,7 +356,7 @@ class Unknown(Plain):
 
 
 class Unwritten(Unknown):
-    """Reads a column that it has, and that nobody writes."""
+    """An algorithm that reads a column of its own which no task writes."""
 
     @property
     def columns(self) -> dict[str, ColumnKind]:
@@ -364,7 +364,7 @@ class Unwritten(Unknown):
 
 
 class Otherwise(Plain):
-    """Has another notion of a column that there is."""
+    """An algorithm that declares an existing column with another type."""
 
     @property
     def columns(self) -> dict[str, ColumnKind]:

@@ -1,4 +1,4 @@
-"""A run's directory is one process's, and a start that comes to nothing leaves nothing in it."""
+"""A run's directory belongs to one process, and a start that fails leaves nothing in it."""
 
 import os
 import stat
@@ -18,7 +18,7 @@ from tests.helpers.runs import small_run
 
 
 def fill(run: RunDirectory) -> None:
-    """As a start does before the run begins."""
+    """Write what a start writes before the run begins."""
     run.queue.mkdir()
     (run.queue / "controller.log").write_text("ready")
     run.tensorboard.mkdir()
@@ -85,7 +85,7 @@ def test_a_lock_that_is_removed_before_it_is_had_holds_nothing(tmp_path: Path, m
 
     def open_late(path: Path, mode: str) -> object:
         file = opening(path, mode)
-        path.unlink()  # as a start does that was refused between these two lines
+        path.unlink()  # as does a start that is refused at this moment
         return file
 
     monkeypatch.setattr(Path, "open", open_late)

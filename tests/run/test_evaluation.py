@@ -1,4 +1,4 @@
-"""Evaluations: what is asked, in which ways, and what the answers come to."""
+"""Evaluations: the requests, the ways to answer, and the figures from the answers."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -26,14 +26,14 @@ def prompt(number: int) -> Prompt:
 
 
 class Echo:
-    """Answers each request with the low digit of its seed; greedy with a 1."""
+    """An engine that answers each request with the low bit of its seed, and a greedy request with a 1."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
 
     async def submit(self, requests: Sequence[Request]) -> AsyncGenerator[Sample, None]:
         self.requests.extend(requests)
-        for request in reversed(requests):  # whatever the order in which they finish
+        for request in reversed(requests):  # the order in which they finish must not matter
             token = request.seed % 2 if request.sampling.temperature else 1
             yield Sample(
                 request_id=request.request_id,
@@ -46,7 +46,7 @@ class Echo:
 
 
 class Ones:
-    """A response of a 1 is right."""
+    """A grader for which only the response "1" is right."""
 
     async def grade(self, request: GradingRequest) -> Grade:
         await asyncio.sleep(0)
@@ -138,7 +138,7 @@ def test_pass_at_k_is_the_share_of_all_choices_with_a_right_answer(count: int, r
 
 
 def graded(number: int, *correct: bool | None) -> list[Answer]:
-    """Answers to a prompt; None for one that could not be graded."""
+    """The answers to a prompt; None stands for one that could not be graded."""
     return [
         Answer(
             set="a",
@@ -158,8 +158,8 @@ def test_ungraded_answers_are_no_wrong_answers() -> None:
     answers = [*graded(0, True, None, False, None), *graded(1, False, False, False, False), *graded(2, None)]
     metrics = figures(answers, ["a"], ["greedy"])
     assert metrics["accuracy"] == pytest.approx(1 / 6)
-    assert metrics["pass@2"] == pytest.approx((1 + 0) / 2)  # of the first, whose two graded answers have one right
-    assert metrics["pass@4"] == 0  # of the second alone
+    assert metrics["pass@2"] == pytest.approx((1 + 0) / 2)  # of prompt 0 alone: one of its two graded answers is right
+    assert metrics["pass@4"] == 0  # of prompt 1 alone
     assert (metrics["reward_failures"], metrics["reward_failures/died"]) == (3, 3)
 
 
@@ -181,7 +181,7 @@ def test_an_evaluation_that_would_do_nothing_is_refused(config: dict[str, Any], 
 
 
 class Fails(Ones):
-    """Every grading fails, but those of an evaluation in `succeed`."""
+    """A grader that fails, except for the first prompt in the evaluations `succeed`."""
 
     def __init__(self, *succeed: int) -> None:
         self._succeed = succeed

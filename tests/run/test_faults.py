@@ -1,5 +1,6 @@
-"""Runs of every mode that lose a process of every kind at seeded moments: each ends by itself, and has trained on every
-row once.
+"""Runs of every mode that lose a process of every kind at seeded moments.
+
+Each run ends by itself, and has trained on every row once.
 """
 
 from pathlib import Path
@@ -20,9 +21,9 @@ MODES: list[tuple[dict[str, Any], str]] = [
     ({"max_staleness": 2, "streaming": True}, "sub_step"),
 ]
 SEEDS = range(4)
-"""Of runs with workers in this process; a mode each."""
+"""The seeds of runs with workers in this process, one for each mode."""
 SEEDS_OF_PROCESSES = (135,)
-"""Of those with processes, which take long to start."""
+"""The seeds of runs with worker processes, which take long to start."""
 STEPS = 5
 POOLS = ("rollout", "trainer", "reward", "reference")
 
@@ -50,7 +51,7 @@ def survive(directory: Path, model: Path, seed: int, local: list[LocalCluster] |
     last = {event.step: event for event in steps_of(directory / "run")}
     assert all(e.metrics["staleness_max"] <= pipeline.get("max_staleness", 0) for e in last.values()), faults.done
     died = {event.actor for event in read_events(directory / "run" / "events.jsonl") if event.task == "worker_died"}
-    assert "trainer" in died, faults.done  # of others, it may end the attempt before they are missed
+    assert "trainer" in died, faults.done  # the trainer's death may end the attempt before other deaths are heard of
 
 
 @pytest.mark.parametrize("seed", SEEDS)

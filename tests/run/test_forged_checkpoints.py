@@ -1,7 +1,7 @@
-"""A checkpoint that something has changed is used, or refused in one line: no byte of it makes a traceback.
+"""A changed checkpoint is used, or refused in one line: no byte of it leads to a traceback.
 
-Each file is changed as bytes and, where it is JSON, MessagePack or has a header of JSON, as what it says; the manifest
-agrees with it, as that of someone who wants to be believed does.
+Each file is changed as bytes. If it is JSON or MessagePack, or has a JSON header, its values are changed, too. The
+manifest agrees with the changed file, as a forger's would.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from tailrace.trainer.checkpoint import MANIFEST, CheckpointStore, find_damage
 from tests.transfer.test_snapshot import fresh, half_done
 
 CHANGES = 12
-"""Of each kind to each file."""
+"""The number of changes of each kind to each file."""
 ODD: list[Any] = [
     None,
     True,
@@ -60,7 +60,7 @@ async def snapshot_of_a_queue() -> bytes:
 
 @pytest.fixture
 def right(tmp_path: Path) -> Path:
-    """A checkpoint of a run."""
+    """A correct checkpoint of a run."""
     model, optimizer = model_and_optimizer()
     model(torch.ones(3)).sum().backward()
     optimizer.step()
@@ -76,7 +76,7 @@ def right(tmp_path: Path) -> Path:
 
 
 async def read(directory: Path) -> None:
-    """As a run that goes on does."""
+    """Read a checkpoint as a resumed run does."""
     CheckpointStore(directory.parent, keep=1).verify(directory)
     read_run_state(directory)
     model, optimizer = model_and_optimizer()
@@ -107,7 +107,7 @@ def as_bytes(content: bytes, rng: random.Random) -> bytes:
 
 
 def as_value(value: Any, rng: random.Random) -> Any:
-    """`value` with one of what is in it changed, left out, or put twice."""
+    """A copy of `value` in which one item is changed, left out or put twice."""
     if isinstance(value, dict | list) and value and rng.random() < 0.9:
         copy: Any = value.copy()
         place = rng.choice(sorted(copy, key=str)) if isinstance(copy, dict) else rng.randrange(len(copy))
@@ -155,14 +155,14 @@ def as_what_it_says(name: str, content: bytes, rng: random.Random) -> bytes:
         (length,) = struct.unpack("<Q", content[:8])
         header = as_text(content[8 : 8 + length], change)
         return struct.pack("<Q", len(header)) + header + content[8 + length :]
-    except RecursionError:  # this test's encoder has a limit, too
+    except RecursionError:  # the test's own encoder has a limit, too
         return nested(20_000) if name.endswith(".json") else b"\x91" * 20_000
-    except OverflowError:  # MessagePack has no such number
+    except OverflowError:  # MessagePack cannot hold such a number
         return content
 
 
 def forged(right: Path, directory: Path) -> Iterator[tuple[str, str]]:
-    """Checkpoints at `directory`, one after the other: which file was changed, and how."""
+    """Yield forged checkpoints at `directory`, one after the other, as the changed file and the change's number."""
     files = sorted(path.name for path in right.iterdir() if path.name != MANIFEST)
     for name in [*files, MANIFEST]:
         content = (right / name).read_bytes()
@@ -190,7 +190,7 @@ def test_a_forged_checkpoint_is_used_or_refused_in_one_line(right: Path, tmp_pat
             text = str(error)
             if "\n" in text or len(text) > 1500:
                 wrong.append(f"{name} {how}: {len(text)} characters: {text[:500]!r}")
-        except Exception as error:  # to show all of them at once
+        except Exception as error:  # so that all faults are shown at once
             wrong.append(f"{name} {how}: {type(error).__name__}: {str(error)[:300]}")
     random.setstate(random_state)
     assert wrong == [], f"{len(wrong)}\n" + "\n".join(wrong)

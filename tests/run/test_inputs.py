@@ -1,4 +1,4 @@
-"""What cannot work is refused before an engine starts, and starting one can be broken off."""
+"""Impossible settings are refused before an engine starts, and the start of an engine can be broken off."""
 
 import asyncio
 import threading
@@ -57,7 +57,7 @@ def test_an_engine_larger_than_the_memory_is_refused_with_both_figures(
     )
     with pytest.raises(ConfigError, match=figures):
         check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cpu")
-    check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cuda")  # whose memory is another
+    check_engine(NativeEngineConfig(**engine), tiny_model("llama"), device="cuda")  # a GPU has memory of its own
 
 
 def test_only_the_machines_of_a_joined_cluster_know_their_memory(tmp_path: Path, tiny_model: TinyModel) -> None:
@@ -141,7 +141,7 @@ async def test_cancelled_while_the_engine_starts_the_loop_stays_awake_until_it_i
     async with asyncio.timeout(60):
         await started.wait()
     opening.cancel()
-    assert await asyncio.wait([opening], timeout=0.01) == (set(), {opening})  # in a loop that runs, so it hears signals
+    assert await asyncio.wait([opening], timeout=0.01) == (set(), {opening})  # the loop runs, so it hears signals
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await opening

@@ -16,7 +16,7 @@ from tests.tasks.test_actor import Bench, RecordingTrainer, rows
 
 
 class NoEngines:
-    """Takes weights for nobody."""
+    """A publisher without engines."""
 
     async def publish(self, version: int) -> None:
         pass
@@ -26,7 +26,7 @@ class NoEngines:
 
 
 class EnginesThatAreGone(NoEngines):
-    """What they were sent is never installed."""
+    """A publisher whose engines never install what they were sent."""
 
     def __init__(self) -> None:
         self.awaited = asyncio.Event()
@@ -37,7 +37,7 @@ class EnginesThatAreGone(NoEngines):
 
 
 class Witness(Checkpointer):
-    """Keeps what a checkpoint would say, and the optimizer steps that would be in it."""
+    """A checkpointer that keeps the trained steps and the number of optimizer steps of each checkpoint."""
 
     def __init__(self, trainer: RecordingTrainer) -> None:
         self.saved: list[tuple[int, int]] = []
@@ -51,14 +51,14 @@ class Witness(Checkpointer):
 
 @pytest.fixture(autouse=True)
 def _without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rows here have no rewards."""
+    """Compute no step metrics: the rows here have no rewards."""
     monkeypatch.setattr("tailrace.run.learner.step_metrics", lambda *_: {})
 
 
 async def test_a_checkpoint_asked_for_in_the_middle_of_a_cancelled_step_is_of_its_end(
     log: EventLog, executor: ThreadPoolExecutor
 ) -> None:
-    """As of Ctrl-C, when the step takes longer to end than the driver waits for it."""
+    """This is Ctrl-C during a step that takes longer to end than the driver waits."""
     bench = Bench(log, executor, tokens=None, mini=4)
     witness = Witness(bench.trainer)
     learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
@@ -81,7 +81,7 @@ async def test_a_checkpoint_asked_for_in_the_middle_of_a_cancelled_step_is_of_it
 async def test_a_checkpoint_does_not_wait_for_engines_that_will_not_install(
     log: EventLog, events: list[Event], executor: ThreadPoolExecutor
 ) -> None:
-    """As of Ctrl-C, which has ended them, in the middle of a step."""
+    """This is Ctrl-C in the middle of a step; it has ended the engines, too."""
     bench = Bench(log, executor, tokens=None, mini=4)
     witness, engines = Witness(bench.trainer), EnginesThatAreGone()
     learner = LocalLearner(bench.actor, bench.trainer, executor, engines, witness, log)
@@ -105,7 +105,7 @@ UNSAVED = "nothing is saved, since step 1 has failed in the middle of its update
 async def test_weights_in_the_middle_of_a_step_are_not_saved(
     log: EventLog, executor: ThreadPoolExecutor, mini: int, failing: int
 ) -> None:
-    """The optimizer step that fails may have changed some of them: the only one, or one of two."""
+    """The failed optimizer step, the only one or one of two, may have changed some weights."""
     bench = Bench(log, executor, tokens=None, mini=mini)
     witness = Witness(bench.trainer)
     learner = LocalLearner(bench.actor, bench.trainer, executor, NoEngines(), witness, log)
@@ -121,7 +121,7 @@ async def test_weights_in_the_middle_of_a_step_are_not_saved(
 async def test_weights_of_an_optimizer_step_that_could_not_be_told_of_are_not_saved(
     executor: ThreadPoolExecutor,
 ) -> None:
-    """Its rows went back, and would be trained on twice."""
+    """The step's rows went back, and would be trained on twice."""
 
     def full(event: Event) -> None:
         if event.task == "optimizer":

@@ -1,4 +1,4 @@
-"""What staleness does to learning: the same reward is reached."""
+"""The effect of staleness on learning: all modes reach the same reward."""
 
 import contextlib
 import io
@@ -20,9 +20,9 @@ MODES: dict[str, dict[str, Any]] = {
 }
 SEEDS = range(3)
 STEPS, LAST = 30, 5
-"""Of a run, and those whose mean is its final reward."""
+"""The steps of a run, and the number of last steps whose mean is its final reward."""
 NOISE = 0.1
-"""Of the synchronous final reward, near 0.85 by then: seeds differ by as much."""
+"""The tolerance, relative to the synchronous final reward of about 0.85: seeds differ by as much."""
 
 
 def curve(directory: Path, model: Path, prompts: Path, mode: str, seed: int) -> list[float]:
@@ -47,7 +47,7 @@ def curve(directory: Path, model: Path, prompts: Path, mode: str, seed: int) -> 
 
 @pytest.fixture(scope="module")
 def curves(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[float]]]:
-    """Of each mode, by seed: of the run, and of the model's initial weights."""
+    """The curves of each mode, by seed. The seed is that of the run and of the model's initial weights."""
     base = tmp_path_factory.mktemp("curves")
     prompts = write_prompts(base / "prompts.jsonl")
     models = [write_tiny_model("llama", base / f"model-{seed}", seed=seed) for seed in SEEDS]

@@ -16,7 +16,7 @@ def config(tmp_path: Path) -> RunConfig:
 
 
 def step(number: int, **metrics: float) -> Event:
-    """Of 8 groups of 4."""
+    """The event of a step of 8 groups of 4."""
     values = {"flat_groups": 8.0, "reward": 0.0, "response_tokens_mean": 9.0}
     return Event(
         task="step", actor="driver", start=number, end=number + 1, step=number, samples=32, metrics=values | metrics

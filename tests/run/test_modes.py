@@ -1,4 +1,4 @@
-"""Asynchronous runs of a real model: equal to a plain loop with delayed weights, they learn, and they resume."""
+"""Asynchronous runs of a real model learn, resume, and equal a plain loop with delayed weights."""
 
 import asyncio
 import os
@@ -47,25 +47,25 @@ def prompts(tmp_path: Path) -> Path:
 
 
 class History:
-    """What a run has learned: the weights of every version, and the rewards of every step."""
+    """The progress of a run: the weights of every version, and the rewards of every step."""
 
     def __init__(self) -> None:
         self.weights: list[Tensors] = []
         self.rewards: list[list[float]] = []
 
     def keep(self, weights: Weights) -> None:
-        """Those of the next version."""
+        """Keep the weights of the next version."""
         self.weights.append({name: cast(torch.Tensor, tensor).detach().clone() for name, tensor in weights})
 
 
 async def delayed_loop(config: RunConfig, inputs: Inputs, parts: Parts, stack: AsyncExitStack) -> History:
-    """The reference: each step trains on responses made by the weights of `max_staleness` updates before it."""
+    """The reference: each step trains on responses of the weights that are `max_staleness` updates older."""
     history = History()
     history.keep(parts.trainer.weights())
     algorithm = make_algorithm(config.resolved_algorithm)
     for step in range(config.trainer.steps):
         version = max(0, step - config.pipeline.max_staleness)
-        if version != parts.engine.stats().version:  # else the engine would forget the prefixes that it has computed
+        if version != parts.engine.stats().version:  # an update makes the engine forget its computed prefixes
             await parts.engine.update_weights(version, iter(history.weights[version].items()))
         samples = await generate(requests(step, config, inputs), parts)
         rewards = [digit_fraction(inputs.decode(s.response_ids.tolist()), None, "", {}) for s in samples]
@@ -97,13 +97,13 @@ async def delayed_loop(config: RunConfig, inputs: Inputs, parts: Parts, stack: A
 
 
 async def generate(asked: list[Request], parts: Parts) -> list[Sample]:
-    """The responses, in the order of their rows."""
+    """The responses to `asked`, in the order of their rows."""
     async with aclosing(parts.engine.submit(asked)) as stream:
         return sorted([sample async for sample in stream], key=lambda sample: sample.request_id)
 
 
 def requests(step: int, config: RunConfig, inputs: Inputs) -> list[Request]:
-    """Of a step's rows, each with its `order` for an id."""
+    """The requests for a step's rows. The id of each is the row's `order`."""
     order = PromptOrder(count=len(inputs.prompts.train), seed=config.seed, shuffle=config.prompts.shuffle)
     size, groups = config.algorithm.group_size, config.groups_per_step
     return [
@@ -120,9 +120,9 @@ def requests(step: int, config: RunConfig, inputs: Inputs) -> list[Request]:
 
 
 class JustInTime:
-    """A source and a publisher that bring each version when the last response before it is finished, and not before.
+    """A source and publisher that bring each version when the last response before it is finished, and not before.
 
-    Version v is for step v + staleness, so it comes once the step before that has all of its responses.
+    Version v is for step v + staleness. So it comes once the step before that has all of its responses.
     """
 
     def __init__(self, history: History, weights: Callable[[], Weights], staleness: int, samples_per_step: int) -> None:
@@ -135,7 +135,7 @@ class JustInTime:
         self._changed = asyncio.Event()
 
     def saw(self, event: Event) -> None:
-        """A sink."""
+        """Count finished samples; this is a sink of events."""
         if event.task == "sample":
             self._finished += 1
             self._changed.set()
@@ -146,10 +146,10 @@ class JustInTime:
         self._changed.set()
 
     async def settle(self, version: WeightVersion) -> None:
-        """Nobody waits."""
+        """No engine is waited for."""
 
     async def announcement(self, version: int, *, timeout_s: float) -> None:
-        """Whatever is waited for comes."""
+        """A version that is waited for always comes."""
 
     async def wait(self, version: WeightVersion, *, timeout_s: float) -> WeightVersion:
         self._next = version
@@ -162,14 +162,14 @@ class JustInTime:
         return version
 
     async def heard(self, *, timeout_s: float) -> None:
-        """It is never lost."""
+        """The trainer is never lost."""
 
     @contextmanager
     def weights(self) -> Iterator[tuple[WeightVersion, dict[str, torch.Tensor]]]:
         yield self._next, self._history.weights[self._next]
 
     def installed(self, version: WeightVersion) -> None:
-        """Nobody asks."""
+        """The installed version is not needed."""
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
@@ -177,7 +177,7 @@ class JustInTime:
 
 
 class OneStep:
-    """A gate that lets one claim in at a time, so that a batch of the engine is the rows of one step."""
+    """A gate that lets in one claim at a time, so that each batch of the engine is the rows of one step."""
 
     def __init__(self, gate: WeightsGate) -> None:
         self._gate = gate
@@ -190,7 +190,7 @@ class OneStep:
 
 
 async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: AsyncExitStack) -> History:
-    """The real pipeline, with an engine that is updated on its own."""
+    """Run the real pipeline, with an engine that updates itself."""
     history = History()
     history.keep(parts.trainer.weights())
     samples, staleness = config.trainer.train_batch_size, config.pipeline.max_staleness
@@ -227,7 +227,7 @@ async def pipelined(config: RunConfig, inputs: Inputs, parts: Parts, stack: Asyn
 
 @contextmanager
 def recorded() -> Iterator[list[StepResult]]:
-    """What each step was trained on."""
+    """Record what each step was trained on."""
     steps: list[StepResult] = []
 
     def keeping(result: StepResult, step: int, seconds: float) -> dict[str, float]:
@@ -242,7 +242,7 @@ def recorded() -> Iterator[list[StepResult]]:
 async def history_of(
     config: RunConfig, work: Callable[[RunConfig, Inputs, Parts, AsyncExitStack], Awaitable[History]]
 ) -> History:
-    """What `work` learns with parts of its own."""
+    """Open the parts of a run and let `work` learn with them."""
     inputs = load_inputs(config)
     async with AsyncExitStack() as stack:
         return await work(config, inputs, await open_parts(config, inputs, stack), stack)
@@ -306,7 +306,7 @@ def test_a_run_two_steps_ahead_learns_its_task_within_its_bound(
 
 
 class Interrupting(EventLog):
-    """Asks the run to stop at a moment, as Ctrl-C does."""
+    """An event log that stops the run at one sample, as Ctrl-C does."""
 
     def emit(self, event: Event) -> None:
         super().emit(event)
@@ -353,7 +353,7 @@ def test_an_asynchronous_run_goes_on_from_a_checkpoint_and_trains_on_every_row_o
 
 
 def check_rows(steps: list[StepResult], staleness: int) -> None:
-    """Each step of 8 rows was trained on its own, and on nothing staler than it may be."""
+    """Assert that each step trained on its own 8 rows, none of them staler than allowed."""
     assert [[row.order for row in result.rows] for result in steps] == [
         list(range(8 * step, 8 * step + 8)) for step in range(len(steps))
     ]

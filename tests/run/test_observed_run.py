@@ -1,6 +1,6 @@
-"""What whole runs say of themselves: where the time of each worker went, its weights, and the queue.
+"""The events of whole runs about themselves: how each worker spent its time, its weights, and the queue.
 
-Workers are in this event loop, so that runs are quick; they say the same.
+Workers are in this event loop, so that runs are quick; their events are the same.
 """
 
 import functools
@@ -40,7 +40,7 @@ Observed = Callable[[str], list[Event]]
 
 @pytest.fixture(scope="module")
 def directory_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel) -> Callable[[str], Path]:
-    """The directory of a run of each name in PIPELINES, which is made once."""
+    """A function from a name in PIPELINES to the directory of its run, which is made once."""
 
     @functools.cache
     def made(name: str) -> Path:
@@ -51,7 +51,7 @@ def directory_of(tmp_path_factory: pytest.TempPathFactory, tiny_model: TinyModel
 
 @pytest.fixture(scope="module")
 def observed(directory_of: Callable[[str], Path]) -> Observed:
-    """Their events."""
+    """A function from a name in PIPELINES to the events of its run."""
     return functools.cache(lambda name: read_events(directory_of(name) / "events.jsonl"))
 
 
@@ -71,7 +71,7 @@ def _run(name: str, directory: Path, model: Path) -> Path:
 
 
 def activities(events: list[Event]) -> dict[str, list[Event]]:
-    """By worker, in the order of time."""
+    """The activity events of each worker, in the order of time."""
     said: dict[str, list[Event]] = {}
     for event in events:
         if event.task == "activity":
@@ -108,7 +108,7 @@ def test_a_drain_stands_in_the_timeline_before_the_weights_that_it_makes_way_for
 
 
 SPANS = {"rollout", "sample", "actor", "optimizer", "update_weights", "evaluation", "checkpoint", "export", "step"}
-"""Of every run, with the weights that they work with or make; rewards and advantages need none."""
+"""The kinds of spans of every run that have a weight version. Rewards and advantages have none."""
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_every_event_of_a_run_is_of_a_kind_in_the_register(observed: Observed, n
 
 
 def pattern(name: str) -> str:
-    """`time/rollout` as the page has it: `time/<task>`."""
+    """The name of a metric on the page: `time/rollout` becomes `time/<task>`."""
     if name.startswith("pass@"):
         return "pass@<k>"
     before, slash, _ = name.partition("/")
@@ -193,5 +193,5 @@ def test_the_register_of_metrics_has_all_that_runs_tell_and_nothing_else(observe
     for entry in METRICS:
         for kind in entry.of:
             registered.setdefault(kind, set()).add(entry.name)
-    elsewhere = {"warning", "adaptive_tp"}  # in tests of their own
+    elsewhere = {"warning", "adaptive_tp"}  # these have tests of their own
     assert {task: names for task, names in registered.items() if task not in elsewhere} == told

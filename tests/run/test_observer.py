@@ -1,4 +1,4 @@
-"""The queue's counts become events, until it is closed."""
+"""The queue's counts become events until it is closed."""
 
 import asyncio
 from typing import Any
@@ -21,7 +21,7 @@ from tests.transfer.virtual_time import settle
 
 
 class Queue(LocalQueue):
-    """Says when it was asked, and may refuse to answer."""
+    """A queue that counts requests for its stats, and may refuse to answer."""
 
     def __init__(self, **options: Any) -> None:
         sink = QueueTask(TaskSpec(name="sink", reads=ROLLOUT.writes), FirstIn(100))

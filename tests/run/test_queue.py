@@ -1,4 +1,4 @@
-"""A run's queue is where its configuration says, with the run's table, and may lose processes."""
+"""A run's queue is at the configured place, has the run's table, and survives deaths of its processes."""
 
 import json
 import os
@@ -188,7 +188,7 @@ REMOTE = {"type": "remote", "connection": "q/connection.json"}
 
 
 def failing(directory: Path, queue: dict[str, Any], error: Exception, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a run says that ends with `error`."""
+    """The message of a run that ends with `error`."""
 
     async def fail(*_: object) -> int:
         raise error
@@ -272,7 +272,7 @@ STEPS = 6
 def test_a_run_trains_on_each_row_once_and_ends_though_processes_of_its_queue_are_killed(
     tmp_path: Path, tiny_model: TinyModel, replicas: int, kills: dict[str, list[str]]
 ) -> None:
-    """The last steps may meet rows of earlier ones that came again; they do not train on them."""
+    """The last steps may meet rows of earlier steps that came again, and must not train on them."""
     prompts = write_prompts(tmp_path / "prompts.jsonl")
     storage = {"type": "arena", "max_bytes": 2**26}
     queue = {"type": "service", "replicas": replicas, "storage": storage}

@@ -1,4 +1,4 @@
-"""The recipes that ship say what their comments say."""
+"""The shipped recipes keep what their comments promise."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tailrace.config.load import load_config
 RECIPES = Path(__file__).parents[2] / "recipes"
 RUNTIME: Any = {key: True for key in ("output_dir", "pipeline", "weights", "cluster", "queue")}
 RUNTIME |= {"trainer": {"micro_batch_tokens"}}
-"""How a run is carried out, not what it trains."""
+"""The keys of how a run is carried out, rather than what it trains."""
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("*.yaml")), ids=lambda recipe: str(recipe.stem))
@@ -37,7 +37,7 @@ def test_the_asynchronous_recipe_gives_each_pool_a_core_and_bounds_staleness_by_
     assert config.weights_mode == "in_flight"
     assert (config.cluster.rollout.cores, config.cluster.trainer.cores) == ((0,), (1,))
     assert config.queue.type == "service"
-    group = 30 + config.algorithm.group_size * 10  # tokens of a prompt and of responses, at least
+    group = 30 + config.algorithm.group_size * 10  # at least the tokens of a prompt and its responses
     assert config.trainer.micro_batch_tokens < config.groups_per_step * group
 
 

@@ -1,6 +1,6 @@
-"""Runs whose tasks are in workers of their own: the same training, whichever worker dies.
+"""Runs with workers for each task train the same, whichever worker dies.
 
-Their workers run in this event loop; what only processes can show is in test_separated_processes.py.
+The workers run in this event loop. What only processes can show is in test_separated_processes.py.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ def prompts(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
-    """Workers of runs are in the event loop of the test; the clusters that were made."""
+    """Run workers in the event loop of the test, and list the clusters made."""
     made: list[LocalCluster] = []
 
     def make_cluster(config: Any, _: Any) -> LocalCluster:
@@ -56,7 +56,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> list[LocalCluster]:
 
 
 def assert_whole(run: Path, steps: int, *, max_staleness: int) -> None:
-    """Every step was trained, on all of its rows, and none was staler than it may be."""
+    """Assert that every step was trained on all of its rows, none of them staler than allowed."""
     trained = steps_of(run)
     assert [event.step for event in trained] == list(range(steps))
     assert all(event.samples == 8 for event in trained)
@@ -115,7 +115,7 @@ def test_nccl_without_a_gpu_is_refused_before_anything_is_trained(
 
 
 def begin_together(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
-    """No rollout worker of so many begins before each has something to generate."""
+    """Let no rollout worker begin before `workers` of them have something to generate."""
     claim, have, all_have = RemoteQueue.claim, set[RemoteQueue](), asyncio.Event()
 
     async def claim_together(queue: RemoteQueue, task: str, **options: Any) -> Claim:
@@ -207,7 +207,7 @@ def kill_local(cluster: LocalCluster, name: str) -> None:
 def test_a_run_from_an_older_checkpoint_goes_on_from_there_when_its_trainer_dies_before_it_has_saved(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not from a newer one, which was left behind."""
+    """It does not go on from a newer checkpoint, which was left behind."""
     run = tmp_path / "run"
     config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS)
     assert train(config, resume=False) == 0
@@ -221,7 +221,7 @@ def test_a_run_from_an_older_checkpoint_goes_on_from_there_when_its_trainer_dies
 
 
 def trained_with_a_checkpoint_elsewhere(directory: Path, model: Path, prompts: Path) -> tuple[RunConfig, Path]:
-    """A run that has ended, in `run`, and its first checkpoint, which was moved away."""
+    """Make a run that has ended, and move its first checkpoint away. Return its configuration and that checkpoint."""
     run, elsewhere = directory / "run", directory / "elsewhere"
     config = small_run(run, model, prompts, pipeline=SYNCHRONOUS, checkpoint={"every": 1, "keep": 5})
     assert train(config, resume=False) == 0
@@ -291,7 +291,7 @@ def test_a_run_has_one_display_and_one_set_of_sinks_however_often_its_trainer_di
     class Known(PrometheusSink):
         def __init__(self, port: int) -> None:
             assert port == 9464
-            super().__init__(0)  # any that is free
+            super().__init__(0)  # any free port
             sinks.append(self)
 
         def close(self) -> None:

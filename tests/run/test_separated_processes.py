@@ -69,7 +69,7 @@ def test_a_run_survives_the_death_of_every_kind_of_worker_in_one_go(
         cluster={kind: {"cpus": 0} for kind in ("rollout", "trainer", "reward", "reference")},
         **KL,
     )
-    # The prompts of step s are let in when step s - 1 begins: each death is missed before the next one.
+    # the prompts of step s are admitted when step s - 1 begins, so each death is noticed before the next one
     deaths = {1: ("rollout-0",), 3: ("reward-0", "reference-0"), 6: ("trainer",)}
     pids: dict[str, int] = {}
 
@@ -103,9 +103,9 @@ def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
 
 
 def interrupted(start: list[str], number: signal.Signals) -> str:
-    """What a run says on stderr that gets a signal after two steps; it ends by itself then.
+    """Start a run, send it a signal after two steps, and return its stderr when it has ended by itself.
 
-    As a terminal sends it, and as `timeout` does: to the process and to its group.
+    The signal goes to the group, as from a terminal. SIGTERM also goes to the process itself, as from `timeout`.
     """
     pipe = subprocess.PIPE
     with subprocess.Popen(start, stdout=pipe, stderr=pipe, text=True, start_new_session=True) as process:
@@ -133,7 +133,7 @@ def test_an_interrupted_run_saves_ends_its_processes_and_goes_on(
         model = tiny_model("llama")
         return small_run(run, model, prompts, pipeline=FULLY_ASYNCHRONOUS, trainer__steps=count, **never)
 
-    start = command(steps(50), tmp_path / "recipe.yaml")  # more than it makes before it hears of the signal
+    start = command(steps(50), tmp_path / "recipe.yaml")  # more steps than it makes before it hears of the signal
     for number, options in ((signal.SIGINT, []), (signal.SIGTERM, ["--resume"])):
         said = interrupted([*start, *options], number).splitlines()
         warned = [line for line in said if "responses have special tokens that are left out" in line]

@@ -1,4 +1,4 @@
-"""A step that trained on something else than what was sampled gives a warning or ends the run."""
+"""A step that trains on something else than was sampled gives a warning or ends the run."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The bound on staleness, and that each row is trained on once in its step, over random schedules of all modes."""
+"""Staleness is bounded, and each row is trained on once, in its step, over random schedules of all modes."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ CHUNKS = 4
 
 
 def check(run: Run) -> None:
-    """All that is claimed of every run."""
+    """Assert all that must hold of every run."""
     schedule = run.schedule
     size = schedule.samples_per_step
     assert sorted(run.actor.trained) == list(range(schedule.steps))
@@ -32,7 +32,7 @@ def check(run: Run) -> None:
 
 
 def check_order(run: Run) -> None:
-    """The oldest prompts are started first, and no row of a step is claimed for training before the one before."""
+    """Assert that the oldest prompts start first, and that the actor claims rows step after step."""
     started = [orders[0] for orders in run.queue.claimed["rollout"]]
     assert started == sorted(started)
     size = run.schedule.samples_per_step
@@ -41,14 +41,14 @@ def check_order(run: Run) -> None:
 
 
 def check_events(run: Run) -> None:
-    """The event of each response has the first and the last of the versions that made it."""
+    """Assert that the event of each response has the first and the last of its weight versions."""
     told = [(event.version, event.info["last_version"]) for event in run.events if event.task == "sample"]
     made_by = [versions(row) for rows in run.actor.trained.values() for row in rows]
     assert sorted(told) == sorted((made[0], made[-1]) for made in made_by)
 
 
 async def whole(schedule: Schedule) -> None:
-    """One run, from its beginning to its end."""
+    """Check one run from its beginning to its end."""
     run = Run(schedule)
     await run.go()
     check(run)
@@ -65,10 +65,10 @@ def test_no_schedule_trains_on_anything_staler_than_the_bound_or_waits_for_ever(
 
 
 async def interrupted(schedule: Schedule, *, save: bool) -> int:
-    """A run that is cancelled at some moments, and goes on from what it saved then, or the last time before.
+    """Run, cancel at some moments, and go on from what was saved then or the last time before.
 
-    Steps that were trained after the checkpoint are lost with the process, and trained again. Returns how often it
-    went on from a checkpoint.
+    Steps trained after the checkpoint are lost with the process, and trained again. Return how often the run went on
+    from a checkpoint.
     """
     chance = random.Random(f"interrupt {schedule.seed}")
     starts: list[Saved] = []

@@ -1,4 +1,4 @@
-"""The figures of a step, from rows made by hand."""
+"""The metrics of a step, from rows made by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Whole runs: they learn, they resume, they stop cleanly, whatever mode they are in."""
+"""Whole runs of every mode learn, resume and stop cleanly."""
 
 import asyncio
 import re
@@ -190,7 +190,7 @@ def test_three_non_finite_updates_stop_the_run_with_the_evidence(
 ) -> None:
     run = tmp_path / "run"
     config = small_run(run, tiny_model("llama"), prompts)
-    diverging = config.trainer.model_copy(update={"lr": 1e30, "max_grad_norm": 1e30})  # beyond what a recipe may say
+    diverging = config.trainer.model_copy(update={"lr": 1e30, "max_grad_norm": 1e30})  # beyond the bounds of a recipe
     config = config.model_copy(update={"trainer": diverging})
     with pytest.raises(NonFiniteError, match=re.escape(str(run / "evidence.json"))):
         train(config, resume=False)
@@ -206,7 +206,7 @@ def test_ctrl_c_does_not_hide_the_error_of_a_step_that_is_half_done(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Nor does it save what is of no step."""
+    """The rest of an unfinished step is not saved either."""
     apply, interrupt, applied = SingleTrainer.apply, Interrupt(), list[UpdateResult]()
 
     def interrupted_apply(trainer: SingleTrainer) -> UpdateResult:
@@ -233,7 +233,7 @@ def command(config: RunConfig, recipe: Path, *options: str) -> list[str]:
 def test_an_interrupted_run_saves_and_goes_on_from_there(tmp_path: Path, tiny_model: TinyModel, prompts: Path) -> None:
     run = tmp_path / "run"
     never = {"checkpoint": {"every": 100}, "evaluation": {"every": 100}}
-    steps = 200  # more than it makes before it hears of the signal
+    steps = 200  # more steps than it makes before it hears of the signal
     config = small_run(run, tiny_model("llama"), prompts, trainer__steps=steps, **never)
     start = command(config, tmp_path / "recipe.yaml")
     with subprocess.Popen(start, stdout=subprocess.PIPE, text=True) as process:
@@ -392,7 +392,7 @@ def test_a_corrupt_checkpoint_offers_the_one_before(tmp_path: Path, tiny_model: 
 
 
 def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
-    """The next run ends by this error at the first event `task step` of this name, and saves nothing."""
+    """Let the next run end by `error` at the first event `task step` of the name `at`, before it saves anything."""
 
     class Ending(EventLog):
         def forward(self, event: Event) -> None:
@@ -407,7 +407,7 @@ def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch, at: str) -> 
 def test_a_run_from_an_older_checkpoint_that_ends_before_it_has_saved_goes_on_from_there(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not from a newer one, which it has left behind."""
+    """It does not go on from a newer checkpoint, which it has left behind."""
     run = tmp_path / "run"
     older, newer = (run / "checkpoints" / name for name in ("step_000002", "step_000004"))
     config = small_run(run, tiny_model("llama"), prompts)

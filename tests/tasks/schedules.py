@@ -1,7 +1,7 @@
-"""Asynchronous runs in virtual time: all of it is real but devices, graders, and how weights travel.
+"""Asynchronous runs in virtual time: all parts are real but devices, graders and the transfer of weights.
 
-A seed fixes how long everything takes, and with it who comes before whom; nobody sleeps. Where all wait for one another
-the clock jumps to a limit, and its error fails the test.
+A seed fixes all durations, and with them the order of events; nothing sleeps. If all tasks wait for one another, the
+clock jumps to a limit, and its error fails the test.
 """
 
 import asyncio
@@ -51,12 +51,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LIMIT_S = 10_000.0
-"""Far longer than anything takes: whoever waits so long waits for ever."""
+"""A limit far longer than any work takes: a longer wait is a wait for ever."""
 MODES: tuple[WeightsMode, ...] = ("synchronous", "delayed", "sub_step", "in_flight")
 
 
 class Device(Executor):
-    """Works on one thing at a time; each takes up to `slowest` seconds."""
+    """An executor that does one piece of work at a time. Each takes up to `slowest` seconds."""
 
     def __init__(self, chance: random.Random, slowest: float) -> None:
         self.slowest = slowest
@@ -64,7 +64,7 @@ class Device(Executor):
         self._free_at = 0.0
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Its result is there when it is done."""
+        """Begin work whose result is there when its time has passed."""
         loop = asyncio.get_running_loop()
         self._free_at = max(loop.time(), self._free_at) + self._chance.uniform(0.01, self.slowest)
         future: Future[T] = Future()
@@ -76,19 +76,19 @@ class Device(Executor):
             return
         try:
             future.set_result(work())
-        except Exception as error:  # whatever it is, whoever asked for the work hears of it
+        except Exception as error:  # any error goes to the caller who waits for the work
             future.set_exception(error)
 
 
 class Hub:
-    """Brings each version that is published to all engines, each after a while; later ones may be faster."""
+    """A publisher that brings each version to each engine after a random delay. Later versions may be faster."""
 
     def __init__(self, chance: random.Random, engines: int, *, wait: bool, slowest: float = 9.0) -> None:
-        """`wait`: publish until all engines have it."""
+        """`wait`: `settle` waits until all engines have the version."""
         self.published: WeightVersion = 0
         self.sources = [Source(self) for _ in range(engines)]
         self.turns: list[Source] = []
-        """Who has the turn now."""
+        """The source that has the turn to install."""
         self.lock = asyncio.Lock()
         self._chance = chance
         self._wait = wait
@@ -115,7 +115,7 @@ class Source:
         self.announced: WeightVersion = 0
         self.received: WeightVersion = 0
         self.has: WeightVersion = 0
-        """What the engine said it has."""
+        """The version that the engine has installed."""
         self.on_take: Callable[[], None] = lambda: None
         self.on_install: Callable[[WeightVersion], None] = lambda version: None
         self._hub = hub
@@ -123,17 +123,17 @@ class Source:
         self._waiting: set[asyncio.Event] = set()
 
     def lose(self, *, lost: bool) -> None:
-        """Whether the trainer is silent from now on."""
+        """Set whether the trainer is silent from now on."""
         self._is_lost = lost
         self._tell()
 
     def announce(self, version: WeightVersion) -> None:
-        """It is on its way."""
+        """Note that `version` is on its way."""
         self.announced = max(self.announced, version)
         self._tell()
 
     def arrive(self, version: WeightVersion) -> None:
-        """It is wholly here."""
+        """Note that `version` has wholly arrived."""
         self.announce(version)
         self.received = max(self.received, version)
         self._tell()
@@ -166,7 +166,7 @@ class Source:
 
     def installed(self, version: WeightVersion) -> None:
         if version == 0:
-            return  # it begins with that
+            return  # the engine begins with version 0
         assert version > self.has
         self.has = version
         self.on_install(version)
@@ -186,7 +186,7 @@ class Source:
             self._hub.lock.release()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Look again whenever something has changed."""
+        """Wait until `condition` holds, checked at each change."""
         news = asyncio.Event()
         self._waiting.add(news)
         try:
@@ -203,7 +203,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """One random run."""
+    """The random settings of one run."""
 
     seed: int
     mode: WeightsMode | Literal["colocated"]
@@ -213,20 +213,20 @@ class Schedule:
     mini_batches: int
     engines: int
     room: int | None
-    """Of each worker."""
+    """The room of each worker; None: no limit."""
     full_steps: int
-    """Steps whose rows the queue has room for."""
+    """The number of steps for whose rows the queue has room."""
     spare_rows: int
-    """Rows that it has room for beyond those."""
+    """The number of rows beyond those for which the queue has room."""
     slowest_update_s: float
     steps: int
-    """Of which the last ones could be staler than the bound allows."""
+    """The number of steps, enough that the last ones could be staler than the bound allows."""
     group_size: int = 2
     groups_per_step: int = 2
 
     @classmethod
     def drawn(cls, seed: int) -> "Schedule":
-        """That of a seed."""
+        """Draw the schedule of a seed."""
         chance = random.Random(f"schedule {seed}")
         mode: WeightsMode | Literal["colocated"] = chance.choice((*MODES, "colocated"))
         streaming = chance.random() < 0.6
@@ -252,7 +252,7 @@ class Schedule:
 
     @property
     def config(self) -> RunConfig:
-        """As a user would write it."""
+        """The configuration, as a user would write it."""
         pipeline = {"max_staleness": self.max_staleness, "streaming": self.streaming, "in_order": self.in_order}
         return _config(tuple(pipeline.items()), self.samples_per_step, self.mini_batches, self.group_size)
 
@@ -269,19 +269,19 @@ def _config(pipeline: tuple[tuple[str, Any], ...], samples: int, mini_batches: i
         trainer={
             "train_batch_size": samples,
             "mini_batch_size": samples // mini_batches,
-            "micro_batch_tokens": 11,  # some groups have more, some less
+            "micro_batch_tokens": 11,  # smaller and larger than the tokens of some groups
         },
     )
 
 
 class WatchedQueue(LocalQueue):
-    """Remembers what was claimed. Who puts hears of it a while after it has happened, as where a queue is far away."""
+    """A queue that records its claims. A put is answered a while after it has happened, as by a remote queue."""
 
     def __init__(self, tasks: Sequence[QueueTask], chance: random.Random, **options: Any) -> None:
         super().__init__(tasks, **options)
         self._chance = chance
         self.claimed: dict[str, list[list[int]]] = {}
-        """By task, the `order` of the rows of each claim."""
+        """The `order` of the rows of each claim, by task."""
 
     async def put(self, rows: Sequence[NewRow], *, timeout: float | None = None) -> list[RowId]:
         ids = await super().put(rows, timeout=timeout)
@@ -297,14 +297,14 @@ class WatchedQueue(LocalQueue):
 
 
 def advantage_task(context: TaskContext, algorithm: Algorithm) -> ComputeTask:
-    """What serves the algorithm's task `advantage`."""
+    """The service of the algorithm's task `advantage`."""
     (work,) = (task.work for task in algorithm.tasks if task.name == "advantage")
     assert isinstance(work, Compute)
     return ComputeTask(context, "advantage", work)
 
 
 class Grading(Task):
-    """Gives random rewards after a while."""
+    """A reward task that gives random rewards after a while."""
 
     def __init__(self, context: TaskContext, chance: random.Random) -> None:
         super().__init__(context, "reward", workers=3)
@@ -316,17 +316,17 @@ class Grading(Task):
 
 
 class ForgetfulTrainer(RecordingTrainer):
-    """Has nothing to restore."""
+    """A recording trainer that has nothing to restore."""
 
     def load(self, directory: Path) -> None:
-        """Nothing."""
+        """Restore nothing."""
 
 
 class WatchedActor(Actor):
-    """Remembers what it has trained on."""
+    """An actor that records what it has trained on."""
 
     trained: dict[int, tuple[Row, ...]]
-    """By step."""
+    """The rows of each step."""
 
     async def apply(self, batch: Batch) -> StepResult:
         result = await super().apply(batch)
@@ -344,7 +344,7 @@ class Saved:
 
 
 class MemoryCheckpointer(Checkpointer):
-    """Notes the data position a while before it takes the queue's rows, as one does whose queue is far away."""
+    """A checkpointer that notes the data position a while before it takes the queue's rows, as with a remote queue."""
 
     def __init__(self, queue: LocalQueue, chance: random.Random) -> None:
         self.saved: list[Saved] = []
@@ -360,7 +360,7 @@ class MemoryCheckpointer(Checkpointer):
 
 
 class Colocated:
-    """Engine and trainer in one process."""
+    """The publisher of an engine and a trainer in one process."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine
@@ -370,17 +370,17 @@ class Colocated:
         await self._engine.update_weights(version, iter(()))
 
     async def settle(self, version: WeightVersion) -> None:
-        """It is there."""
+        """There is nothing to wait for."""
 
 
 class Run:
-    """The parts of a run of a schedule, and what they did; made in the loop that it runs in."""
+    """The parts of a schedule's run, and their records. It must be made in the loop that it runs in."""
 
     def __init__(self, schedule: Schedule, part: int = 0) -> None:
-        """`part`: how often it was resumed."""
+        """`part`: the number of resumes so far."""
         self.schedule = schedule
         self.begun = False
-        """Whether it stands where it is to start, so that it may be saved."""
+        """Whether the run has reached its start, so that it may be saved."""
         self.events: list[Event] = []
         self.chance = random.Random(f"run {schedule.seed} {part}")
         self.log = EventLog(sinks=(self.events.append,))
@@ -479,7 +479,7 @@ class Run:
         return RolloutTask(context, "rollout", generation)
 
     async def go(self, start: Saved | None = None) -> None:
-        """To the end, from the beginning or from a checkpoint."""
+        """Run to the end, from the beginning or from a checkpoint."""
         async with asyncio.timeout(10 * LIMIT_S), asyncio.TaskGroup() as tasks:
             updates = [tasks.create_task(updater.run()) for updater in self.updaters]
             if start is not None:
@@ -492,7 +492,7 @@ class Run:
 
 
 def versions(row: Row) -> list[int]:
-    """Of a row's tokens."""
+    """The weight versions of a row's tokens."""
     cell: Any = row.cells["weight_versions"]
     array: IntArray = cell
     return [int(version) for version in array]

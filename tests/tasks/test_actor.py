@@ -30,7 +30,7 @@ SAMPLES = 8
 
 
 class RecordingTrainer(Trainer):
-    """Keeps what it was asked to do; `held` makes the next `apply` wait for `let_go`."""
+    """A trainer that records its calls. While `let_go` is cleared, `apply` waits for it."""
 
     def __init__(self) -> None:
         self.pending: list[int] = []
@@ -40,9 +40,9 @@ class RecordingTrainer(Trainer):
         self.let_go = threading.Event()
         self.let_go.set()
         self.fails: Exception | None = None
-        """What `apply` raises."""
+        """The error that `apply` raises."""
         self.fails_after = 0
-        """Calls of `apply` that succeed first."""
+        """The number of calls of `apply` that succeed before."""
 
     def log_probs(self, samples: Sequence[TrainSample], *, reference: bool = False) -> list[FloatArray]:
         return [np.full(len(sample.response_ids), len(self.applied), np.float32) for sample in samples]
@@ -80,7 +80,7 @@ class RecordingTrainer(Trainer):
 
 
 def rows(group: int, error: str = "") -> list[NewRow]:
-    """A group of four one-token samples whose token is their order, and whose grading has failed with `error`."""
+    """A group of four one-token samples. The token is the order; the grading failed with `error`, if any."""
     return [
         NewRow(
             group_id=group,
@@ -118,7 +118,7 @@ class Bench:
             clock=lambda: self.now,
         )
         self.results: list[StepResult] = []
-        """What was committed."""
+        """The committed steps."""
         self.actor = Actor(
             self.queue,
             self.trainer,
@@ -148,7 +148,7 @@ class Bench:
         await self.actor.ack(batch)
 
     async def lose_claims(self) -> None:
-        """Every lease ends, and its rows are ready again."""
+        """Let every lease end, so that its rows are ready again."""
         self.now += 3600.0
         await self.queue.nack(Claim(lease_id=0, lease_s=0.0, task="actor", rows=()))
 
@@ -198,7 +198,7 @@ async def test_streaming_accumulates_a_group_before_the_next_is_there(
 
 
 async def test_streaming_does_not_choose_the_mini_batch_of_a_group(log: EventLog, executor: ThreadPoolExecutor) -> None:
-    """By how early it was whole it would: the short ones would come first."""
+    """Mini-batches by arrival would prefer short responses, since their groups are whole first."""
     bench = Bench(log, executor, tokens=5, mini=4)
     await bench.queue.put(rows(1))
     update = bench.update()
@@ -297,7 +297,7 @@ async def test_rows_that_come_again_after_their_update_are_acked_without_another
 
 
 class AcksFail(LocalQueue):
-    """Hears of the first ack alone."""
+    """A queue that loses all acks but the first."""
 
     acks = 0
 
@@ -321,7 +321,7 @@ async def test_rows_whose_acks_fail_are_in_the_weights_and_their_step_counts(
 
 
 class NacksTogether(LocalQueue):
-    """Answers no nack before two are under way, and then it is lost."""
+    """A queue that is lost once two nacks are under way."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -87,7 +87,7 @@ async def test_a_step_that_somebody_else_has_put_is_an_error() -> None:
 
 
 class Losing(LocalQueue):
-    """Has lost groups, one list of them after the other, and no room for the first `full` puts."""
+    """A queue that reports lost groups, one list after the other, and has no room for the first `full` puts."""
 
     def __init__(self, *lost: list[int], full: int = 0) -> None:
         super().__init__(make_tasks(), LocalQueueConfig())

@@ -1,4 +1,4 @@
-"""Every admitted row gets a response, and what goes wrong in the engine is seen by the caller."""
+"""Every admitted row gets a response, and errors of the engine reach the caller."""
 
 import asyncio
 import random
@@ -127,7 +127,7 @@ async def test_an_engine_that_answers_with_no_token_is_an_error_that_names_the_s
     aborting: list[asyncio.Future[None]] = []
     queue = make_queue()
     engine = Silent(executor=executor, playwright=RandomPlaywright(9))
-    await engine.pause_generation()  # it is aborted before its first token
+    await engine.pause_generation()  # the request is aborted before its first token
     await queue.put(rows(range(1, 2)))
     with pytest.raises(ExceptionGroup) as failed:
         await make_worker(queue, engine, log).run()
@@ -206,7 +206,7 @@ async def test_rows_that_come_again_while_they_are_generated_get_one_response(
         while in_hand(engine) < 8:
             await asyncio.sleep(0)
         now = 3600.0
-        await queue.nack(Claim(lease_id=0, lease_s=0.0, task="rollout", rows=()))  # leases have ended
+        await queue.nack(Claim(lease_id=0, lease_s=0.0, task="rollout", rows=()))  # the leases have ended
         while in_hand(engine) < 16:
             await asyncio.sleep(0)
         await engine.resume_generation()
@@ -225,7 +225,7 @@ async def leased(queue: LocalQueue) -> int:
 
 
 def by_place(tokens: tuple[int, ...]) -> Callable[[Request], Script]:
-    """Responses of so many tokens, by the place of a sample in its group."""
+    """Write responses of these lengths, by the sample's place in its group."""
 
     def write(request: Request) -> Script:
         length = tokens[request.seed % 4]
@@ -261,7 +261,7 @@ async def test_no_more_rows_are_in_hand_than_there_is_room_for_but_a_group_alway
 
 
 async def test_room_is_freed_sample_by_sample(log: EventLog, executor: ThreadPoolExecutor) -> None:
-    """Two groups with room for six: the second is claimed when two samples of the first are done, not all."""
+    """There are two groups and room for six: the second is claimed when two samples of the first are done, not all."""
     queue = make_queue()
     engine = FakeEngine(executor=executor, playwright=by_place((1, 2, 10**6, 10**6)))
     worker = asyncio.create_task(make_worker(queue, engine, log, room=6).run())
@@ -288,7 +288,7 @@ async def test_a_claim_that_is_void_frees_all_of_its_room(log: EventLog, executo
         while in_hand(engine) < 4:
             await asyncio.sleep(0)
         now = 3600.0
-        await queue.nack(Claim(lease_id=0, lease_s=0.0, task="rollout", rows=()))  # its lease has ended
+        await queue.nack(Claim(lease_id=0, lease_s=0.0, task="rollout", rows=()))  # the lease has ended
         await engine.resume_generation()
         received: list[int] = []
         while len(received) < 12:
@@ -302,7 +302,7 @@ async def test_a_worker_waits_for_prompts_longer_than_the_limit_of_a_claim(log: 
     queue = make_queue(asyncio.get_running_loop().time, timeout_s=5.0)
     engine = FakeEngine(executor=Device(random.Random(0), 1.0), playwright=RandomPlaywright(50))
     worker = asyncio.create_task(make_worker(queue, engine, log).run())
-    await asyncio.sleep(1000.0)  # a long training step, before which nothing is admitted
+    await asyncio.sleep(1000.0)  # as during a long training step, before which no prompt is admitted
     await queue.put(rows(range(1)))
     received = 0
     while received < 4:

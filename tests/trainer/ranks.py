@@ -1,4 +1,4 @@
-"""A trainer of two ranks behind one object, as the contract has it: data-parallel, both in this process."""
+"""A trainer of two data-parallel ranks behind one object, as the contract asks. Both are in this process."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from tailrace.types import FloatArray
 
 
 class TwoRanks(SingleTrainer):
-    """This object is rank 0 and holds rank 1. Each has all weights and every other group."""
+    """A trainer that is rank 0 and holds rank 1. Each rank has all weights and every other group."""
 
     def __init__(self, args: TrainerArgs) -> None:
         super().__init__(args)
@@ -26,7 +26,7 @@ class TwoRanks(SingleTrainer):
         self._other.accumulate([sample for sample in samples if sample.group_id % 2], loss)
 
     def apply(self) -> UpdateResult:
-        """Add up what the ranks have, and step by all of it."""
+        """Sum the gradients of the ranks, and step by the sum."""
         for mine, theirs in zip(self._model.parameters(), self._other._model.parameters(), strict=True):
             if theirs.grad is not None:
                 mine.grad = theirs.grad.clone() if mine.grad is None else mine.grad + theirs.grad

@@ -9,12 +9,12 @@ from tailrace.trainer.scorer import Scorer
 
 
 def make_trainer(model_dir: Path, *, temperature: float = 1.0, **config: object) -> SingleTrainer:
-    """For ten updates, in fp32 unless `config` says otherwise."""
+    """Make a trainer for ten updates, in fp32 unless `config` says otherwise."""
     return SingleTrainer(_args(model_dir, temperature, config))
 
 
 def make_scorer(model_dir: Path, *, temperature: float = 1.0, **config: object) -> Scorer:
-    """In fp32 unless `config` says otherwise."""
+    """Make a scorer, in fp32 unless `config` says otherwise."""
     return Scorer(_args(model_dir, temperature, config))
 
 

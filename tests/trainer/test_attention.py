@@ -15,7 +15,7 @@ TOKENS = 21
 
 
 def visible() -> torch.Tensor:
-    """bool [T, T]: the definition of what each token may look at."""
+    """The definition of the tokens that each token may attend to, bool [T, T]."""
     owner = np.full(TOKENS, -1)
     part = np.zeros(TOKENS, np.int64)
     for number, span in enumerate(SPANS):

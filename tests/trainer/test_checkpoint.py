@@ -153,7 +153,7 @@ store.save(4, lambda directory: (directory / "data").write_bytes(b"new"))
 def test_a_crash_while_a_checkpoint_is_replaced_loses_neither_it_nor_the_next_save(
     store: CheckpointStore, finished: int, survivor: bytes
 ) -> None:
-    """Four operations replace it: the old one aside, the new one in its place, the old one out of sight, and away."""
+    """Replacing takes four operations: move the old one aside, move the new one in, hide the old one, delete it."""
     command = [sys.executable, "-c", CRASH_WHILE_REPLACING, str(store.directory), str(finished)]
     assert subprocess.run(command, timeout=60, check=False).returncode == 7
     latest = store.latest()
@@ -184,7 +184,7 @@ CheckpointStore(Path(sys.argv[1]), keep=2).save(1, crash)
 
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """While it says so, no directory can be removed: as on NFS those of which somebody has a file open."""
+    """Let no directory be removed while the list says so, as on NFS while a file in it is open."""
     is_stuck, remove = [True], os.rmdir
 
     def rmdir(path: str, **options: int) -> None:

@@ -17,7 +17,7 @@ from tests.conftest import TinyModel
 
 
 class Averaging(SingleTrainer):
-    """Divides each part of a batch by its own denominator."""
+    """A trainer that divides each part of a batch by the part's own denominator."""
 
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
         def averaged(inputs: LossInputs) -> LossOutput:
@@ -28,21 +28,21 @@ class Averaging(SingleTrainer):
 
 
 class Hot(SingleTrainer):
-    """Forgets the temperature."""
+    """A trainer that ignores the temperature."""
 
     def __init__(self, args: TrainerArgs) -> None:
         super().__init__(replace(args, temperature=1.0))
 
 
 class Remembering(SingleTrainer):
-    """Discards nothing."""
+    """A trainer whose `discard` discards nothing."""
 
     def discard(self) -> None:
         return
 
 
 class Careless(SingleTrainer):
-    """Takes steps whose loss is not finite."""
+    """A trainer that steps although the loss is not finite."""
 
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
         def finite(inputs: LossInputs) -> LossOutput:
@@ -53,7 +53,7 @@ class Careless(SingleTrainer):
 
 
 class Hasty(SingleTrainer):
-    """Steps while it accumulates."""
+    """A trainer that steps while it accumulates."""
 
     def accumulate(self, samples: Sequence[TrainSample], loss: Loss) -> None:
         super().accumulate(samples, loss)
@@ -64,14 +64,14 @@ class Hasty(SingleTrainer):
 
 
 class Prefixed(SingleTrainer):
-    """Names weights as a wrapper of modules does."""
+    """A trainer that prefixes weight names as a wrapper of modules does."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((f"module.{name}", tensor) for name, tensor in super().weights())
 
 
 class Forgetful(SingleTrainer):
-    """Saves weights, but not the optimizer's moments."""
+    """A trainer that restores the weights, but not the optimizer's moments."""
 
     def load(self, directory: Path) -> None:
         super().load(directory)
@@ -79,7 +79,7 @@ class Forgetful(SingleTrainer):
 
 
 class Shifted(SingleTrainer):
-    """Scores each token with the probability of the one before it."""
+    """A trainer that gives log-probabilities to the wrong tokens."""
 
     def log_probs(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         return [values[::-1].copy() for values in super().log_probs(samples)]

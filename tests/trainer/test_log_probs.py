@@ -58,7 +58,7 @@ def test_extreme_logits_stay_finite() -> None:
 
 
 def test_no_tensor_of_tokens_times_vocabulary_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    limit = VOCABULARY * WIDTH  # the head's own gradient
+    limit = VOCABULARY * WIDTH  # the size of the head's own gradient
     monkeypatch.setattr(log_probs, "MAX_BLOCK_ELEMENTS", limit)
     assert limit < TOKENS * VOCABULARY / 2
     hidden, weight, target = inputs()

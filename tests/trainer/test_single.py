@@ -34,7 +34,7 @@ def grpo(mode: LossAggMode = "token-mean", kl: float = 0.0) -> Grpo:
 def plain_gradients(
     model_dir: Path, samples: Sequence[TrainSample], mode: LossAggMode, kl: float
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """The GRPO loss over padded rows, written out, and its gradients."""
+    """The GRPO loss, written out over padded rows, and its gradients."""
     model = load_plain(model_dir)
     width = max(len(sample.response_ids) for sample in samples)
 
@@ -232,7 +232,7 @@ def test_apply_equals_torch_adamw_with_clipping_and_decay_on_matrices_only(tiny_
     trainer.accumulate(samples, grpo().loss)
     assert trainer.apply().grad_norm > 0.05
     for name, tensor in trainer.weights():
-        large = expected[name].abs() > 1e-6  # elsewhere the sign of the first step hangs on rounding
+        large = expected[name].abs() > 1e-6  # elsewhere rounding decides the sign of the first step
         torch.testing.assert_close(tensor[large], model.get_parameter(name).detach()[large], atol=1e-4, rtol=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""The state of an optimizer comes back as it was saved, or is refused in one line."""
+"""The state of an optimizer is restored as it was saved, or refused in one line."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def trained(*, used: bool = True) -> tuple[torch.nn.Sequential, torch.optim.AdamW]:
-    """A model of two layers after two updates; `used`: whether the second has had gradients."""
+    """A model of two layers after two updates; `used`: whether the second layer has had gradients."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -45,7 +45,7 @@ def assert_goes_on_alike(
 
 @pytest.mark.parametrize("used", [True, False])
 def test_what_was_saved_goes_on_bit_for_bit(tmp_path: Path, used: bool) -> None:
-    """Also where a parameter has had no gradient yet."""
+    """This also holds if a parameter has had no gradient yet."""
     model, optimizer = trained(used=used)
     save(tmp_path, model, optimizer, Counters(updates=2))
     other = fresh()
