@@ -1,8 +1,8 @@
-"""A random user of a queue who compares every answer with the reference of `model.py`.
+"""A random user of a queue that compares every answer with the reference of `model.py`.
 
-What it holds: every claim is exactly the one that a scan of all rows gives, so nothing is lost, handed out twice while
-leased, or claimed as a part of a group; whatever was acked, nacked, expired or retired before is refused; bytes are
-exact; and in the end every row is consumed once by every task, which leaves the queue empty.
+It checks four things. Every claim is exactly the one that a scan of all rows gives: no row is lost, is handed out twice
+while leased, or is claimed without its group. Rows that were acked, nacked, expired or retired before are refused.
+Bytes are exact. In the end every task has consumed every row once, and the queue is empty.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from tests.transfer.model import SPECS, LimitTooSmall, Model
 from tests.transfer.tables import group, table
 
 LEASE_S = 100.0
-"""So long that the seconds that the test itself takes end none."""
+"""The length of leases: so long that the seconds of the test itself end none."""
 TASKS = st.sampled_from(sorted(SPECS))
 LIMITS = st.none() | st.integers(1, 9)
 
@@ -35,7 +35,7 @@ class Driver(Protocol):
 
     def put(self, rows: Sequence[NewRow]) -> list[RowId]: ...
     def claim(self, task: str, limit: int | None) -> tuple[Any, list[RowId]] | None:
-        """What the queue calls the claim, and its rows; None if the claim would have to wait."""
+        """The queue's name for the claim, and its rows; None if the claim would have to wait."""
 
     def ack(self, claim: Any, sizes: Mapping[RowId, Mapping[str, int]]) -> None: ...
     def nack(self, claim: Any, rows: Sequence[RowId] | None) -> None: ...
@@ -45,7 +45,7 @@ class Driver(Protocol):
         """Go on in a new queue, restored from a snapshot of this one."""
 
     def stats(self) -> tuple[int, int | None, Mapping[str, TaskStats]]:
-        """Rows, bytes (None: not counted), tasks."""
+        """The rows, the bytes (None: not counted) and the tasks."""
 
     def close(self) -> None: ...
 
@@ -62,7 +62,7 @@ class Held:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Subclasses make the driver."""
+    """A state machine of a queue's user. Subclasses make the driver."""
 
     driver: Driver
 
@@ -116,7 +116,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(task=st.sampled_from(["rollout", "rollout", "reward"]))
     def work(self, task: str) -> None:
-        """Bring some rows to the tasks behind, where groups and budgets matter."""
+        """Move some rows on to the later tasks, where groups and budgets matter."""
         for _ in range(4):
             held = self.expect_claim(task, None)
             if held is not None:

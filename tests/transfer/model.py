@@ -1,4 +1,4 @@
-"""A reference queue for the tests: it keeps what was written in plain dictionaries and scans all of it every time."""
+"""A reference queue for the tests. It keeps rows in plain dictionaries, and scans all of them each time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,19 +16,22 @@ class LimitTooSmall(Exception):
 
 @dataclass(kw_only=True)
 class ModelRow:
-    """One row that is stored."""
+    """A stored row."""
 
     id: RowId
     group_id: int
     order: int
     sizes: dict[str, int]
-    """Elements of the arrays written so far, 1 for numbers."""
+    """The elements of each array written so far; 1 for a number."""
     states: dict[str, TaskState] = field(default_factory=lambda: dict.fromkeys(SPECS, TaskState.WAITING))
 
 
 @dataclass(kw_only=True)
 class Model:
-    """`first_in`, `groups`: bounds of the policies of rollout and reward; `budget`, `window`: of the actor's."""
+    """A reference queue with three tasks.
+
+    `first_in` and `groups` bound the policies of rollout and reward; `budget` and `window` bound that of the actor.
+    """
 
     first_in: int
     groups: int
@@ -36,16 +39,16 @@ class Model:
     window: int | None
     rows: dict[RowId, ModelRow] = field(default_factory=dict)
     arrivals: dict[tuple[str, int], int] = field(default_factory=dict)
-    """When each group first became whole for a task."""
+    """The time when each group first became whole for a task."""
     clock: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Every cell of the machine's table has elements of 8 bytes."""
+        """The bytes of all cells: each cell of the machine's table has elements of 8 bytes."""
         return sum(8 * size for row in self.rows.values() for size in row.sizes.values())
 
     def put(self, ids: list[RowId], rows: list[NewRow], prompt: int) -> None:
-        """Rows that came."""
+        """Store new rows."""
         for row_id, row in zip(ids, rows, strict=True):
             assert row_id not in self.rows
             self.rows[row_id] = ModelRow(
@@ -54,7 +57,7 @@ class Model:
         self.update()
 
     def update(self) -> None:
-        """Rows whose inputs are all written become ready; groups that are whole for the first time arrive."""
+        """Make rows ready whose inputs are all written, and let groups arrive that are whole for the first time."""
         for row in self.rows.values():
             for task, spec in SPECS.items():
                 if row.states[task] is TaskState.WAITING and row.sizes.keys() >= set(spec.reads):
@@ -66,12 +69,12 @@ class Model:
                     self.arrivals[task, group[0].group_id] = self.clock
 
     def set(self, task: str, row_id: RowId, state: TaskState) -> None:
-        """A lease, or its end."""
+        """Set the state of a row: a lease begins or ends."""
         self.rows[row_id].states[task] = state
         self.update()
 
     def ack(self, task: str, row_id: RowId, sizes: Mapping[str, int]) -> None:
-        """Outputs written, the row consumed and, after its last task, gone."""
+        """Write outputs and consume the row. After its last task the row is gone."""
         row = self.rows[row_id]
         row.sizes.update(sizes)
         row.states[task] = TaskState.CONSUMED
@@ -83,7 +86,7 @@ class Model:
         self.update()
 
     def restart(self) -> None:
-        """Leases are gone and groups arrive anew, by order."""
+        """End all leases, and let the groups arrive again, by order."""
         for row in self.rows.values():
             for task, state in row.states.items():
                 if state is TaskState.LEASED:
@@ -104,7 +107,7 @@ class Model:
         return all(row.states[task] is TaskState.READY for row in group)
 
     def next_claim(self, task: str, limit: int | None) -> list[RowId]:
-        """What a claim must get; [] if it must wait."""
+        """The rows that a claim must get; [] if it must wait."""
         match task:
             case "rollout":
                 return self._next_rows(limit)
@@ -157,7 +160,7 @@ class Model:
         return sorted(groups, key=self._place_in_line)
 
     def _place_in_line(self, group: list[ModelRow]) -> tuple[int, bool, int]:
-        """A group that is not whole stands last in its window, and bars the next."""
+        """The place of a group in line. A group that is not whole is last in its window, and bars the next."""
         assert self.window is not None
         window = min(row.order for row in group) // self.window
         whole = self.whole("actor", group)

@@ -24,7 +24,7 @@ ACTOR = TaskSpec(name="actor", reads=("prompt_ids", "response_ids", "reward"))
 def table(
     rollout: Policy | None = None, reward: Policy | None = None, actor: Policy | None = None
 ) -> tuple[QueueTask, ...]:
-    """rollout → reward → actor; rows one by one, group by group, and by tokens in order."""
+    """The table rollout → reward → actor: rows one by one, group by group, and by tokens in order."""
     return (
         QueueTask(ROLLOUT, rollout or FirstIn(1)),
         QueueTask(REWARD, reward or WholeGroups(1)),
@@ -43,12 +43,12 @@ def queue_of(tasks: Sequence[QueueTask], **config: float) -> LocalQueue:
 
 
 def tokens(length: int) -> IntArray:
-    """[length]"""
+    """Token ids, [length]."""
     return np.arange(length, dtype=np.int64)
 
 
 def group(group_id: int, size: int = 1, *, order: int | None = None, prompt: int = 2) -> list[NewRow]:
-    """The rows of one group; `order` of the first, 100 times the group_id by default."""
+    """The rows of one group. The first row's `order` is 100 times the group_id by default."""
     start = group_id * 100 if order is None else order
     cells = {"prompt_ids": tokens(prompt)}
     return [NewRow(group_id=group_id, group_size=size, order=start + i, cells=cells) for i in range(size)]
@@ -65,5 +65,5 @@ def outputs(claim: Claim, **cells: Value) -> Mapping[RowId, Mapping[str, Value]]
 
 
 def orders(claim: Claim) -> list[int]:
-    """`order` of each row of `claim`."""
+    """The `order` of each row of `claim`."""
     return [row.order for row in claim.rows]

@@ -256,7 +256,7 @@ def test_many_parts_are_measured_as_each_alone(columns: list[str], data: st.Data
     lengths = np.array(rows, np.int64).reshape(len(rows), len(columns))
     layouts = [CODEC.layout(dict(zip(columns, of_row, strict=True))) for of_row in rows]
     sizes = CODEC.cell_sizes(columns, lengths)
-    for times in (1, 40):  # few are looked at one by one
+    for times in (1, 40):  # few parts are measured one by one
         many = np.tile(lengths, (times, 1))
         assert CODEC.sizes(columns, many).tolist() == times * [layout.nbytes for layout in layouts]
     assert (np.cumsum(sizes, axis=1) - sizes).tolist() == [list(layout.offsets.values()) for layout in layouts]

@@ -101,7 +101,7 @@ async def test_a_lease_lost_meanwhile_is_the_error_of_the_ack() -> None:
     queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
     await queue.put(group(0, 2))
     claim = await queue.claim("only")
-    async with held(queue, replace(claim, lease_s=10 * LEASE_S)):  # renews too late
+    async with held(queue, replace(claim, lease_s=10 * LEASE_S)):  # so that the lease is renewed too late
         await asyncio.sleep(5 * LEASE_S)
         with pytest.raises(LeaseError, match="not under lease"):
             await queue.ack(claim, outputs(claim))
@@ -111,7 +111,7 @@ async def test_a_lease_lost_meanwhile_is_the_error_of_the_ack() -> None:
 
 @virtual_time
 async def test_a_cancellation_at_the_very_end_of_the_work_is_not_swallowed() -> None:
-    """Whatever the moment: a worker that lost it would claim again, and its task group wait for ever."""
+    """A worker that lost the cancellation would claim again, and its task group would wait for ever."""
     for turns in range(12):
         queue = queue_of(one_task(FirstIn(2)), lease_s=LEASE_S)
         await queue.put(group(0, 2))

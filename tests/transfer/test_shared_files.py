@@ -1,4 +1,4 @@
-"""Directories of killed processes are known by their locks, and files are there as a whole or not at all."""
+"""Directories of killed processes are recognized by their locks, and files exist as a whole or not at all."""
 
 import errno
 import fcntl

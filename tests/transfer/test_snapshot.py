@@ -19,7 +19,7 @@ from tests.transfer.virtual_time import virtual_time
 
 
 async def half_done() -> tuple[LocalQueue, Claim]:
-    """Group 1 has passed rollout, one row of group 2 is leased, and group 0 has come and gone."""
+    """A queue in which group 1 has passed rollout, the row of group 2 is leased, and group 0 has left."""
     queue = queue_of((QueueTask(ROLLOUT, FirstIn(2)), QueueTask(TaskSpec(name="log", reads=("seed",)), FirstIn(9))))
     for number in (0, 1, 2):
         cells: dict[str, Any] = {"prompt_ids": tokens(2 + number), "seed": number, "metadata": {"n": [number, None]}}

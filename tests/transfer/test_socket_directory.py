@@ -1,4 +1,4 @@
-"""Sockets have a directory of their own, which does not stay when whoever served there was killed."""
+"""Sockets have a directory of their own, which is removed when the process that served there was killed."""
 
 import os
 import socket
@@ -17,7 +17,7 @@ from tailrace.transfer.socket_directory import directory_of, socket_directory
 
 @pytest.fixture(autouse=True)
 def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as directory:  # shorter than pytest's
+    with tempfile.TemporaryDirectory() as directory:  # a path shorter than pytest's
         monkeypatch.setattr(tempfile, "tempdir", directory)
         yield Path(directory)
 

@@ -1,4 +1,4 @@
-"""A table as configuration becomes tasks with the policies that it names."""
+"""A configured table becomes tasks with the policies that it names."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.transfer.policies.rows import fill, rows_of
 
 
 def table(*policies: dict[str, Any]) -> TableConfig:
-    """Tasks t0, t1, … that read the lengths of prompt and response."""
+    """A table of tasks t0, t1, … that read the lengths of prompt and response."""
     reads = ["prompt_ids", "response_ids", "weight_versions"]
     tasks = [{"name": f"t{k}", "reads": reads, "policy": policy} for k, policy in enumerate(policies)]
     return parse_as(TableConfig, {"tasks": tasks}, source="test")

@@ -22,7 +22,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Time passes only while everyone waits; waiting without a limit is an error."""
+    """A loop whose time passes only while all tasks wait. To wait without a limit is an error."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -32,13 +32,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
-        """A thread of the loop's own takes no time: its work is done here."""
+        """Do the work at once: a thread of the loop's own takes no virtual time."""
         if executor is not None:
             return super().run_in_executor(executor, func, *args)
         future = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # whatever it is, whoever asked for the work hears of it
+        except Exception as error:  # any error goes to the caller who waits for the work
             future.set_exception(error)
         return future
 
@@ -55,6 +55,6 @@ def virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...
 
 
 async def settle() -> None:
-    """Let every task run until it waits; no time passes."""
+    """Let every task run until it waits. No time passes."""
     for _ in range(10):
         await asyncio.sleep(0)

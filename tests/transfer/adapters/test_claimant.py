@@ -1,4 +1,4 @@
-"""What a claimant answers to workers of any kind."""
+"""The answers of a claimant to workers of any kind."""
 
 import asyncio
 import socket

@@ -77,7 +77,7 @@ async def produce(queue: TransferQueue) -> None:
 
 
 async def work(queue: TransferQueue, task: str, seed: int, *, careless: bool) -> None:
-    """Claim and ack for ever, row by row and out of order; one claim in ten is dropped, the next one given back."""
+    """Claim and ack for ever, row by row and out of order. If `careless`, drop one claim in ten and nack another."""
     rng = random.Random(seed)
     while True:
         claim = await queue.claim(task)
@@ -93,14 +93,14 @@ async def work(queue: TransferQueue, task: str, seed: int, *, careless: bool) ->
 
 
 def answer(task: str, row: Row) -> dict[str, Value]:
-    """The response to a prompt, or the sum of a response's tokens as its reward."""
+    """The response to a prompt, or a reward: the sum of the response's tokens."""
     if task == "rollout":
         return {"response_ids": tokens(1 + row.order % 11)}
     return {"reward": float(np.sum(np.asarray(row.cells["response_ids"])))}
 
 
 async def train(queue: TransferQueue) -> list[int]:
-    """The rows that the actor got, step by step."""
+    """The orders of the rows that the actor got, step after step."""
     trained = []
     for _ in range(STEPS):
         async for claim in StreamingLoader(queue, "actor", rows=ROWS // STEPS):
@@ -112,7 +112,7 @@ async def train(queue: TransferQueue) -> list[int]:
 
 
 async def run_pipeline(*, careless: bool, window: int | None) -> list[int]:
-    """2,000 rows through 3 tasks and a queue that holds 80."""
+    """Pass 2,000 rows through 3 tasks and a queue that holds 80. Return the orders in which they were trained."""
     policies = FirstIn(3), WholeGroups(2), TokenBudget(200, window=window)
     queue = queue_of(table(*policies), max_rows=80, lease_s=10)
     workers = [

@@ -1,4 +1,4 @@
-"""A data set delivers every row once, whoever fetches it, and what was not acked goes back."""
+"""A data set delivers every row once, whichever process fetches it, and rows that were not acked go back."""
 
 import multiprocessing
 import os
@@ -43,7 +43,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def put(queue: SyncQueue, count: int) -> None:
-    """Rows whose prompts and seeds follow from their order."""
+    """Put rows whose prompts and seeds follow from their order."""
     cells: list[dict[str, Value]] = [{"prompt_ids": tokens(1 + order % 5), "seed": order} for order in range(count)]
     queue.put([NewRow(group_id=order, group_size=1, order=order, cells=own) for order, own in enumerate(cells)])
 
@@ -53,7 +53,7 @@ def dataset(served: Served, **options: Any) -> StreamingDataset:
 
 
 def orders(batch: TensorBatch) -> list[int]:
-    """Of the rows, which their cells agree with."""
+    """The orders of the rows, checked against their cells."""
     found = [row.order for row in batch.claim.rows]
     assert isinstance(batch.columns["seed"], torch.Tensor)
     assert batch.columns["seed"].tolist() == found
@@ -154,12 +154,12 @@ def test_a_worker_that_connects_while_the_data_set_closes_gets_no_rows(
         assert found.result(LIMIT_S) == []
 
 
-# To tell a lack of file descriptors from other errors, PyTorch opens files and leaves them to the garbage collector.
+# PyTorch tells a lack of file descriptors from other errors by opening files, which the garbage collector closes.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 def test_the_rows_of_a_killed_worker_go_back(served: Served) -> None:
     put(served.queue, 40)
     seen: list[int] = []
-    with pytest.raises((RuntimeError, EOFError, ConnectionError)):  # whatever PyTorch meets first
+    with pytest.raises((RuntimeError, EOFError, ConnectionError)):  # whichever error PyTorch meets first
         train(served, seen, kill=True)
     assert 4 <= len(seen) < 40
     train(served, seen, rows=40 - len(seen))
@@ -168,7 +168,7 @@ def test_the_rows_of_a_killed_worker_go_back(served: Served) -> None:
 
 
 def train(served: Served, seen: list[int], *, kill: bool = False, **options: Any) -> None:
-    """Ack what comes; `kill`: the worker, after the first batch."""
+    """Ack all batches. `kill`: kill the worker after the first batch."""
     with dataset(served, **options) as rows:
         batches = iter(DataLoader(rows, batch_size=None, num_workers=1))
         for batch in batches:
@@ -185,7 +185,7 @@ def test_leases_are_renewed_while_batches_wait(tmp_path: Path) -> None:
         with dataset(served) as rows:
             batch = next(iter(DataLoader(rows, batch_size=None)))
             with pytest.raises(QueueTimeout):
-                served.queue.claim("rollout", timeout=4.0)  # longer than the lease, so nobody else is handed them
+                served.queue.claim("rollout", timeout=4.0)  # longer than the lease, so it was renewed
             rows.ack(batch, rewards(batch))
 
 
@@ -215,7 +215,7 @@ def test_the_rows_of_a_process_that_dies_go_back_when_it_is_not_heard_of(served:
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=train_for_ever, args=(served, theirs))
     process.start()
-    theirs.close()  # so that its end is heard
+    theirs.close()  # so that the end of the process is noticed
     assert ours.poll(LIMIT_S)
     assert ours.recv_bytes() == b"it has them"
     process.kill()

@@ -89,7 +89,7 @@ def lose_one_answer(experience: Experience, monkeypatch: pytest.MonkeyPatch, wen
 
 
 def unanswered(put: Callable[..., Any] | None) -> Callable[..., None]:
-    """A put whose answer is lost; None: it is lost itself."""
+    """A put whose answer is lost. If `put` is None, the put itself is lost."""
 
     def lose(*args: Any, **options: Any) -> None:
         if put is not None:

@@ -1,4 +1,4 @@
-"""Ranks of a real group, each a process, get what one of them claims."""
+"""Ranks of a real process group all get what one of them claims."""
 
 import multiprocessing
 import re
@@ -24,11 +24,11 @@ from tests.transfer.tables import tokens
 
 TABLE = TableConfig(tasks=(TaskConfig(name="actor", reads=("prompt_ids",), policy=FirstInConfig(max_rows=3)),))
 Work = Callable[[int], list[Any]]
-"""What a rank does, by its number; the result is a list of what JSON can hold."""
+"""The work of a rank, by its number. It returns a list that JSON can hold."""
 
 
 def run(directory: Path, ranks: int, work: Work) -> list[list[Any]]:
-    """The result of each rank."""
+    """Run `work` on each rank in a process, and return the results."""
     fork = multiprocessing.get_context("fork")
     pipes = [fork.Pipe(duplex=False) for _ in range(ranks)]
     processes = [
@@ -55,7 +55,7 @@ def _rank(meeting: Path, rank: int, ranks: int, work: Work, result: Connection) 
 
 
 def told(claim: Claim) -> list[Any]:
-    """A claim as a list."""
+    """The claim as a list."""
     cells = [[(column, str(cell)) for column, cell in row.cells.items()] for row in claim.rows]
     kinds = [[type(cell).__name__ for cell in row.cells.values()] for row in claim.rows]
     ids = [(row.id, row.group_id, row.order, row.units) for row in claim.rows]
@@ -127,7 +127,7 @@ def test_a_group_trains_on_every_row_once(tmp_path: Path) -> None:
 
 
 def train(rank: int, address: QueueAddress) -> list[Any]:
-    """The rows of each claim; rank 0 acks, and closes the queue at the end."""
+    """The orders of each claim's rows. Rank 0 acks, and closes the queue at the end."""
     if rank:
         return claims(None)
     with SyncQueue(address, name="rank 0", timeout_s=LIMIT_S) as queue:

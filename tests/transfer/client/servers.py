@@ -1,4 +1,4 @@
-"""A queue across processes whose controller and units run in threads of the test, each with sockets of its own."""
+"""A queue whose controller and units run in threads of the test, each with sockets of its own."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 MAX_BYTES = 64 * 2**20
 
 Make = Callable[[Path], Storage]
-"""A storage whose files are in a directory."""
+"""A function that makes a storage with its files in a directory."""
 
 
 def memory(directory: Path) -> Storage:
@@ -37,7 +37,7 @@ def arena(directory: Path) -> Storage:
 
 
 class Served:
-    """Where the queue is, and its storages, to look into."""
+    """A running queue: its address, and its storages to look into."""
 
     def __init__(
         self,
@@ -50,21 +50,21 @@ class Served:
         self.address = address
         self.storages = storages
         self.units = units
-        """Their endpoints."""
+        """The endpoints of the units."""
         self._controller = controller
         self._stops = stops
 
     def end_turn(self) -> None:
-        """What is asked from now on is answered after the controller has done what was due when this was called.
+        """Wait until the controller is about to do what is due by now, so that later requests are answered after that.
 
-        An answer says less: the controller may take in the next messages, too, before it looks at its clock.
+        An answer alone does not prove it: the controller may take in further messages before it looks at its clock.
         """
         taken_in = threading.Event()
         self._controller.call(taken_in.set)
         assert taken_in.wait(LIMIT_S), "the controller does not go on"
 
     def stop_unit(self, number: int) -> None:
-        """It is gone without a word."""
+        """Stop a unit without a word to its peers."""
         self._stops[number]()
 
 
@@ -80,7 +80,18 @@ def serving(
     listen: Callable[..., Server] = Server,
     **config: float,
 ) -> Iterator[Served]:
-    """The queue of `table` by default; ready when it is entered. `clock`: of the controller; `listen` makes servers."""
+    """Serve a queue, by default with the table `table`. It is ready when the block begins.
+
+    Args:
+        directory: The place of its files.
+        make: Makes the storage of each unit.
+        units: The number of units.
+        tasks: The tasks of another table.
+        endpoints: Where the servers listen.
+        clock: The clock of the controller.
+        listen: Makes the servers.
+        config: Keys of `ServiceQueueConfig`.
+    """
     with ExitStack() as stack:
         server = listen("controller", TOKEN, QUEUE, endpoints=endpoints, clock=clock)
         settings = ServiceQueueConfig.model_validate({"units": units, **config})
@@ -101,7 +112,7 @@ def serving(
                 where_units.append(unit.endpoints[-1])
                 stops.append(stack.enter_context(_running(unit, service)))
                 while sum(unit.alive for unit in queue.stats().units) <= number:
-                    pass  # one after the other, so that their numbers are their places here
+                    pass  # one after the other, so that the number of each is its index here
         yield Served(address, server, storages, stops, where_units)
 
 

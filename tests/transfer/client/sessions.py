@@ -1,4 +1,4 @@
-"""A client whose servers are played by a test: who is asked what when things go wrong."""
+"""A client whose servers are played by a test."""
 
 from tailrace.config.columns import COLUMNS
 from tailrace.transfer.queue.base import RowId
@@ -21,7 +21,7 @@ class Clock:
 
 
 def informed_session(clock: Clock) -> Session:
-    """One that knows the table."""
+    """A session that knows the table."""
     made = Session("controller", shared_memory=False, clock=clock)
     play = Play(made.prepare())
     assert play.asked() == [("controller", ReadTable)]

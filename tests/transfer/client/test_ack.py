@@ -1,4 +1,4 @@
-"""Acks and nacks: who is asked what when things go wrong."""
+"""The requests of acks and nacks when things go wrong."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,7 +38,7 @@ def acking(session: Session, *units: tuple[int, ...]) -> Play:
 
 
 def written(play: Play) -> dict[str, list[RowId]]:
-    """The rows that are written, by unit."""
+    """The rows that are being written, by endpoint of the unit."""
     return {call.to: row_ids(call.message.rows) for call in play.step.calls if isinstance(call.message, Write)}
 
 

@@ -1,4 +1,4 @@
-"""Whatever a client gives up, and whenever: it happens whole or not at all, and nothing is left of it."""
+"""An operation that a client cancels happens whole or not at all, and leaves nothing behind."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,10 +17,10 @@ from tests.transfer.client.servers import LIMIT_S, Served, serving
 from tests.transfer.tables import group, outputs, tokens
 
 SMALL, LARGE = 3, 20_000
-"""Tokens: what the controller writes, and what passes through shared memory."""
+"""Tokens of cells that the controller writes, and of cells that pass through shared memory."""
 SIZE = 2
 MOMENTS = [0, *sorted({int(1.3**power) for power in range(28)})]
-"""Turns of the event loop that pass before an operation is cancelled: up to when it has mostly ended."""
+"""The turns of the event loop before an operation is cancelled. After the last, it has mostly ended."""
 
 Doomed = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -33,7 +33,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 async def give_up(operation: Doomed, turns: int) -> asyncio.Task[Any]:
-    """Begin it, and cancel it after so many turns of the loop, by which it may have ended."""
+    """Begin `operation`, and cancel it after `turns` turns of the loop. It may have ended by then."""
     task = asyncio.create_task(operation())
     for _ in range(turns):
         await asyncio.sleep(0)
@@ -43,7 +43,7 @@ async def give_up(operation: Doomed, turns: int) -> asyncio.Task[Any]:
 
 
 async def consume(queue: RemoteQueue, number: int) -> None:
-    """The rows of the only group that is there."""
+    """Claim and ack the rows of group `number`, the only one in the queue."""
     claim = await queue.claim("only", timeout=LIMIT_S)
     assert [row.group_id for row in claim.rows] == [number] * SIZE
     await queue.ack(claim, outputs(claim, response_ids=tokens(1)))
@@ -97,7 +97,7 @@ async def test_a_snapshot_keeps_nothing_that_has_left(served: Served) -> None:
             await give_up(queue.snapshot, turns)
             await consume(queue, number)
         while any(storage.nbytes for storage in served.storages):
-            await queue.stats()  # what is due goes along
+            await queue.stats()  # each request takes along what is due
 
 
 async def test_a_queue_that_somebody_began_to_close_is_open_or_closed(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""Calls that cannot be meant: refused before anything is sent, by clients of a queue that is not there."""
+"""Calls that make no sense are refused before anything is sent. The clients' queue does not exist."""
 
 import asyncio
 import multiprocessing
@@ -125,7 +125,7 @@ def test_a_client_is_of_no_use_to_a_forked_process_and_leaving_it_there_is_harml
             if child == 0:
                 with pytest.raises(QueueError) as refused:
                     queue.stats()
-                raise KeyError(str(refused.value))  # no other error takes its place
+                raise KeyError(str(refused.value))  # so that no other error takes its place
     except BaseException as error:
         if os.getpid() == parent:
             raise
@@ -157,11 +157,11 @@ async def test_so_is_one_of_an_event_loop(tmp_path: Path) -> None:
         child.join(LIMIT_S)
         assert child.exitcode == 0
         with pytest.raises(PeerLost):
-            await queue.stats()  # here it works on
+            await queue.stats()  # the client still works here
 
 
 def said(reader: int, child: int) -> str:
-    """What a child has written before it ended."""
+    """The text that a child has written before it ended."""
     ready, _, _ = select.select([reader], [], [], LIMIT_S)
     if not ready:
         os.kill(child, signal.SIGKILL)

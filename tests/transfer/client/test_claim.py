@@ -1,4 +1,4 @@
-"""Claims: who is asked what when things go wrong."""
+"""The requests of claims when things go wrong."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def claimed(units: Sequence[Sequence[int]]) -> Claimed:
 
 
 def cells(*lengths: int) -> Cells:
-    """Of rows whose cells lie one after the other in one frame."""
+    """The reply of a unit for rows whose cells lie one after the other in one frame."""
     starts = np.cumsum([0, *lengths[:-1]]) * 8
     return Cells(packed([[length] for length in lengths]), packed([[[0, start]] for start in starts]), [], None)
 

@@ -1,4 +1,4 @@
-"""Where the units of a queue are; the answers are made here."""
+"""A client's directory of the units of a queue. The test makes the answers."""
 
 from tailrace.errors import PeerLost, TailraceError, WireError
 from tailrace.transfer.queue.client.directory import Directory, endpoint

@@ -1,4 +1,4 @@
-"""A client asks the controller about units that are silent, and gives up those that it does not name."""
+"""A client asks the controller about silent units, and gives up units that the controller no longer names."""
 
 from tailrace.errors import PeerLost
 from tailrace.transfer.queue.client.liveness import LivenessCheck

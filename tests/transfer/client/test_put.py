@@ -1,4 +1,4 @@
-"""Puts: who is asked what when things go wrong."""
+"""The requests of puts when things go wrong."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Both faces of the client against a controller and units with sockets and shared memory."""
+"""Both clients, blocking and asynchronous, against a controller and units with sockets and shared memory."""
 
 import asyncio
 import gc
@@ -41,11 +41,11 @@ from tests.transfer.tables import group, one_task, outputs, table, tokens
 T = TypeVar("T")
 
 LONG = 20_000
-"""Tokens that pass through shared memory where there is some."""
+"""The tokens of a cell that passes through shared memory, if there is any."""
 
 
 class Awaited:
-    """A `RemoteQueue` that is waited for."""
+    """A `RemoteQueue` whose calls block."""
 
     def __init__(self, served: Served, **options: Any) -> None:
         self._runner = asyncio.Runner()
@@ -145,7 +145,7 @@ def test_the_memory_of_rows_that_left_is_freed_when_nobody_looks_at_it(tmp_path:
         assert served.storages[0].nbytes >= 8 * LONG
         del view
         gc.collect()
-        until(lambda: queue.stats() is not None and not served.storages[0].nbytes)  # the pin goes along
+        until(lambda: queue.stats() is not None and not served.storages[0].nbytes)  # the pin goes back with it
 
 
 def test_bad_calls_are_the_same_errors_as_in_one_process(tmp_path: Path, face: Face) -> None:
@@ -202,7 +202,7 @@ async def put_that_waits(served: Served) -> None:
     async with (
         RemoteQueue(served.address, name="patient") as queue,
         asyncio.timeout(5.0),
-    ):  # before it gives a sign of life
+    ):  # less than the time to a sign of life
         task = asyncio.create_task(queue.put([row], timeout=LIMIT_S))
         while not (await queue.stats()).blocked_puts:
             pass
@@ -361,7 +361,7 @@ def test_a_blocking_client_holds_its_claim_by_a_thread(tmp_path: Path) -> None:
 def test_a_claim_is_held_by_a_client_whose_own_connection_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listen = partial(Server, silence_s=0.5, signs_of_life=True)  # as if the connection were gone, too
+    listen = partial(Server, silence_s=0.5, signs_of_life=True)  # as if the connection itself were gone
     renewed = Semaphore(0)
 
     def renew(session: Session, lease_id: int) -> Operation[None]:

@@ -1,4 +1,4 @@
-"""Puts whose cells are written while the controller is still asked; the answers are made here."""
+"""Puts whose cells are written while the controller is still being asked. The test makes the answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ ENDPOINTS = ["ipc:///unit-0", "ipc:///unit-1", "ipc:///unit-2"]
 
 
 class Desk:
-    """A client of a controller and of units whose memory it shares."""
+    """A client of a controller and of units that share memory with it."""
 
     def __init__(self, directory: Path, units: int) -> None:
         self.arenas = [ArenaStorage(parent=directory, max_bytes=2**22, segment_bytes=2**18) for _ in range(units)]
@@ -60,7 +60,7 @@ class Desk:
         return Reserved(place.serial, str(place.segment), place.offset)
 
     def guessing(self) -> tuple[Play, int, Reserved]:
-        """A put whose cells lie at a unit, and which waits to be admitted."""
+        """A put that waits to be admitted while its cells already have a place at a unit."""
         play = self.put()
         number = ENDPOINTS.index(play.step.calls[0].to)
         place = self.reserved(number)
@@ -68,7 +68,7 @@ class Desk:
         return play, number, place
 
     def written(self, number: int) -> list[int]:
-        """What lies in the place that was reserved last."""
+        """The contents of the place that was reserved last."""
         arena = self.arenas[number]
         [*_, place] = arena._reserved.values()
         return np.frombuffer(arena.memory(place), np.int64).tolist()  # type: ignore[no-any-return]

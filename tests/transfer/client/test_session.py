@@ -1,4 +1,4 @@
-"""What fails again and again is told, once, long before it is given up."""
+"""A repeated failure is reported once, long before the client gives up."""
 
 import logging
 

@@ -100,12 +100,12 @@ def test_memory_that_is_gone_is_a_lost_unit_and_its_pin_is_given_back(arena: Are
     memory = Memory(shared=True)
     with pytest.raises(PeerLost, match="the memory of unit 3 is gone with its process"):
         memory.open(unit_of(tmp_path), pinned(["1"], 6), [])
-    gc.collect()  # the error's traceback led to it
+    gc.collect()  # the error's traceback kept a reference to it
     assert memory.due() == [Call("ipc:///unit", Done([6], []))]
 
 
 def mappings(arena: ArenaStorage) -> int:
-    """Of the arena's memory in this process, its own included."""
+    """The number of mappings of the arena's memory in this process, the arena's own included."""
     return Path("/proc/self/maps").read_text().count(str(arena.directory))
 
 

@@ -1,4 +1,4 @@
-"""What a client that takes or restores a snapshot says when a unit does not answer; the answers are made here."""
+"""The errors of a snapshot or a restore when a unit does not answer. The test makes the answers."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A server without sockets for a controller, and units that it links to: what is said is carried out at once."""
+"""A server without sockets for a controller, and units that it links to. Each request is carried out at once."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ Then = Callable[[Reply | TailraceError], None]
 
 
 class FakeUnit:
-    """Knows which parts it has, and no bytes of them."""
+    """A unit that knows which parts it has, but not their bytes."""
 
     def __init__(self, name: str, *, lasting: bool = False, max_bytes: int = 2**30) -> None:
         self.name = name
@@ -45,13 +45,13 @@ class FakeUnit:
         self.max_bytes = max_bytes
         self.parts: set[PartId] = set()
         self.writes: list[tuple[Write, Sequence[Buffer], Then]] = []
-        """Those of the controller, which are not carried out before `write_all`."""
+        """The controller's writes. They are carried out by `write_all`."""
         self.left: set[RowId] = set()
-        """Rows that it takes nothing of any more."""
+        """The rows that have left: the unit takes no more parts of them."""
         self.failures: list[TailraceError] = []
-        """Instead of the next answers to Settle."""
+        """The errors that take the place of the next answers to Settle."""
         self.mute = False
-        """Whether it joins, and does not say what it has."""
+        """Whether the unit joins but does not answer with its inventory."""
         self.number = -1
 
     @property
@@ -59,13 +59,13 @@ class FakeUnit:
         return f"tcp://{self.name}"
 
     def die(self) -> None:
-        """And start anew."""
+        """Die, and start again as a new incarnation."""
         self.incarnation += 1
         if not self.lasting:
             self.parts.clear()
 
     def write_all(self, error: TailraceError | None = None) -> None:
-        """Carry out what the controller has sent, or refuse it."""
+        """Carry out the controller's writes, or refuse them with `error`."""
         writes, self.writes = self.writes, []
         for write, frames, then in writes:
             assert write.told
@@ -106,7 +106,7 @@ class FakeLink:
 
 
 class FakeAnswers(dict[Ticket, Message]):
-    """See `Answers`. Clients are called by their names."""
+    """A fake of `Answers`. Clients are identified by their names."""
 
     def recall(self, ticket: Ticket, answer: Message) -> None:
         self[ticket] = answer
@@ -116,7 +116,7 @@ class FakeAnswers(dict[Ticket, Message]):
 
 
 class FakeServer:
-    """See `Server`."""
+    """A fake of `Server`."""
 
     def __init__(self, units: Sequence[FakeUnit], now: float) -> None:
         self.now = now
@@ -127,14 +127,14 @@ class FakeServer:
         return FakeLink(self._units[endpoint])
 
     def unlink(self, link: FakeLink) -> None:
-        """Nothing to close."""
+        """There is nothing to close."""
 
     def reply(self, ticket: Ticket, answer: Message) -> None:
         self.answers[ticket] = answer
 
 
 class Site:
-    """A controller with its units and one journal, which can be ended and started anew."""
+    """A controller with its units and one journal. It can be ended and started again."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Site:
         columns: Mapping[str, ColumnKind] = COLUMNS,
         **config: Any,
     ) -> None:
-        """`tasks`: makes the table, with new policies."""
+        """`tasks` makes the table, with new policies each time."""
         self.units = list(units) or [FakeUnit("a")]
         self._tasks = tasks
         self._directory = directory
@@ -157,7 +157,7 @@ class Site:
         self.start()
 
     def start(self) -> None:
-        """A new controller with the journal of the one before; units join."""
+        """Start a new controller on the journal of the one before. All units join it."""
         self.end()
         self._journal = Journal(self._directory / "journal")
         self.server = FakeServer(self.units, self.now)
@@ -172,7 +172,7 @@ class Site:
             self.join(unit)
 
     def end(self) -> None:
-        """Let go of the journal, as the death of a controller does."""
+        """Release the journal, as the death of a controller does."""
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -181,7 +181,7 @@ class Site:
         unit.number = self.ask(unit.join()).unit
 
     def send(self, message: Message, client: str = "client") -> Ticket:
-        """Ask something that may have to wait."""
+        """Send a request whose answer may have to wait."""
         self._numbers += 1
         ticket = Ticket(client, self._numbers)
         try:
@@ -193,10 +193,10 @@ class Site:
         return ticket
 
     def answer(self, ticket: Ticket) -> Any:
-        """The answer, None where it waits.
+        """The answer to a request, or None while it waits.
 
         Raises:
-            TailraceError: the answer is one.
+            TailraceError: the answer is an error.
         """
         answer = self.server.answers.get(ticket)
         if isinstance(answer, Failure):
@@ -204,7 +204,7 @@ class Site:
         return answer
 
     def ask(self, message: Message, client: str = "client") -> Any:
-        """Ask; what has to wait gives up at once."""
+        """Send a request and return its answer. One that would wait times out at once."""
         ticket = self.send(message, client)
         self.tick()
         return self.answer(ticket)

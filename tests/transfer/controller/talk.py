@@ -1,4 +1,4 @@
-"""What producers, consumers and units say to a controller without sockets, a word for each."""
+"""Short functions for what producers, consumers and units say to a controller without sockets."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +22,7 @@ def site(directory: Path, units: int = 1, *, lasting: bool = False, **config: An
 
 
 def alive(site: Site, seconds: float, *units: FakeUnit) -> None:
-    """Time passes, and these units give signs of life."""
+    """Let time pass in which `units` give signs of life."""
     for _ in range(int(seconds)):
         for unit in units:
             site.join(unit)
@@ -30,7 +30,7 @@ def alive(site: Site, seconds: float, *units: FakeUnit) -> None:
 
 
 def store(site: Site, rows: list[NewRow]) -> list[RowId]:
-    """Put and write rows."""
+    """Put rows and write them, and return their ids."""
     admitted: Admitted = site.ask(admit(rows))
     write(site, admitted)
     return row_ids(admitted.rows)
@@ -52,7 +52,7 @@ def ack(site: Site, lease: int, rows: list[RowId], **lengths: int) -> None:
 
 
 def ack_missing(site: Site, lease: int, rows: list[RowId], lengths: Mapping[str, int], missed: list[int]) -> None:
-    """All units that have the rows get the outputs but those in `missed`."""
+    """Ack, with outputs on all units that have the rows, except those in `missed`."""
     for row in rows:
         for unit in site.units:
             if lengths and PartId(*row, 0) in unit.parts and unit.number not in missed:
@@ -73,7 +73,7 @@ def stats(site: Site) -> QueueStats:
 
 
 def small(rows: list[NewRow], **changes: Any) -> Admit:
-    """A put whose cells come along."""
+    """The request of a put whose cells come along."""
     return replaced(admit(rows), cells=b"".join(bytes(8 * len(row.cells["prompt_ids"])) for row in rows), **changes)  # type: ignore[arg-type]
 
 

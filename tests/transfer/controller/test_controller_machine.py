@@ -52,7 +52,7 @@ def admit(rows: Sequence[NewRow]) -> Admit:
 
 
 class ControllerDriver:
-    """A controller and two units without sockets; a claim is the lease id."""
+    """A controller and two units without sockets. A claim is its lease id."""
 
     def __init__(self, tasks: Sequence[QueueTask]) -> None:
         self._tasks = list(tasks)
@@ -119,9 +119,9 @@ class ControllerDriver:
             self.site.ask(Written(number, admitted.rows))
 
     def crash(self, tasks: Sequence[QueueTask]) -> None:
-        """The controller is killed and started anew; its answers to what was done are the same.
+        """Kill and restart the controller, and assert that its earlier answers are the same.
 
-        One to a claim tells of the rows that are still leased: who has acked some has had the answer.
+        The answer to a claim may have fewer rows: it names those still leased. A client that acked some had its answer.
         """
         answers = dict(self.site.server.answers)
         self._tasks = list(tasks)
@@ -165,7 +165,7 @@ class ControllerMachine(QueueMachine):
 
     @rule()
     def crash(self) -> None:
-        """Nothing is lost with a controller, not even leases; their time starts anew."""
+        """A controller's death loses nothing, not even leases. Their time limits restart."""
         self.driver.crash(self.tasks())
         for held in self.held:
             held.deadline = self.now + LEASE_S

@@ -1,4 +1,4 @@
-"""What a small put costs its controller, in calls, without the wire: a count is the same on every machine."""
+"""The cost of a small put in its controller, without the wire. It is a count of calls, the same on every machine."""
 
 import sys
 from collections.abc import Callable
@@ -18,7 +18,7 @@ FOLDERS = tuple(folder for package in (controller, rows) for folder in package._
 
 
 def calls_of(action: Callable[[], None]) -> int:
-    """Calls of functions in FOLDERS, and of built-in functions by them."""
+    """The number of calls of functions in FOLDERS, and of calls by them to built-in functions."""
     calls = 0
 
     def count(frame: FrameType, event: str, _: Any) -> None:
@@ -36,7 +36,7 @@ def calls_of(action: Callable[[], None]) -> int:
 
 @pytest.mark.parametrize(("group_size", "most"), [(1, 200), (4, 250)])
 def test_a_small_put_takes_few_calls_in_the_controller(tmp_path: Path, group_size: int, most: int) -> None:
-    """From its Admit to the answer, with the unit's answer to the write between them."""
+    """The calls are counted from Admit to its answer, with the unit's answer to the write between them."""
     queue = Site(lambda: table(FirstIn(9)), tmp_path, units=[FakeUnit("a"), FakeUnit("b")])
 
     def put(number: int) -> None:

@@ -21,7 +21,7 @@ def base() -> Base:
 
 
 def written(path: Path, *changes: Change) -> list[Base | Change]:
-    """A journal with a base and these."""
+    """Write a journal with a base and these changes, and return its records."""
     journal = Journal(path)
     journal.replace(base(), [])
     for change in changes:
@@ -108,7 +108,7 @@ def test_a_journal_whose_first_record_is_not_whole_is_refused(tmp_path: Path) ->
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Have the disk take so many more bytes."""
+    """Let the disk take only a given number of further bytes."""
     write = os.write
 
     def fill(left: int) -> None:
@@ -173,7 +173,7 @@ def test_a_journal_whose_first_record_is_of_another_version_is_refused_in_one_li
 
 
 def framed(record: bytes) -> bytes:
-    """A record as a journal has it."""
+    """A record, framed as in a journal."""
     header = struct.pack("<II", len(record), zlib.crc32(record))
     return header + struct.pack("<I", zlib.crc32(header)) + record
 

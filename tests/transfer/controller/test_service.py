@@ -227,7 +227,7 @@ def test_a_claim_whose_time_is_over_is_told_in_words_what_its_rows_lack(tmp_path
     queue = site(tmp_path)
     store(queue, group(1, 3))
     claim(queue, "rollout", limit=1)
-    waiting = queue.send(Claim("reward", None, None, 2.99987))  # what is left of 3 s when the message leaves
+    waiting = queue.send(Claim("reward", None, None, 2.99987))  # the rest of 3 s when the message leaves
     queue.tick(3.0)
     with pytest.raises(
         QueueTimeout,

@@ -1,4 +1,4 @@
-"""A controller that was stopped for long finds all alive who were alive before, until they have been heard."""
+"""A controller that was stopped for long counts all who were alive before as alive, until they have been heard."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_units_rows_and_leases_outlast_it(tmp_path: Path, monkeypatch: pytest.Mo
         claim = queue.claim("rollout", limit=1)
         before = queue.stats()
         clock.jump(STOPPED_S)
-        with pytest.raises(QueueTimeout):  # by the controller's timers, which have run since
+        with pytest.raises(QueueTimeout):  # so the controller's timers have run since
             queue.claim("actor", timeout=0.001)
         after = queue.stats()
         assert (after.rows, after.lost_groups) == (4, 0)

@@ -329,7 +329,7 @@ def test_groups_that_are_leased_bar_nobody_after_a_restart(tmp_path: Path) -> No
 
 
 def test_a_batch_that_was_split_is_split_anew_after_a_restart(tmp_path: Path) -> None:
-    """No rank keeps its part while the other waits for its own for ever."""
+    """Otherwise a rank could keep its old part while the other waits for its own for ever."""
 
     def tasks() -> tuple[QueueTask, ...]:
         return one_task(

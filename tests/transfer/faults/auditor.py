@@ -1,4 +1,4 @@
-"""Who counts what comes out of a queue, and who puts again what it has lost."""
+"""The auditor, which counts the rows that come out of a queue, and the feeder, which puts lost groups again."""
 
 import threading
 from contextlib import suppress
@@ -14,17 +14,17 @@ from tests.transfer.faults.worker import SILENCE_S, TIMEOUT_S
 
 
 class Auditor:
-    """Consumes what the others have made, and knows what it has seen."""
+    """A consumer of finished rows that remembers what it has seen."""
 
     def __init__(self, address: QueueAddress, *, silence_s: float = SILENCE_S) -> None:
         self._queue = SyncQueue(address, name="auditor", timeout_s=TIMEOUT_S, limit_s=silence_s)
         self.groups: set[int] = set()
-        """Whose rows were acked."""
+        """The groups whose rows were acked."""
         self.doubtful: set[int] = set()
-        """The controller was killed before it said whether it took the ack; the journal knows."""
+        """Groups whose ack may have been taken: the controller was killed before its answer. The journal knows."""
 
     def audit(self) -> bool:
-        """Check a group and ack it; whether that went well."""
+        """Check a group and ack it. Return whether that succeeded."""
         try:
             claim = self._queue.claim("audit")
             group_id = _check(claim)
@@ -34,7 +34,7 @@ class Auditor:
         try:
             self._queue.ack(claim, {row.id: {} for row in claim.rows})
         except (LeaseError, StaleRowError):
-            return False  # lost, or too late: it comes again
+            return False  # lost, or too late: the group comes again
         except PeerLost:
             self.doubtful.add(group_id)
             return False
@@ -42,12 +42,12 @@ class Auditor:
         return True
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._queue.__exit__(None, None, None)
 
 
 def _check(claim: Claim) -> int:
-    """The group of a claim, all of whose rows are as they must be."""
+    """Assert that all rows of a claim are right, and return its group."""
     first = claim.rows[0].group_id * GROUP_SIZE
     assert sorted(row.order for row in claim.rows) == list(range(first, first + GROUP_SIZE))
     for row in claim.rows:
@@ -58,18 +58,18 @@ def _check(claim: Claim) -> int:
 
 
 class Feeder:
-    """Puts lost groups again, in a thread, until the queue is closed."""
+    """A thread that puts lost groups again, until the queue is closed."""
 
     def __init__(self, address: QueueAddress) -> None:
         self._address = address
         self.lost: list[int] = []
-        """Groups, each time that one was lost."""
+        """The lost groups. A group is here once for each time it was lost."""
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._feed, name="feeder", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
-        """After the queue was closed."""
+        """Wait for the thread; the queue must be closed."""
         self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
         if self._failure is not None:
@@ -89,7 +89,7 @@ class Feeder:
         try:
             for group_id in queue.lost_groups():
                 self.lost.append(group_id)
-                with suppress(GroupExists):  # its producer, started again, was quicker
+                with suppress(GroupExists):  # its restarted producer was quicker
                     queue.put(group(group_id))
         except (PeerLost, QueueTimeout):
-            return  # asked again
+            return  # the next call asks again

@@ -1,9 +1,9 @@
-"""A queue whose processes are killed at random, with producers and consumers that are, too, and one that counts.
+"""A queue whose processes are killed at random, as are its producers and consumers. An auditor counts the rows.
 
     producers ──prompts──▶ queue ──work──▶ consumers ──responses──▶ queue ──audit──▶ Auditor: each row once, and right
                              └──lost groups──▶ Feeder: puts them again
 
-A moment to kill at is a number of groups that have been audited: nothing here waits for time to pass.
+The moment of a kill is a number of audited groups: nothing here waits for time to pass.
 """
 
 import os
@@ -38,26 +38,26 @@ WORKERS = {
     "consumer-1": "consume",
 }
 VICTIMS = (*WORKERS, *WORKERS, CONTROLLER, CONTROLLER, *UNITS)
-"""Those that cost more to start again are killed less often."""
+"""The processes to kill. Those that are costly to restart are named less often."""
 
 
 class Chaos:
-    """All of it, and the hand that kills."""
+    """The queue, its workers and its auditor, and the choice of what to kill."""
 
     def __init__(self, processes: QueueProcesses, workers: Workers, seed: int) -> None:
         self._processes = processes
         self._workers = workers
         self._random = random.Random(seed)
         self._killed: dict[str, int] = {}
-        """The last process of the queue that was killed, by name."""
+        """The last process that was killed, by name of the queue's process."""
         self._journals: list[Path] = []
         self.deaths: Counter[str] = Counter()
-        """By name."""
+        """The number of kills, by name."""
         self.auditor = Auditor(processes.address)
         self.feeder = Feeder(processes.address)
 
     def round(self, *, units_may_die: Callable[[], bool] = lambda: True) -> None:
-        """Kill somebody after some more groups."""
+        """Kill a process after some more groups."""
         self._audit(self._random.randint(0, 4))
         victim = self._random.choice([name for name in VICTIMS if self._is_there(name)])
         if victim in UNITS and not units_may_die():
@@ -65,7 +65,7 @@ class Chaos:
         self._kill(victim)
 
     def end(self, groups: int) -> None:
-        """Audit what is left, check that it was all and that nothing is left of it, and close the queue."""
+        """Audit the remaining groups, check that all came and that nothing is left, and close the queue."""
         while len(self.auditor.groups | self.auditor.doubtful) < groups:
             self.auditor.audit()
         address = self._processes.address
@@ -80,11 +80,11 @@ class Chaos:
         self._keep_journal()
 
     def acks(self) -> Counter[tuple[str, RowId, int]]:
-        """What the journals of all controllers say was acked: task, row and the row's order."""
+        """The acks in the journals of all controllers: task, row and the row's order."""
         return _acks(record for path in self._journals for record in Journal(path).records())
 
     def all_rows_are_on_both_units(self) -> bool:
-        """Whether either may die now and no row with it."""
+        """Whether either unit may die now without the loss of a row."""
         try:
             stats = read_stats(self._processes.address, name="test", limit_s=1.0)
         except PeerLost:
@@ -106,17 +106,17 @@ class Chaos:
         os.kill(self._killed[victim], signal.SIGKILL)
 
     def _is_there(self, victim: str) -> bool:
-        """Whether another process has taken the place of the one that was killed."""
+        """Whether the process lives: if it was killed, whether another has taken its place."""
         return victim in WORKERS or self._processes.pids[victim] != self._killed.get(victim)
 
     def _keep_journal(self) -> None:
-        """Give the controller's file a second name, since the next controller begins another."""
+        """Link the controller's journal under a second name, since the next controller begins a new one."""
         journal = self._processes.connection.with_name("journal")
         self._journals.append(journal.with_name(f"journal-{len(self._journals)}"))
         os.link(journal, self._journals[-1])
 
     def _inventories(self) -> list[bytes]:
-        """What is stored by each unit."""
+        """The parts that each unit stores, packed."""
         address = self._processes.address
         units = read_table(address, name="test", limit_s=TIMEOUT_S).units
         with SyncClient("test", address.token, QUEUE) as client:
@@ -125,7 +125,7 @@ class Chaos:
 
 @contextmanager
 def chaos(processes: QueueProcesses, *, groups: int, seed: int) -> Iterator[Chaos]:
-    """Everything running; the producers share `groups`."""
+    """Run producers, consumers and the auditor on the queue. The producers share `groups`."""
     roles = {name: words.format(groups=groups) for name, words in WORKERS.items()}
     with Workers(processes.connection, roles) as workers:
         yield Chaos(processes, workers, seed)

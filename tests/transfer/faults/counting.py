@@ -23,14 +23,14 @@ TIMEOUT_S = 300.0
 
 
 def put_numbers(queue: SyncQueue, numbers: range) -> None:
-    """A row for each."""
+    """Put a row for each number."""
     for start in range(numbers.start, numbers.stop, BATCH):
         batch = numbers[start - numbers.start :][:BATCH]
         queue.put([NewRow(group_id=n, group_size=1, order=n, cells={"number": n}) for n in batch])
 
 
 def sum_numbers(queue: SyncQueue) -> Sequence[int]:
-    """How many rows came until the queue was closed, the sum of their numbers and that of the squares, modulo 2^64."""
+    """Until the queue is closed, sum up the rows: their count, their numbers and the squares of these, modulo 2^64."""
     sums = np.zeros(3, np.uint64)
     with suppress(QueueClosed):
         while True:
@@ -42,7 +42,7 @@ def sum_numbers(queue: SyncQueue) -> Sequence[int]:
 
 
 def main() -> None:
-    """`put START STOP`, or `sum`, which prints the sums."""
+    """Run the role `put START STOP`, or the role `sum`, which prints the sums."""
     connection, role, *bounds = sys.argv[1:]
     with SyncQueue(QueueAddress.read(Path(connection)), name=role, timeout_s=TIMEOUT_S) as queue:
         if role == "put":

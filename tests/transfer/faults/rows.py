@@ -1,4 +1,4 @@
-"""The rows of these tests: what is in each follows from its number, and its response from its prompt."""
+"""The rows of these tests. Each row's cells follow from its number, and its response from its prompt."""
 
 import numpy as np
 
@@ -16,13 +16,13 @@ TABLE = TableConfig(
 
 
 def prompt(order: int) -> IntArray:
-    """Of a row: one group in four goes through shared memory, one in frames, two along with their Admit."""
+    """The prompt of a row: of four groups, one goes through shared memory, one in frames, two along with Admit."""
     tokens = (4096, 512, 8, 8)[order // GROUP_SIZE % 4]
     return np.arange(tokens, dtype=np.int64) + order
 
 
 def response(prompt_ids: IntArray) -> IntArray:
-    """What `work` writes."""
+    """The response that `work` writes."""
     return 3 * prompt_ids[::-1] + 1
 
 

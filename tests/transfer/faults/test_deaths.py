@@ -1,4 +1,4 @@
-"""Moments of death that random ones seldom meet, one by one, at a controller without processes."""
+"""Moments of death that random kills seldom meet, one by one, at a controller without processes."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from tests.transfer.tables import group
 
 
 def counts(queue: Site) -> list[int]:
-    """Rows of each unit."""
+    """The number of rows of each unit."""
     return [unit.rows for unit in stats(queue).units]
 
 
@@ -36,7 +36,7 @@ def test_a_group_that_is_being_put_is_put_again_when_its_producer_died_before_it
     queue.ask(admit(group(1, 2)), client="first")
     second = queue.send(replaced(admit(group(1, 2)), wait_s=100.0), client="second")
     assert queue.answer(second) is None, "nobody knows yet what becomes of it"
-    store(queue, group(2, 1))  # and nobody waits behind it
+    store(queue, group(2, 1))  # no other put waits behind it
     queue.ask(Dismiss("first"))
     write(queue, queue.answer(second))
     assert stats(queue).rows == 3

@@ -1,7 +1,7 @@
 """Processes are killed at random moments, and every row is consumed exactly once.
 
-Whenever one dies, operations are under way: puts between Admit and Write, claims that are in the journal and not yet
-answered, outputs that are written and not acked. Each kind of storage has rounds of its own.
+Operations are under way at each death: puts between Admit and Write, claims in the journal that are not yet answered,
+outputs that are written and not acked. Each kind of storage has rounds of its own.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from tests.transfer.faults.worker import SILENCE_S
 
 @pytest.fixture
 def shared() -> Iterator[Path]:
-    """A directory in memory, in which nothing is left."""
+    """A directory in memory that must be empty in the end."""
     with TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory)
         assert list(Path(directory).iterdir()) == []
@@ -33,7 +33,7 @@ def _as_many_deaths_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def settings(storage: StorageConfig, *, replicas: int = 1, unit_limit_s: float = 20.0) -> ServiceQueueConfig:
-    """`unit_limit_s`: long, so that a unit that is only slow to start again does not count as dead."""
+    """Settings whose `unit_limit_s` is long, so that a unit that is slow to restart does not count as dead."""
     return ServiceQueueConfig(
         storage=storage,
         replicas=replicas,
@@ -44,7 +44,7 @@ def settings(storage: StorageConfig, *, replicas: int = 1, unit_limit_s: float =
 
 
 def check(hand: Chaos, groups: int) -> None:
-    """Audit what is left; every row was acked once by each task that it was handed to, and audited once in all."""
+    """Audit the remaining groups. Assert that each task acked each of its rows once, and the audit every row once."""
     hand.end(groups)
     acks = hand.acks()
     assert set(acks.values()) == {1}

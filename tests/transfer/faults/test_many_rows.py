@@ -1,4 +1,4 @@
-"""Very many small rows go through a queue, from many processes to many, and each comes out once."""
+"""Very many small rows pass from many processes through a queue to many others, and each comes out once."""
 
 import subprocess
 import sys

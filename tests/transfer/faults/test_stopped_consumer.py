@@ -1,4 +1,4 @@
-"""A consumer that is stopped with rows in its hands keeps nobody from anything, and its rows come back."""
+"""A consumer that is stopped while it holds rows blocks no other client, and its rows come back."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.transfer.faults.workers import Workers
 
 GROUPS = 20
 SILENCE_S = 4.0
-"""Only one of them is to be silent for so long."""
+"""The silence limit. Only the stopped consumer may be silent for so long."""
 
 
 def test_rows_of_a_stopped_consumer_go_to_another_and_its_late_ack_is_refused(tmp_path: Path) -> None:

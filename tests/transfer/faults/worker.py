@@ -3,7 +3,7 @@
     test ──"produce 0 100 2"──▶ this process, which has everything imported ──fork──▶ producer
          ◀──────pid───────────                                              ──fork──▶ consumer
 
-When the test hangs up, or is killed, this process and all that it has forked end.
+This process and all its children end when the test closes the pipe or is killed.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tailrace.types import IntArray
 from tests.transfer.faults.rows import group, response
 
 SILENCE_S = 1.0
-"""After which either side takes the other for dead."""
+"""The time after which either side takes the other for dead."""
 TIMEOUT_S = 60.0
 
 
@@ -41,21 +41,21 @@ async def put(queue: TransferQueue, group_id: int) -> None:
                 await queue.put(group(group_id))
             return
         except PeerLost:
-            continue  # the controller is being started anew: perhaps it is there, perhaps not
+            continue  # the controller is restarting: the group may be there or not
 
 
 async def consume(queue: TransferQueue) -> None:
-    """Answer all prompts."""
+    """Claim all prompts and write their responses."""
     while True:
         try:
             claim = await queue.claim("work")
             await queue.ack(claim, {row.id: {"response_ids": _answer(row)} for row in claim.rows})
         except (PeerLost, LeaseError, StaleRowError):
-            continue  # the rows come again, or the prompts are put again
+            continue  # the rows come again, or their prompts are put again
 
 
 async def stop(queue: TransferQueue) -> None:
-    """Claim rows and be stopped with them; whoever lets this process go on finds that they are another's by now."""
+    """Claim rows and stop. When this process goes on, its rows must have gone to another, so its ack must fail."""
     claim = await queue.claim("work")
     os.kill(os.getpid(), signal.SIGSTOP)
     with suppress(LeaseError, StaleRowError):

@@ -13,7 +13,7 @@ from tests.transfer.faults.worker import SILENCE_S, TIMEOUT_S
 
 
 class Workers:
-    """Producers and consumers by name, each started again as it was when it is killed."""
+    """Producers and consumers by name. A killed one is started again with the same role."""
 
     def __init__(self, connection: Path, roles: dict[str, str], *, silence_s: float = SILENCE_S) -> None:
         self._roles = roles
@@ -36,11 +36,11 @@ class Workers:
         return self
 
     def is_alive(self, name: str) -> bool:
-        """Whether a worker has not ended yet."""
+        """Whether the worker still runs."""
         return Path(f"/proc/{self.pids[name]}").exists()
 
     def start(self, name: str, role: str) -> None:
-        """One more."""
+        """Start another worker."""
         self._roles[name] = role
         self._start(name)
 
@@ -56,8 +56,8 @@ class Workers:
             raise AssertionError(f"a worker failed: {said}")
 
     def kill(self, name: str) -> None:
-        """End a worker where it stands; another one takes its place."""
-        with suppress(ProcessLookupError):  # a producer that has put all; one that failed is reported at the end
+        """Kill a worker, and start another in its place."""
+        with suppress(ProcessLookupError):  # the producer has put all and ended; a failed worker is reported at the end
             os.kill(self.pids[name], signal.SIGKILL)
         self._start(name)
 

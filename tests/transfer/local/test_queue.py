@@ -121,7 +121,7 @@ class LocalQueueMachine(QueueMachine):
 
     @rule(size=st.integers(1, 4), place=st.integers(0, 500), prompt=st.integers(1, 5))
     def put(self, size: int, place: int, prompt: int) -> None:
-        """Instead of the machine's: rows that do not fit are not taken."""
+        """Put as the base machine does, but expect a refusal of rows that do not fit."""
         if self.model.nbytes + size * prompt * 8 <= MAX_BYTES:
             super().put(size, place, prompt)
         else:
@@ -130,7 +130,7 @@ class LocalQueueMachine(QueueMachine):
 
     @rule(task=TASKS, size=st.integers(1, 3))
     def cancel_a_claim_in_the_instant_of_a_put(self, task: str, size: int) -> None:
-        """Whether or not the rows would have satisfied it, only the put has happened."""
+        """Only the put has happened then, whether or not its rows would have satisfied the claim."""
         while self.expect_claim(task, 9) is not None:
             pass
         self.driver.start_doomed_claim(task, 9)
@@ -462,7 +462,7 @@ async def test_after_close_rows_can_be_given_back_and_snapshot() -> None:
 
 
 class BrokenPolicy(FirstIn):
-    """Fails when it is asked for rows."""
+    """A policy that fails when it is asked for rows."""
 
     def take(self, limit: int | None, rank: int | None = None) -> list[RowMeta]:
         raise ZeroDivisionError("broken")
@@ -497,7 +497,7 @@ async def test_a_limit_below_the_group_size_is_refused_once_the_group_is_there()
 
 
 def split_queue(ranks: int, rows: int, **config: float) -> LocalQueue:
-    """A queue whose one task is split among ranks; row by row where rows are as many as ranks."""
+    """A queue whose one task is split among ranks: row by row if `rows` equals `ranks`."""
     split = partial(partition, equal_count=True)
     return queue_of(one_task(BalancedByLength(ranks, rows, partition=split, cost_columns=("prompt_ids",))), **config)
 

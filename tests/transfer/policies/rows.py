@@ -1,4 +1,4 @@
-"""Rows for policies that no control plane stands before."""
+"""Rows for policies without a control plane."""
 
 from tailrace.transfer.queue.base import RowId
 from tailrace.transfer.queue.policies.base import Policy, RowMeta
@@ -7,7 +7,7 @@ from tailrace.transfer.queue.policies.base import Policy, RowMeta
 def rows_of(
     group_id: int, *lengths: int, prompt: int = 2, order: int | None = None, version: int | None = None
 ) -> list[RowMeta]:
-    """A group with responses of these lengths; `order` of the first, 100 times the group_id by default."""
+    """A group with responses of these lengths. The first row's `order` is 100 times the group_id by default."""
     start = group_id * 100 if order is None else order
     return [
         RowMeta(
@@ -27,12 +27,12 @@ def groups_of(rows: list[RowMeta]) -> list[int]:
 
 
 def orders_of(rows: list[RowMeta]) -> list[int]:
-    """`order` of each row."""
+    """The `order` of each row."""
     return [row.order for row in rows]
 
 
 def fill(policy: Policy, *groups: list[RowMeta]) -> None:
-    """All groups come, then their rows become ready."""
+    """Add all groups, then make their rows ready."""
     for rows in groups:
         policy.added(rows)
     for rows in groups:

@@ -1,4 +1,4 @@
-"""Batches split among ranks: against a scan of all rows, and what the scan does not show."""
+"""Batches split among ranks: against a scan of all rows, and in cases that the scan does not cover."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -30,16 +30,16 @@ def balanced(ranks: int, rows: int) -> BalancedByLength:
 
 @dataclass(eq=False)
 class Scanned:
-    """What the reference keeps of one row."""
+    """The reference's record of a row."""
 
     row: RowMeta
     ready: bool = False
     place: tuple[int, int] | None = None
-    """Batch and rank."""
+    """The row's batch and rank."""
 
 
 class BalancedMachine(RuleBasedStateMachine):
-    """Whatever comes, goes back or is acked, a claim is the one that a scan of all rows gives."""
+    """Whatever rows come, go back or are acked, a claim is the one that a scan of all rows gives."""
 
     @initialize(ranks=st.integers(1, 3), rows=st.integers(4, 7))
     def start(self, ranks: int, rows: int) -> None:
@@ -121,7 +121,7 @@ class BalancedMachine(RuleBasedStateMachine):
             self.stored[row.id].ready = True
 
     def teardown(self) -> None:
-        """All rows but those of a last, incomplete batch are consumed, each once."""
+        """Assert that all rows but those of a last, incomplete batch are consumed, each once."""
         if not hasattr(self, "policy"):
             return
         for kept in [kept for kept in self.stored.values() if not kept.ready and kept.place is None]:

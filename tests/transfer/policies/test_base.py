@@ -1,4 +1,4 @@
-"""What all policies have in common."""
+"""Behaviour that all policies have in common."""
 
 from collections.abc import Callable
 from functools import partial

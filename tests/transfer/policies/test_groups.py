@@ -1,4 +1,4 @@
-"""Whole groups in the order in which they became so."""
+"""Whole groups in the order in which they became whole."""
 
 from tailrace.transfer.queue.policies.groups import WholeGroups
 from tests.transfer.policies.rows import fill, groups_of, rows_of

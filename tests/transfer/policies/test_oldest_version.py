@@ -1,4 +1,4 @@
-"""Old weights first: the policy alone, and with versions that come from cells."""
+"""Rows of old weights first: the policy alone, and with versions that come from cells."""
 
 import numpy as np
 import pytest
@@ -75,7 +75,7 @@ def versions_queue() -> LocalQueue:
 
 
 async def judged(queue: LocalQueue) -> list[int]:
-    """Orders in which `judge` gets all rows that it can have."""
+    """The orders of the rows that `judge` can claim, in the order of its claims."""
     ready = (await queue.stats()).tasks["judge"].ready
     return [order for _ in range(ready) for order in orders(await queue.claim("judge"))]
 

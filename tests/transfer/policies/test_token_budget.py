@@ -1,4 +1,4 @@
-"""Token budgets beside what the machines of the planes hold: micro-batches, bad arguments, order of arrival."""
+"""Token budgets, beyond what the state machines check: micro-batches, bad arguments, order of arrival."""
 
 from random import Random
 
@@ -113,7 +113,7 @@ def test_without_a_budget_a_limit_is_needed() -> None:
 
 
 def next_fit(groups: list[list[RowMeta]], tokens: int) -> list[list[int]]:
-    """Micro-batches, as group ids, that packing the whole batch at once gives."""
+    """The micro-batches, as group ids, that packing the whole batch at once gives."""
     batches: list[list[int]] = []
     room = 0
     for rows in groups:

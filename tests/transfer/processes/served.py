@@ -21,7 +21,7 @@ class Served(NamedTuple):
 
 @contextmanager
 def serving(directory: Path, table: TableConfig, **config: Any) -> Iterator[Served]:
-    """Of one unit; everybody waits at most `LIMIT_S`."""
+    """Serve a queue of one unit. Its calls wait at most `LIMIT_S`."""
     values = {"units": 1, "timeout_s": LIMIT_S, **config}
     with (
         QueueProcesses(ServiceQueueConfig.model_validate(values), table, directory) as processes,

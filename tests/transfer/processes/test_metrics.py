@@ -1,4 +1,4 @@
-"""What Prometheus gets to see of a queue."""
+"""The metrics of a queue that Prometheus reads."""
 
 import socket
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.transfer.processes.test_supervisor import queue
 
 
 def scrape(port: int) -> dict[tuple[str, str], float]:
-    """Each sample by its name and the values of its labels, which are sorted by theirs."""
+    """The value of each sample, by its name and its labels' values in the order of the labels' names."""
     with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         text = answer.read().decode()
     return {

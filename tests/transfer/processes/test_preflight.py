@@ -1,4 +1,4 @@
-"""What a machine cannot do for a queue is one line that names the key, before anything is written."""
+"""A lack of the machine is reported in one line that names the key, before anything is written."""
 
 import os
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_a_directory_that_cannot_be_written_to_is_refused(tmp_path: Path, kind: 
 @pytest.mark.parametrize("kind", ["arena", "spill"])
 def test_a_directory_without_room_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     values = list(os.statvfs(tmp_path))
-    values[4] = 0  # free blocks
+    values[4] = 0  # the number of free blocks
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
     with pytest.raises(ConfigError, match=f"^queue.storage.directory={tmp_path} is full; make room there"):
         check(storage={"type": kind, "directory": str(tmp_path)})

@@ -1,4 +1,4 @@
-"""The processes of a queue are there together, come back when they are killed, and end with whoever started them."""
+"""The processes of a queue start together, come back when they are killed, and end with the one that started them."""
 
 import asyncio
 import os
@@ -53,7 +53,7 @@ def stats(processes: QueueProcesses) -> QueueStats:
 
 
 def ends(pid: int) -> bool:
-    """Whether a process ends within the limit; a handle on it tells, also while nobody has reaped it."""
+    """Whether a process ends within the limit. A handle on it tells this even before it is reaped."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -65,7 +65,7 @@ def ends(pid: int) -> bool:
 
 
 def kill(processes: QueueProcesses, name: str) -> None:
-    """Kill one, and wait until another has its place."""
+    """Kill a process, and wait until another has its place."""
     killed = processes.pids[name]
     os.kill(killed, signal.SIGKILL)
     until(lambda: processes.pids[name] != killed)
@@ -173,7 +173,7 @@ def test_no_process_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
         f"with queue(Path({str(tmp_path)!r})) as processes:\n"
         "    print(*processes.pids.values(), flush=True); sys.stdin.read()"
     )
-    here = {**os.environ, "TMPDIR": str(tmp_path)}  # for the sockets that a killed parent leaves behind
+    here = {**os.environ, "TMPDIR": str(tmp_path)}  # the place of sockets that a killed parent leaves behind
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=here) as parent:
         assert parent.stdout is not None
@@ -253,7 +253,7 @@ def test_one_that_could_not_serve_is_started_again_after_a_pause_and_others_at_o
 
 
 def log_of(directory: Path, name: str) -> list[str]:
-    """Its lines without the time, which has two words."""
+    """The lines of a log without the time, which has two words."""
     return [line.split(maxsplit=2)[2] for line in (directory / f"{name}.log").read_text().splitlines()]
 
 
@@ -313,7 +313,7 @@ def test_why_the_journal_cannot_be_written_is_said_by_the_parent_and_in_the_log(
 def _fill_journal(starting: QueueProcesses) -> None:
     with starting as processes:
         resource.prlimit(processes.pids["controller"], resource.RLIMIT_FSIZE, (1, 1))
-        os.kill(processes.pids["unit-0"], signal.SIGKILL)  # its successor is news to the journal
+        os.kill(processes.pids["unit-0"], signal.SIGKILL)  # so that its successor changes the journal
         processes.wait()
 
 

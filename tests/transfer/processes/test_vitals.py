@@ -1,4 +1,4 @@
-"""Who is silent, who has died too often, and who is due again, by a clock that the test moves."""
+"""Silent processes, processes that died too often, and restarts that are due, by a clock that the test moves."""
 
 import pytest
 

@@ -1,10 +1,10 @@
-"""Time that a test can move on."""
+"""A clock that a test can move on."""
 
 import time
 
 
 class Clock:
-    """Seconds that pass as they do, and jump where the test says so."""
+    """A clock that runs as usual, and jumps when the test says so."""
 
     def __init__(self) -> None:
         self._ahead = 0.0

@@ -1,4 +1,4 @@
-"""Queues of event loops whose calls are waited for, so that one test holds for them and for those that block."""
+"""Blocking forms of all queues, so that one test holds for asynchronous and for blocking ones."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -9,11 +9,11 @@ from tailrace.transfer.queue.client.remote import RemoteQueue
 from tailrace.transfer.queue.client.sync_queue import SyncQueue
 
 Face = Any
-"""Has the methods of `SyncQueue`."""
+"""A queue with the methods of `SyncQueue`."""
 
 
 class Blocking:
-    """Every call of the queue that `make` makes is waited for."""
+    """A queue whose every call blocks. `make` makes the asynchronous queue behind it."""
 
     def __init__(self, make: Callable[[], TransferQueue]) -> None:
         self._runner = asyncio.Runner()
@@ -38,10 +38,10 @@ async def _enter(make: Callable[[], TransferQueue]) -> TransferQueue:
 
 
 def remote(address: Any, **options: Any) -> Face:
-    """A `RemoteQueue` that is waited for."""
+    """A `RemoteQueue` whose calls block."""
     return Blocking(lambda: RemoteQueue(address, name="tester", **options))
 
 
 def sync(address: Any, **options: Any) -> Face:
-    """A queue that blocks by itself."""
+    """A `SyncQueue`, which blocks by itself."""
     return SyncQueue(address, name="tester", **options)

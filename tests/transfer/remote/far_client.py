@@ -1,6 +1,6 @@
 """A client in a network of its own: python -m tests.transfer.remote.far_client HOST-AND-PORT GROUPS
 
-Puts rows, claims and acks them; says so on its standard output, a line for each.
+It puts rows, claims and acks them, and prints a line for each group.
 """
 
 import sys

@@ -18,10 +18,10 @@ _PIECE_BYTES = 4096
 
 
 class Proxy:
-    """To one endpoint."""
+    """A proxy to one endpoint."""
 
     def __init__(self, endpoint: str, *, seed: int = 0) -> None:
-        """A good network at first."""
+        """Make a proxy with a good network at first."""
         self._host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         self._port = int(port)
         self._source = random.Random(seed)
@@ -46,11 +46,11 @@ class Proxy:
         assert not self._thread.is_alive()
 
     def worsen(self, *, delay_s: float, cut_every: int) -> None:
-        """`delay_s`: the longest of a piece. `cut_every`: pieces after which, on average, connections are lost."""
+        """Set the longest delay of a piece, and the mean number of pieces after which connections are lost."""
         self._delay_s, self._cut_every = delay_s, cut_every
 
     def cut_after(self, word: bytes, times: int) -> None:
-        """Lose all connections as soon as bytes with `word` have gone to the server, so many times."""
+        """Lose all connections as soon as bytes with `word` have gone to the server; do this `times` times."""
         left = [None] * times
 
         def passed(piece: bytes) -> bool:
@@ -99,5 +99,5 @@ class Proxy:
     def _cut(self) -> None:
         self.cuts += 1
         for writer in self._writers:
-            writer.close()  # what has come goes on first
+            writer.close()  # sends what has come before it closes
         self._writers.clear()

@@ -1,4 +1,4 @@
-"""What every queue refuses, it refuses with the same words, and is none the worse for it."""
+"""Every queue refuses bad calls with the same words, and works on afterwards."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -28,7 +28,7 @@ from tests.transfer.tables import group, outputs, table, tokens
 LEASE_S = 100.0
 MAX_ROWS = 6
 Late = Callable[[], None]
-"""Lets all leases expire."""
+"""A function that lets all leases expire."""
 
 
 def local_queue(stack: ExitStack, directory: Path, clock: Clock) -> Face:
@@ -70,7 +70,7 @@ def late(queue_and_clock: tuple[Face, Clock]) -> Late:
 
 
 def works(queue: Face) -> None:
-    """A good row passes through all tasks."""
+    """Assert that a good row passes through all tasks."""
     queue.put(group(1000))
     for task, cells in (("rollout", {"response_ids": tokens(3)}), ("reward", {"reward": 0.5}), ("actor", {})):
         claim = queue.claim(task, limit=1, timeout=20)

@@ -1,4 +1,4 @@
-"""Whoever sees a client end says so, and its rows go back at once."""
+"""A process that sees a client end reports it, and the client's rows go back at once."""
 
 from pathlib import Path
 

@@ -26,7 +26,7 @@ def ip(*words: str) -> None:
 
 @pytest.fixture
 def namespace() -> Iterator[str]:
-    """Joined to this one by a slow pair of interfaces: NAME-a here, NAME-b there."""
+    """A network namespace, joined to this one by a slow pair of interfaces: NAME-a here, NAME-b there."""
     if os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None:
         pytest.skip("a network namespace needs root, and the programs ip and tc")
     name = f"tr{os.getpid()}"
@@ -46,7 +46,7 @@ def namespace() -> Iterator[str]:
             command = [*where, "tc", "qdisc", "add", "dev", interface, "root", "tbf", *RATE]
             subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S)
         yield name
-    finally:  # the link of its own accord goes some time after the namespace, and the next test uses its names
+    finally:  # else the link goes some time after the namespace, and the next test uses its names
         subprocess.run(["ip", "link", "del", f"{name}-a"], check=False, capture_output=True, timeout=LIMIT_S)
         ip("netns", "del", name)
 

@@ -1,4 +1,4 @@
-"""A network that is slow, stalls and loses connections costs time, and neither loses nor doubles a row."""
+"""A network that is slow, stalls and loses connections costs time, but no row is lost or doubled."""
 
 import asyncio
 from collections import Counter
@@ -32,7 +32,7 @@ LONG = 2_000
 
 
 class FarServer(Server):
-    """One that everybody reaches through a proxy."""
+    """A server that all clients reach through a proxy."""
 
     def __init__(self, *args: Any, proxies: ExitStack, seed: int, **options: Any) -> None:
         super().__init__(*args, patience=PATIENCE, **options)

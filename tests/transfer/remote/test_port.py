@@ -1,7 +1,7 @@
-"""Whatever comes to the port of a controller or a unit: nobody else is the worse for it.
+"""Whatever comes to the port of a controller or a unit harms no other client.
 
-Garbage of strangers is met with silence or an error, every field of every message of a client that is broken with an
-error or an answer, and no length that is only claimed takes memory.
+Garbage of strangers is met with silence or an error. Each broken field of each client's message is met with an error or
+an answer. No claimed length takes memory.
 """
 
 import itertools
@@ -106,7 +106,7 @@ def endpoint(request: pytest.FixtureRequest, served: Served) -> str:
 
 @pytest.fixture(autouse=True)
 def good_client(served: Served) -> Iterator[None]:
-    """After every test a row passes through the whole queue."""
+    """Assert after every test that a row passes through the whole queue."""
     with SyncQueue(served.address, name="good", limit_s=LIMIT_S) as queue:
         yield
         passes(queue)
@@ -122,7 +122,7 @@ def passes(queue: SyncQueue) -> None:
 
 
 def rss() -> int:
-    """The most bytes so far."""
+    """The peak memory of this process so far, in bytes."""
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
@@ -135,7 +135,7 @@ OTHER = b"another token of some length"
 
 
 def greeting(token: bytes = TOKEN) -> bytes:
-    """What ZeroMQ says first, up to where messages begin, if the server knows the token."""
+    """The first bytes of a ZeroMQ client, up to where messages begin if the server knows the token."""
     name, word = Password.of(token)
     hello = b"\x05HELLO" + bytes([len(name)]) + name + bytes([len(word)]) + word
     initiate = b"\x08INITIATE\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
@@ -164,7 +164,7 @@ def test_a_frame_takes_no_memory_for_a_length_that_it_claims(endpoint: str) -> N
 
 @contextmanager
 def endless(endpoint: str, start: bytes) -> Iterator[socket.socket]:
-    """A connection that begins a message of 512 MiB in many frames, which are sent or refused."""
+    """A connection that begins a message of 512 MiB in many frames. They are sent or refused."""
     frames = (b"\x03" + struct.pack(">Q", 2**20) + bytes(2**20)) * 8
     with socket.create_connection(port(endpoint), timeout=LIMIT_S) as raw:
         with suppress(ConnectionError):
@@ -187,7 +187,7 @@ def test_a_message_that_a_stranger_never_ends_takes_no_memory(endpoint: str, sta
     before = rss()
     with endless(endpoint, start) as raw, suppress(ConnectionError):
         while raw.recv(4096):
-            pass  # it is hung up on
+            pass  # the server closes the connection
     assert rss() - before < 2**26
 
 
@@ -239,7 +239,7 @@ def test_numbers_in_msgpack_claim_no_memory(endpoint: str, known: bool) -> None:
 
 
 def still_answers(peer: Peer, number: int, question: w.Message = NO_CHANGE) -> list[w.Message]:
-    """The answers before that to a last question, which is accepted and changes nothing."""
+    """Ask a last question, which is accepted and changes nothing, and return the answers before that to it."""
     peer.send(*encode(number, 0, question))  # type: ignore[arg-type]
     answers = []
     while (answer := peer.answer())[0] != number:
@@ -272,7 +272,7 @@ def test_strangers_are_asked_for_hello_and_those_without_the_token_are_refused(e
 
 
 def places(value: Any) -> Iterator[tuple[Any, ...]]:
-    """Ways to everything inside."""
+    """Yield the paths to all values inside."""
     for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
         yield (key,)
         if isinstance(inner, list | dict):
@@ -280,7 +280,7 @@ def places(value: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(value: Any, way: tuple[Any, ...], new: Any) -> Any:
-    """A copy of `value` with something else at one place."""
+    """A copy of `value` with `new` at one place."""
     if not way:
         return new
     copy = value.copy()
@@ -289,7 +289,7 @@ def changed(value: Any, way: tuple[Any, ...], new: Any) -> Any:
 
 
 def mutations(message: Any) -> Iterator[Any]:
-    """Every field, at any depth, as something strange; cut off, or one too many."""
+    """Yield the message with each field, at any depth, replaced by something strange, cut off, or one too many."""
     plain = msgspec.to_builtins(message, builtin_types=(bytes,))
     yield plain
     yield plain[:-1]
@@ -319,7 +319,7 @@ def test_every_field_of_every_message_of_a_client_that_is_broken(endpoint: str, 
         assert waits or len(answers) == count
         assert any(isinstance(answer, w.Failure) for answer in answers)
         peer.send(*encode(10 + count + 2, 0, w.Beat(0.0)))  # type: ignore[arg-type]
-        still_answers(peer, 10 + count + 3)  # by now it counts as dead, and what it claimed went back
+        still_answers(peer, 10 + count + 3)  # by now the peer counts as dead, and its claims went back
 
 
 def test_one_row_is_not_asked_for_a_thousand_times(served: Served) -> None:
@@ -354,7 +354,7 @@ def test_states_that_contradict_themselves_are_not_taken_over(tmp_path: Path) ->
         peer.enter()
         for broken in mutations(m.Restore(STATE)):
             if isinstance(broken[-1], list) and broken[-1][3:4] == [[]]:
-                continue  # one without rows is taken over at once
+                continue  # a state without rows is taken over at once
             number += 2
             peer.send(msgspec.msgpack.encode([number, number, broken]))
             answer = peer.answer()[1]

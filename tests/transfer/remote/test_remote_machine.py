@@ -1,4 +1,4 @@
-"""The queue across processes gives every answer that a scan of all rows gives: over TCP, and through shared memory."""
+"""The queue across processes gives every answer that a scan of all rows gives, over TCP and through shared memory."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -98,7 +98,7 @@ class RemoteDriver:
         try:
             if self.stats()[0] == 0:
                 while any(any(storage.parts()) for storage in self._served.storages):
-                    self._queue.stats()  # what has left is settled a moment later
+                    self._queue.stats()  # rows that have left are settled a moment later
         finally:
             self._stack.close()
 
@@ -107,7 +107,7 @@ class RemoteMachine(QueueMachine):
     @precondition(lambda self: any(len(held.live) < len(held.rows) for held in self.held))
     @rule(data=st.data())
     def use_rows_that_are_not_held(self, data: st.DataObject) -> None:
-        """Instead of the machine's: an ack without outputs is refused for that before anybody looks at the lease."""
+        """Do as the base machine, but only with nacks: an ack is refused for its lack of outputs first."""
         held = data.draw(st.sampled_from([held for held in self.held if len(held.live) < len(held.rows)]))
         gone = data.draw(st.sampled_from([row_id for row_id in held.rows if row_id not in held.live]))
         with pytest.raises(LeaseError if gone in self.model.rows else StaleRowError):
@@ -120,7 +120,7 @@ class TcpMachine(RemoteMachine):
 
 
 class ArenaMachine(RemoteMachine):
-    """However short the cells, they pass through shared memory."""
+    """A machine whose cells pass through shared memory, however short they are."""
 
     def make_driver(self, tasks: Sequence[QueueTask]) -> RemoteDriver:
         with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Who is stuck holds what it has, and nobody else."""
+"""A stuck client keeps what it holds, and holds up no other client."""
 
 from pathlib import Path
 

@@ -29,7 +29,7 @@ def facts(**lengths: int) -> CellFacts:
 
 
 class ControlDriver:
-    """A bare control plane; a claim is its lease id."""
+    """A bare control plane. A claim is its lease id."""
 
     def __init__(self, tasks: Sequence[QueueTask]) -> None:
         self.plane = ControlPlane(tasks, lease_s=LEASE_S)
@@ -225,7 +225,7 @@ def stored_on(plane: ControlPlane, unit: int, rows: list[NewRow], *others: int) 
 
 
 def worked(plane: ControlPlane, task: str, *, limit: int | None = None, **outputs: int) -> list[RowId]:
-    """Claim and ack; the rows."""
+    """Claim and ack, and return the rows."""
     lease = plane.claim(task, limit=limit, now=0.0)
     assert lease is not None
     rows = list(lease.rows)
@@ -250,7 +250,7 @@ def test_rows_of_a_dead_unit_leave_with_their_groups_whatever_their_state_and_ot
 
 
 def test_a_lost_group_is_put_again_whole_and_passes_all_but_those_who_have_the_last_word() -> None:
-    """Its first row had passed every task, its second all but the actor."""
+    """The group's first row had passed every task, its second all but the actor."""
     plane, _ = plane_of(table(FirstIn(9)))
     rows = group(1, 2)
     stored_on(plane, 1, rows)
@@ -401,7 +401,7 @@ class CountedOrder(int):
 
 
 def lines_run(call: Callable[[], None]) -> int:
-    """Lines of this package that `call` executes."""
+    """The number of lines of the package that `call` executes."""
     lines = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -421,7 +421,7 @@ def lines_run(call: Callable[[], None]) -> int:
 
 
 def claim_cost(policy: Policy, groups: int, rank: int | None) -> tuple[int, int]:
-    """Lines run and orders compared by one claim and ack among `groups` groups of 4."""
+    """The lines run and orders compared by one claim and ack among `groups` groups of 4."""
     plane = ControlPlane(one_task(policy), lease_s=LEASE_S)
     for number in range(groups):
         plane.put(headers(group(number, 4, order=CountedOrder(number * 4))), [facts(prompt_ids=2)] * 4)
@@ -459,7 +459,7 @@ def test_the_cost_of_a_claim_does_not_grow_with_the_rows_stored(make: Callable[[
 
 
 def waiting_cost(groups: int) -> int:
-    """Lines run by a claim that has to wait for more than `groups` groups, when 100 were handed out before."""
+    """The lines run by a claim that has to wait for more than `groups` groups, after 100 were handed out."""
     plane = ControlPlane(one_task(TokenBudget(420, window=None, response_column="prompt_ids")), lease_s=LEASE_S)
 
     def put(numbers: range) -> None:

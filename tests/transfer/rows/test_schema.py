@@ -1,4 +1,4 @@
-"""What is said of rows and outputs that do not fit the table."""
+"""The errors of rows and outputs that do not fit the table."""
 
 import re
 from typing import Any

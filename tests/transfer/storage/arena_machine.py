@@ -1,7 +1,7 @@
-"""A random user of an arena and its shared memory, as `StorageMachine` is one of any storage.
+"""A random user of an arena and its shared memory; `StorageMachine` is that of any storage.
 
-What it holds besides: bytes are exact, also those of a place that is being written and of a pinned part; live places
-never overlap; and these, too, are counted as taken.
+It checks three things more. Bytes are exact also in a place that is being written, and in a pinned part. Live places
+never overlap. Both are counted as taken.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class ArenaMachine(StorageMachine):
         self.try_reserve(content)
 
     def try_reserve(self, content: bytes) -> Place | None:
-        """Reserve and write; None where it is full."""
+        """Reserve a place and write to it. Return None if the arena is full."""
         try:
             place = self.storage.reserve(len(content))
         except StorageFull:
@@ -141,7 +141,7 @@ class ArenaMachine(StorageMachine):
             assert before[0] < after[0] or before[1] + before[2] <= after[1]
 
     def forget(self, place: Place) -> None:
-        """It is reserved no more, and every further call with it is refused."""
+        """Forget a place: it is no longer reserved, and every further call with it is refused."""
         del self.reserved[place]
         for call in (self.storage.memory, self.storage.abandon, lambda place: self.storage.commit(place, [])):
             with pytest.raises(QueueError, match="is not reserved"):

@@ -12,12 +12,12 @@ from tailrace.transfer.queue.storage.spill import SpillStorage
 from tests.transfer.storage.machine import MAX_BYTES
 
 Make = Callable[[str], Storage]
-"""A storage for a queue of that name."""
+"""A function that makes a storage for a queue of that name."""
 
 
 @pytest.fixture(params=["memory", "arena", "spill", "redis"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
-    """Makes storages of MAX_BYTES, of each kind in turn."""
+    """Make storages of MAX_BYTES, of each kind in turn."""
     match request.param:
         case "memory":
             return lambda name: MemoryStorage(max_bytes=MAX_BYTES)

@@ -1,6 +1,6 @@
-"""A random user of a storage who compares every answer with a dict.
+"""A random user of a storage that compares every answer with a dict.
 
-What it holds: bytes are exact; a refused call changes nothing; and what is taken is counted to the byte.
+It checks that bytes are exact, that a refused call changes nothing, and that the taken bytes are counted exactly.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class StorageMachine(RuleBasedStateMachine):
         return sum(len(part.content) for part in self.parts.values())
 
     def assert_full(self, needed: int) -> None:
-        """Bytes of an arena that are free need not lie together."""
+        """Assert that the bytes do not fit. The free bytes of an arena need not lie together."""
         assert isinstance(self.storage, ArenaStorage) or self.taken + needed > MAX_BYTES
 
     @rule(written=st.dictionaries(st.sampled_from(PARTS), CONTENTS, max_size=4))
@@ -89,7 +89,7 @@ class StorageMachine(RuleBasedStateMachine):
 
 
 class DurableMachine(StorageMachine):
-    """Of a storage whose parts survive it."""
+    """The machine of a storage whose parts survive it."""
 
     @rule()
     def restart(self) -> None:
@@ -103,6 +103,6 @@ class DurableMachine(StorageMachine):
 
 
 def run_machine(make: Callable[[], StorageMachine]) -> None:
-    """Let random users loose on what `make` makes."""
+    """Run random users on the machines that `make` makes."""
     run: Any = run_state_machine_as_test
     run(make, settings=settings(max_examples=30, stateful_step_count=30))

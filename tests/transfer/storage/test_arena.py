@@ -24,7 +24,7 @@ A, B, C = (PartId(slot, 0, 0) for slot in range(3))
 
 @pytest.fixture
 def arena(tmp_path: Path) -> Iterator[ArenaStorage]:
-    """Four segments of 1 KiB."""
+    """An arena of four segments of 1 KiB."""
     storage = arena_in(tmp_path)
     yield storage
     storage.close()
@@ -46,7 +46,7 @@ def segments(arena: ArenaStorage) -> list[str]:
 
 
 def run(script: str, *arguments: object) -> str:
-    """What another process prints."""
+    """Run `script` in another process, and return what it prints."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
 
@@ -216,7 +216,7 @@ def test_a_pin_of_a_part_that_is_gone_pins_nothing(arena: ArenaStorage) -> None:
 
 
 def failing(code: int) -> Callable[..., None]:
-    """A call of the system that fails with this error."""
+    """A system call that fails with the error `code`."""
 
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError(code, os.strerror(code))
@@ -247,7 +247,7 @@ def test_a_segment_that_cannot_be_mapped_leaves_nothing(arena: ArenaStorage, mon
 
 @pytest.fixture
 def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Bounds the bytes of all files below `tmp_path`."""
+    """Bound the bytes of all files below `tmp_path`."""
 
     def bound(limit: int) -> None:
         def allocate(file: int, offset: int, size: int) -> None:
@@ -289,7 +289,7 @@ def test_small_segments_that_are_empty_make_room_for_a_larger_write(
 def test_half_of_what_is_free_is_left_to_other_units(arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch) -> None:
     free = os.statvfs(arena.directory)
     values = list(free)
-    values[1], values[4] = 1, SEGMENT  # the bytes of a block, and how many blocks are free
+    values[1], values[4] = 1, SEGMENT  # the bytes of a block, and the number of free blocks
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
     arena.reserve(10)
     arena.reserve(SEGMENT * 3 // 4)
@@ -302,7 +302,7 @@ def test_a_machine_that_never_has_room_for_a_write_says_so(
     arena: ArenaStorage, monkeypatch: pytest.MonkeyPatch, total: int, error: type[QueueError]
 ) -> None:
     values = list(os.statvfs(arena.directory))
-    values[1], values[2], values[4] = 1, total, min(total, 3)  # the bytes of a block, how many there are, and are free
+    values[1], values[2], values[4] = 1, total, min(total, 3)  # block bytes, blocks, free blocks
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(values))
     monkeypatch.setattr(os, "posix_fallocate", failing(errno.ENOSPC))
     with pytest.raises(QueueError, match=f"{values[4]} of {total} bytes are free .* --shm-size") as refused:

@@ -1,4 +1,4 @@
-"""What every storage does."""
+"""The contract of every storage."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_a_storage_is_a_dict_of_parts_whatever_is_done_with_it(make: Make) -> No
 
 
 def write(storage: Storage, **parts: bytes) -> None:
-    """One write of parts of slots 0, 1, …, by name."""
+    """Write parts of the slots 0, 1, … in one call. The names a, b, … stand for the slots."""
     store(storage, [(PartId(ord(name) - ord("a"), 0, 0), content) for name, content in parts.items()])
 
 

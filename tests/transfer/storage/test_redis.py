@@ -19,7 +19,7 @@ A, B, C = PartId(0, 0, 0), PartId(1, 2, 3), PartId(2, 0, 0)
 
 @pytest.fixture
 def client(redis_url: str) -> Iterator[Any]:
-    """The server itself, empty."""
+    """A client of the emptied server."""
     made = redis.Redis.from_url(redis_url)
     made.flushall()
     yield made

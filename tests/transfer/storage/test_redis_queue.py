@@ -20,14 +20,14 @@ TABLE = TableConfig(tasks=(TaskConfig(name="sink", reads=("prompt_ids",)),))
 
 
 def group(number: int) -> list[NewRow]:
-    """A row that is too large for the controller to know its cells."""
+    """A group of one row that is too large for the controller to know its cells."""
     cells = {"prompt_ids": np.full(2000, number)}
     return [NewRow(group_id=number, group_size=1, order=number, cells=cells)]
 
 
 @pytest.fixture
 def server(redis_url: str) -> Iterator[Any]:
-    """The server itself, empty."""
+    """A client of the emptied server."""
     from redis import Redis
 
     with Redis.from_url(redis_url) as made:

@@ -1,4 +1,4 @@
-"""Places that an arena gives out to those who write in its memory."""
+"""Places that an arena gives to clients who write in its memory."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ def arena(tmp_path: Path) -> Iterator[ArenaStorage]:
 
 
 def write(arena: ArenaStorage, **parts: bytes) -> None:
-    """One write of parts of slots 0, 1, …, by name."""
+    """Write parts of the slots 0, 1, … in one call. The names a, b, … stand for the slots."""
     content = b"".join(parts.values())
     place = arena.reserve(len(content))
     arena.memory(place)[:] = content

@@ -6,11 +6,11 @@ from tailrace.transfer.queue.storage.runs import Runs
 
 ALIGN = 8
 GAP = 1000
-"""Between regions, which therefore do not touch."""
+"""The distance of regions, which therefore do not touch."""
 
 
 class RunsMachine(RuleBasedStateMachine):
-    """Compares with a set of free bytes, and with a scan of it for the best fit."""
+    """Compare with a set of free bytes, and with a scan of it for the best fit."""
 
     def __init__(self) -> None:
         super().__init__()

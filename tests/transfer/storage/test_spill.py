@@ -16,7 +16,7 @@ A, B, C = (PartId(slot, 0, 0) for slot in range(3))
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[SpillStorage]:
-    """100 bytes in memory, 1000 in all."""
+    """A storage with 100 bytes in memory, and 1000 in all."""
     spill = SpillStorage(directory=tmp_path, memory_bytes=100, max_bytes=1000)
     yield spill
     spill.close()
@@ -27,10 +27,10 @@ def write(storage: SpillStorage, part: PartId, content: bytes) -> None:
 
 
 def on_disk(directory: Path) -> bytes:
-    """What the nameless files of this process in `directory` hold."""
+    """The contents of this process's nameless files in `directory`."""
     ours = []
     for path in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):  # another thread has closed it, or this listing has
+        with suppress(FileNotFoundError):  # another thread has closed it, or this listing was it
             if os.readlink(path).startswith(f"{directory}/"):
                 ours.append(int(path.name))
     return b"".join(os.pread(file, os.fstat(file).st_size, 0) for file in ours)

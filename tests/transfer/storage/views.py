@@ -5,6 +5,6 @@ from tailrace.transfer.queue.storage.arena import ArenaView, Place
 
 def view_of(view: ArenaView, place: Place) -> memoryview:
     """The bytes of a place."""
-    if not place.size:  # it lies in no segment
+    if not place.size:  # an empty place lies in no segment
         return memoryview(bytearray())
     return view.segment(place.segment)[place.offset : place.offset + place.size]

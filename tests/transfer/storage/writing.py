@@ -8,7 +8,7 @@ from tailrace.transfer.queue.storage.base import PartBatch, PartId, Storage
 
 
 def lengths_of(size: int) -> dict[str, int]:
-    """The cells that a part of `size` bytes is said to have."""
+    """The cell lengths that a part of `size` bytes is given."""
     return {"text": size} if size % 2 else {"number": 1, "text": size}
 
 
@@ -18,12 +18,12 @@ def batch(part: PartId, size: int) -> PartBatch:
 
 
 def store(storage: Storage, parts: Iterable[tuple[PartId, bytes | memoryview]]) -> None:
-    """In one write."""
+    """Store all parts in one write."""
     storage.store([(batch(part, len(content)), memoryview(content)) for part, content in parts])
 
 
 def found(storage: Storage) -> dict[PartId, tuple[int, dict[str, int]]]:
-    """What an earlier storage has left: of each part its bytes and the lengths of its cells."""
+    """The parts left by an earlier storage: for each, its bytes and the lengths of its cells."""
     return {
         part: (size, dict(zip(batch.columns, lengths, strict=True)))
         for batch in storage.take_stock()

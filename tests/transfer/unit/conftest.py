@@ -35,14 +35,14 @@ class Running:
 
     @property
     def view(self) -> ArenaView:
-        """Its memory, as a client sees it."""
+        """The unit's memory, as a client sees it."""
         assert isinstance(self.storage, ArenaStorage)
         return ArenaView(self.storage.directory)
 
 
 @contextmanager
 def running(storage: Storage, clock: Callable[[], float] = time.monotonic) -> Iterator[Running]:
-    """A unit that has joined a controller of its own; it closes the storage."""
+    """Run a unit that has joined a controller of its own. The storage is closed at the end."""
     controller, recorder = Server("controller", TOKEN, QUEUE), Recorder()
     unit = Server("unit", TOKEN, QUEUE, silence_s=SILENCE_S, clock=clock)
     service = StorageUnit(unit, storage, name="unit", controller=controller.endpoints[0], max_bytes=MAX_BYTES)
@@ -68,14 +68,14 @@ def make_storage(kind: str, directory: Path, name: str, redis_url: Callable[[], 
 
 @pytest.fixture(params=["memory", "arena", "spill", "redis"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Storage]:
-    """Makes storages of MAX_BYTES and one name, of each kind in turn."""
+    """Make storages of MAX_BYTES and one name, of each kind in turn."""
     name = f"unit-{next(NAMES)}"
     return lambda: make_storage(request.param, tmp_path, name, lambda: str(request.getfixturevalue("redis_url")))
 
 
 @pytest.fixture
 def unit(make: Callable[[], Storage]) -> Iterator[Running]:
-    """On a storage of each kind in turn."""
+    """A running unit on a storage of each kind in turn."""
     with running(make()) as made:
         yield made
 
@@ -88,7 +88,7 @@ def arena(tmp_path: Path) -> Iterator[Running]:
 
 @pytest.fixture
 def client(request: pytest.FixtureRequest) -> Iterator[Client]:
-    """Of `arena` where the test has it, else of `unit`."""
+    """A client of `arena` if the test has it, else of `unit`."""
     made: Running = request.getfixturevalue("arena" if "arena" in request.fixturenames else "unit")
     with Client(made.endpoint) as opened:
         yield opened

@@ -46,14 +46,14 @@ Rows = Mapping[RowId, Mapping[str, Value]]
 
 
 class Recorder(Service):
-    """A controller."""
+    """A controller that records what a unit tells it."""
 
     def __init__(self, unit: int = UNIT, refusal: TailraceError | None = None) -> None:
         self.unit = unit
         self.refusal = refusal
-        """Raised for Join."""
+        """The error that Join raises."""
         self.failures: list[TailraceError] = []
-        """Raised for the next Written, one each."""
+        """The errors that the next calls of Written raise, one each."""
         self.joins: list[Join] = []
         self.written: list[tuple[int, list[RowId]]] = []
         self._changed = threading.Condition()
@@ -94,7 +94,7 @@ class Recorder(Service):
 
 
 class Client:
-    """Of one unit. It is a new one to the unit each time."""
+    """A client of one unit. Each instance is a new client to the unit."""
 
     def __init__(self, endpoint: str) -> None:
         self._client = SyncClient("client", TOKEN, QUEUE, patience=Patience(limit_s=LIMIT_S))
@@ -122,7 +122,7 @@ class Client:
         return self.call(message, frames).answer
 
     def write(self, rows: Rows, tag: int = 0) -> None:
-        """In frames, one run for consecutive rows with the same columns."""
+        """Write in frames, one run for consecutive rows with the same columns."""
         runs, memory = described(rows)
         frames, start = [], 0
         for run in runs:
@@ -132,7 +132,7 @@ class Client:
         assert self.ask(Write(tag, pack(rows), runs, None), frames) == Accepted()
 
     def read(self, rows: Sequence[RowId], columns: Sequence[str], tags: Any = 0) -> list[dict[str, Value]]:
-        """Through frames. `tags`: anything that fills [n, columns]."""
+        """Read through frames. `tags`: anything that broadcasts to [n, columns]."""
         reply = self.call(read(rows, columns, tags))
         assert isinstance(reply.answer, Cells)
         assert reply.answer.pin is None
@@ -145,7 +145,7 @@ def read(rows: Sequence[RowId], columns: Sequence[str], tags: Any = 0, *, shared
 
 
 def described(rows: Rows) -> tuple[list[Run], bytearray]:
-    """The runs of `rows`, and their parts one after the other."""
+    """The runs of `rows`, and the bytes of their parts one after the other."""
     parts = CODEC.measure_rows(rows.values())
     memory = bytearray(sum(alike.nbytes for alike in parts))
     write_rows(parts, memoryview(memory))
@@ -153,7 +153,7 @@ def described(rows: Rows) -> tuple[list[Run], bytearray]:
 
 
 def cells_in(cells: Cells, columns: Sequence[str], memories: Sequence[Buffer]) -> list[dict[str, Value]]:
-    """The cells of a reply, in these frames or segments."""
+    """The cells of a reply, read from these frames or segments."""
     lengths = unpack(cells.lengths, len(columns)).tolist()
     places = unpack(cells.places, 2).reshape(-1, len(columns), 2).tolist()
     rows = []

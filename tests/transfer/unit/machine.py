@@ -1,7 +1,7 @@
-"""A random user of a unit who compares every answer with dicts.
+"""A random user of a unit that compares every answer with dicts.
 
-What it holds: cells come back as they were written, in whatever company they are written and read; what was settled is
-gone and stays gone; shared memory stays as it is while it is pinned; and the inventory is what is there.
+It checks four things. Cells are read as they were written, whatever is written and read along with them. Settled rows
+are gone and stay gone. Shared memory does not change while it is pinned. The inventory is complete.
 """
 
 from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ TAGS = (0, 7, 2**40)
 
 
 def cells_of(part: PartId) -> dict[str, Value]:
-    """What is written for a part: always the same."""
+    """The cells that are written for a part, always the same."""
     rng = np.random.default_rng(part)
     every: dict[str, Value] = {
         "ids": rng.integers(-9, 9, rng.choice([0, 1, 9, 9000])),
@@ -127,7 +127,7 @@ class UnitMachine(RuleBasedStateMachine):
             self.pins[reply.answer.pin] = (got, expected)
 
     def tag_with(self, part: PartId, column: str, other: bool) -> int:
-        """A tag under which there is a part of the same row, with `column` if `other`."""
+        """A tag of a part of the same row that has `column`, if `other` and there is one; else the part's own tag."""
         tags = [tag for tag in TAGS if part._replace(tag=tag) in self.parts]
         return next((tag for tag in tags if other and column in cells_of(part._replace(tag=tag))), part.tag)
 
@@ -184,7 +184,7 @@ class UnitMachine(RuleBasedStateMachine):
 
 
 def run_machine(start: Callable[[], AbstractContextManager[Running]]) -> None:
-    """Let random users loose on the units that `start` starts."""
+    """Run random users on the units that `start` starts."""
     run: Any = run_state_machine_as_test
     run(
         lambda: UnitMachine(start),

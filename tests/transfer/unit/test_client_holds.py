@@ -31,7 +31,7 @@ LARGE_BYTES = MAX_BYTES // 2
 
 @pytest.fixture
 def storage(tmp_path: Path) -> Iterator[ArenaStorage]:
-    """With one part."""
+    """An arena with one part."""
     made = ArenaStorage(parent=tmp_path, max_bytes=1000)
     store(made, [(PART, bytes(80))])
     yield made
@@ -133,7 +133,7 @@ def test_a_silent_client_loses_its_pins_when_it_promised_and_keeps_its_places_wh
         assert silent.ask(read([A], ["ids"], shared=True)).pin is not None
         silent.ask(Reserve(1000))
         now[0] = passed_s
-        for _ in range(100):  # each is heard when what those before it have woken is done
+        for _ in range(100):  # each request is handled after the wake-ups of those before it
             other.ask(Settle(b"", pack([A])))
             if storage.nbytes == kept:
                 break
@@ -159,7 +159,7 @@ def test_what_a_client_holds_goes_back_when_it_is_dead_and_not_when_it_only_is_s
             other.ask(Settle(b"", pack([])))
             return not storage.nbytes
 
-        until(is_free)  # as soon as ZeroMQ has heard of the end of its connection
+        until(is_free)  # holds once ZeroMQ has noticed the end of the client's connection
 
 
 def test_memory_that_nobody_uses_for_a_minute_goes_back(tmp_path: Path, storage: ArenaStorage) -> None:

@@ -1,4 +1,4 @@
-"""What a unit says to the controller, and what becomes of it when the controller is not there."""
+"""The reports of a unit to the controller, and its behaviour while the controller is not there."""
 
 import threading
 from collections.abc import Callable
@@ -29,7 +29,7 @@ EVERY_S = 0.02
 
 @pytest.fixture
 def endpoint(tmp_path: Path) -> str:
-    """Of a controller that may come and go."""
+    """The endpoint of a controller that may come and go."""
     return f"ipc://{tmp_path}/controller"
 
 

@@ -1,4 +1,4 @@
-"""What a unit answers, over real sockets, on a storage of every kind."""
+"""The answers of a unit over real sockets, on a storage of every kind."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ IDS = np.arange(5)
 
 
 def one(row: RowId = A, *, columns: tuple[str, ...] = ("number",), length: int = 1, rows: int = 1) -> Write:
-    """A write of one row of 8 bytes, right by default."""
+    """A write of one row of 8 bytes, correct by default."""
     return Write(0, pack([row]), [Run(rows, list(columns), packed([[length]]))], None)
 
 
@@ -167,7 +167,7 @@ def test_a_unit_started_anew_has_the_parts_of_its_last_life(make: Callable[[], S
             client.read([C], ["text"], 7)
         with pytest.raises(StaleRowError, match=r"slot=2, generation=5, tag=8"):
             client.read([C], ["number"], 8)
-        client.write({C: {"number": 1}}, tag=7)  # whoever had no answer from the first asks the second
+        client.write({C: {"number": 1}}, tag=7)  # a client without an answer from the first unit asks the second
         assert client.read([C], ["number"], 7) == [{"number": 1}]
         client.ask(Settle(packed([PartId(*C, 7)]), pack([A, B])))
         assert client.ask(Inventory()) == Parts(b"")
@@ -192,7 +192,7 @@ def test_a_unit_whose_storage_has_lost_parts_joins_anew_with_those_that_are_left
     assert client.read([C], ["number"]) == [{"number": 3}]
     with pytest.raises(StaleRowError):
         client.read([A], ["ids"])
-    client.write({A: {"ids": IDS}})  # the controller hears of it after every Join before it
+    client.write({A: {"ids": IDS}})  # the controller is told of it after all earlier Joins
     assert len({join.incarnation for join in unit.controller.joins}) == 2, "it has taken stock of all at once"
     [cells] = client.read([A], ["ids"])
     assert cells.keys() == {"ids"}

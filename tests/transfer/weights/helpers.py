@@ -1,4 +1,4 @@
-"""Weights of the tests: every element of version `v` tells of `v`, so that a mixture shows."""
+"""Weights of the tests. Every element of version `v` depends on `v`, so that a mixture shows."""
 
 import torch
 
@@ -13,7 +13,7 @@ SHAPES = {"embed": (300, 64), "layer.weight": (64, 129), "layer.bias": (64,), "s
 
 
 def tensors(version: int, *, scale: int = 1) -> dict[str, torch.Tensor]:
-    """Seeded by the version. `scale`: of the first one's rows."""
+    """Random tensors, seeded by the version. `scale` multiplies the rows of the first one."""
     source = torch.Generator().manual_seed(version)
     shapes = SHAPES | {"embed": (300 * scale, 64)}
     return {name: torch.randn(shape, generator=source) for name, shape in shapes.items()} | {
@@ -22,10 +22,12 @@ def tensors(version: int, *, scale: int = 1) -> dict[str, torch.Tensor]:
 
 
 async def grouped(sender: WeightSender, *names: str, after: ProcessGroup | None = None) -> ProcessGroup:
-    """The sender's group, once these receivers are its members.
+    """Wait until these receivers are the members of the sender's group, and return the group.
 
     Args:
-        after: it is another one than this, of which the sender may not know yet that it broke.
+        sender: The sender.
+        names: The receivers.
+        after: An earlier group. The sender may not know yet that it broke; the new group must be another one.
     """
     broadcaster = sender._service.broadcaster
 
@@ -39,20 +41,20 @@ async def grouped(sender: WeightSender, *names: str, after: ProcessGroup | None 
 
 
 async def everybody_listens(sender: WeightSender) -> None:
-    """Until the sender can tell every receiver that it is closed."""
+    """Wait until the sender can tell every receiver that it is closed."""
     receivers = sender._service.receivers
     listen = lambda: all(known.ticket for known in receivers.values()) or None  # noqa: E731
     assert await sender._service.wakeups.wait_for(listen, timeout_s=LIMIT_S)
 
 
 def error_of(receiver: WeightReceiver) -> WeightsError | None:
-    """Why weights do not come at the moment, as its own thread says."""
+    """The reason why weights do not come at the moment, as the receiver's own thread reports it."""
     with receiver._service.status as status:
         return status.error
 
 
 def check(receiver: WeightReceiver, version: int, *, scale: int = 1, dtype: torch.dtype | None = None) -> None:
-    """The receiver has exactly this version."""
+    """Assert that the receiver has exactly this version."""
     with receiver.weights() as (number, got):
         assert number == version
         expected = tensors(version, scale=scale)

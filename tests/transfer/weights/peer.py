@@ -1,9 +1,9 @@
-"""Processes at the ends, forked from a server that has imported torch once.
+"""Processes that send or receive, forked from a server that has imported torch once.
 
-sender      says its address; publishes a version for each number that it is told
-receiver    is told an address; says each version that has come, once it has checked it, until `versions` have come,
+sender      sends its address, then publishes a version for each number that it receives
+receiver    receives an address, then reports each version that it has received and checked, until `versions` have come,
             or the name of the error that ended its wait
-hold        is told an address; takes the turn, says so, and keeps it
+hold        receives an address, takes the turn, reports that, and keeps the turn
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, tensors
 
 
 def send(pipe: Connection, *, scale: int = 1, **options: Any) -> None:
-    """Be a sender."""
+    """Run a sender."""
     with WeightSender(**{"chunk_mib": CHUNK_MIB} | options) as sender:
         pipe.send(sender.address)
         while True:
@@ -34,7 +34,7 @@ def send(pipe: Connection, *, scale: int = 1, **options: Any) -> None:
 
 
 def receive(pipe: Connection, *, versions: int, scale: int = 1, **options: Any) -> None:
-    """Be a receiver."""
+    """Run a receiver."""
 
     async def follow(receiver: WeightReceiver) -> None:
         version = -1
@@ -53,7 +53,7 @@ def receive(pipe: Connection, *, versions: int, scale: int = 1, **options: Any) 
 
 
 def hold(pipe: Connection, **options: Any) -> None:
-    """Be a receiver whose engine never finishes."""
+    """Run a receiver whose engine never finishes its turn."""
 
     async def keep(receiver: WeightReceiver) -> None:
         async with receiver.turn():
@@ -65,7 +65,7 @@ def hold(pipe: Connection, **options: Any) -> None:
 
 
 def enter(namespace: str) -> None:
-    """Make this process's network that of a namespace; before it has threads."""
+    """Move this process into the network of a namespace. It must have one thread."""
     file = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     assert ctypes.CDLL(None, use_errno=True).setns(file, 0) == 0, os.strerror(ctypes.get_errno())
     os.close(file)
@@ -83,10 +83,10 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class Peer:
-    """`Peer(send, …)` or `Peer(receive, …)`, with the options of what it is."""
+    """A process: `Peer(send, …)` or `Peer(receive, …)`, with the options of the role."""
 
     def __init__(self, role: Callable[..., None], *, namespace: str | None = None, **options: Any) -> None:
-        """`namespace`: of its network."""
+        """`namespace`: the one whose network the process is in."""
         _CONTEXT.set_forkserver_preload([__name__])
         self.pipe, theirs = _CONTEXT.Pipe()
         self.process = _CONTEXT.Process(target=_run, args=(role, theirs, namespace, options), daemon=True)
@@ -95,26 +95,26 @@ class Peer:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """The pid of the process."""
         assert self.process.pid is not None
         return self.process.pid
 
     async def hear(self) -> Any:
-        """What it says next."""
+        """The next message of the process."""
         assert await asyncio.to_thread(self.pipe.poll, 2 * LIMIT_S), "it says nothing"
         return self.pipe.recv()
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """Kill the process with SIGKILL."""
         self.process.kill()
         self.process.join(LIMIT_S)
 
     def close(self) -> None:
-        """Whatever it does."""
+        """Kill the process, whatever it does."""
         self.kill()
         self.pipe.close()
 
 
 def shared(directory: Path) -> int:
-    """Directories of shared memory in it."""
+    """The number of shared memory directories in `directory`."""
     return len(list(directory.iterdir()))

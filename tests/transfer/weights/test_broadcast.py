@@ -1,4 +1,4 @@
-"""Versions that are broadcast to a process group of gloo, and what becomes of them when it breaks."""
+"""Versions that are broadcast to a process group of gloo, and the recovery when the group breaks."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, grouped, t
 from tests.transfer.weights.peer import Peer, receive, send
 
 SHORT_S = 4.0
-"""A limit that tests wait for."""
+"""A short limit, whose end tests wait for."""
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ async def test_a_member_that_falls_silent_holds_up_the_others_for_the_limit_and_
     await grouped(sender, *names)
 
     async def hear(version: int, *those: Peer) -> list[int]:
-        """Bytes that have come to each."""
+        """The bytes that each of `those` has received for `version`."""
         said = [await peer.hear() for peer in those]
         assert [number for number, _ in said] == [version] * len(those)
         return [nbytes for _, nbytes in said]

@@ -1,4 +1,4 @@
-"""When whoever adds chunks has to call the chunk server."""
+"""The moments when code that adds chunks has to call the chunk server."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ CHUNKS = 8
 
 
 class Replies:
-    """Stands for the server."""
+    """A stand-in for the server."""
 
     def __init__(self) -> None:
         self.to: list[Ticket] = []

@@ -27,7 +27,7 @@ TCP = ("tcp://127.0.0.1:*",)
 
 
 class SpoilingProxy(Proxy):
-    """Changes pieces of what the server says."""
+    """A proxy that changes pieces of what the server sends."""
 
     spoil: Callable[[bytes], bytes] = staticmethod(lambda piece: piece)
 
@@ -55,7 +55,7 @@ def behind_a_proxy(**options: Any) -> Iterator[tuple[WeightSender, SpoilingProxy
 
 
 def spoiler(change: Callable[[bytes], bytes], *, every: int, times: int) -> tuple[Callable[[bytes], bytes], list[int]]:
-    """Changes each so-maniest full piece, which is out of the middle of a chunk. Also returns which it has changed."""
+    """A function that changes every `every`-th full piece, which lies within a chunk, and a list of those changed."""
     seen, done = 0, list[int]()
 
     def spoil(piece: bytes) -> bytes:
@@ -82,7 +82,7 @@ async def test_what_a_network_spoils_is_fetched_again(change: Callable[[bytes], 
         proxy.spoil, done = spoiler(change, every=7, times=4)
         for version in range(3):
             sender.publish(version, tensors(version, scale=4).items())
-            for _ in range(5):  # a connection that has lost its way is given up after `limit_s`
+            for _ in range(5):  # a broken connection is given up after `limit_s`
                 try:
                     await engine.wait(version, timeout_s=LIMIT_S)
                     break
@@ -94,7 +94,7 @@ async def test_what_a_network_spoils_is_fetched_again(change: Callable[[bytes], 
 
 
 async def comes(engine: WeightReceiver, version: int) -> None:
-    """Wait for a version as an engine does that the sender has lost and found meanwhile."""
+    """Wait for a version as an engine does. The receiver may lose and find its sender meanwhile."""
     async with asyncio.timeout(LIMIT_S):
         while engine.received != version:
             try:
@@ -127,7 +127,7 @@ async def test_a_receiver_that_was_away_catches_up_with_the_newest() -> None:
         waiting = asyncio.create_task(engine.wait(1, timeout_s=LIMIT_S))
         with pytest.raises(SenderLost, match="did not answer"):
             await waiting
-        await sender.installed(1, timeout_s=LIMIT_S)  # it is not waited for
+        await sender.installed(1, timeout_s=LIMIT_S)  # the sender does not wait for it
         assert sender.stats().receivers == {}
         for version in (1, 2, 3):
             sender.publish(version, tensors(version).items())
@@ -159,9 +159,9 @@ async def test_a_sender_that_is_killed_ends_the_wait_and_leaves_nothing(stack: E
         with pytest.raises(SenderLost, match="is lost"):
             await engine.wait(1, timeout_s=LIMIT_S)
         assert shared(tmp_path) == 1, "the receiver has its own alone"
-        check(engine, 0)  # what it has mapped it keeps
+        check(engine, 0)  # what is mapped stays mapped
     assert list(tmp_path.iterdir()) == []
-    with WeightSender(directory=tmp_path):  # whoever listens next removes the sockets of the dead
+    with WeightSender(directory=tmp_path):  # the next to listen removes the sockets of dead processes
         path = Path(address.endpoints[0].removeprefix("ipc://"))
         assert not path.exists()
 
@@ -169,7 +169,7 @@ async def test_a_sender_that_is_killed_ends_the_wait_and_leaves_nothing(stack: E
 async def test_an_engine_goes_on_after_a_trainer_was_silent_for_longer_than_a_receiver_believes_in_it(
     stack: ExitStack,
 ) -> None:
-    """As for a step that takes so long that no thread of the trainer runs: the driver's limit is the longer one."""
+    """The trainer's step may be so long that none of its threads runs. The driver's limit is the longer one."""
     process = start(stack, send)
     receiver = stack.enter_context(WeightReceiver(await process.hear(), name="engine", limit_s=0.5))
     log = EventLog(sinks=())
@@ -193,12 +193,12 @@ async def test_an_engine_goes_on_after_a_trainer_was_silent_for_longer_than_a_re
 
 
 async def test_a_receiver_that_connects_anew_does_not_wait_for_the_one_it_was(stack: ExitStack) -> None:
-    """It took its sender for lost, which has not missed it."""
+    """The receiver took its sender for lost, but the sender did not notice."""
     sender = stack.enter_context(WeightSender(limit_s=10 * LIMIT_S))
     receiver = stack.enter_context(WeightReceiver(sender.address, name="engine", medium="tcp", limit_s=3.0))
     await everybody_listens(sender)
     service = receiver._service
-    for version in range(3):  # which of a former and a new one is the other's child is a matter of their names
+    for version in range(3):  # their names decide which of the old and the new one is the other's child
         before = service.sender._link
         service.server.call(lambda: service.sender.lose(SenderLost("it was silent")))
         is_back = lambda: (  # noqa: E731

@@ -1,4 +1,4 @@
-"""Turns to install a version: one engine at a time, in the order of asking, whatever becomes of the others."""
+"""Turns to install a version: one engine at a time, in the order of asking, whatever happens to the others."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -19,7 +19,7 @@ from tests.transfer.weights.peer import Peer, hold
 
 
 class Place:
-    """A sender whose line is watched, and receivers that want turns."""
+    """A sender whose line of turns is watched, and receivers that want turns."""
 
     def __init__(self, stack: ExitStack, *, limit_s: float = 10.0) -> None:
         self.stack = stack
@@ -44,7 +44,7 @@ class Place:
         return self.stack.enter_context(WeightReceiver(self.sender.address, name=name, limit_s=self._limit_s))
 
     async def in_line(self, count: int) -> None:
-        """Until the sender knows of so many that want or have a turn."""
+        """Wait until `count` receivers want or have a turn."""
         found = await self._wakeups.wait_for(lambda: len(self._line._requests) == count or None, timeout_s=LIMIT_S)
         assert found, f"{len(self._line._requests)} are in line, not {count}"
 
@@ -56,7 +56,7 @@ def place() -> Iterator[Place]:
 
 
 class Engine:
-    """Takes a turn in the background, and keeps it until it is told."""
+    """An engine that takes a turn in the background, and keeps it until it is told to leave."""
 
     def __init__(self, receiver: WeightReceiver) -> None:
         self.has_it = asyncio.Event()
@@ -79,7 +79,7 @@ class Engine:
 
 @asynccontextmanager
 async def line_of(place: Place, count: int) -> AsyncIterator[list[Engine]]:
-    """Engines that have asked one after the other; the first has its turn."""
+    """Engines that have asked one after the other. The first has its turn."""
     engines = []
     for number in range(count):
         engines.append(Engine(place.receiver(f"engine-{number}")))
@@ -179,7 +179,7 @@ steps = st.lists(st.tuples(st.sampled_from(["ask", "end", "leave"]), st.integers
 
 @given(steps)
 def test_however_requests_come_and_go_the_first_of_those_left_alone_has_the_turn(steps: list[tuple[str, int]]) -> None:
-    """Two requests of each of three clients; what is asked for twice has come by another connection."""
+    """Three clients make two requests each. A request that is repeated has come by another connection."""
     answered: list[Ticket] = []
     line = InstallTurns(answered.append)
     expected: list[int] = []

@@ -1,4 +1,4 @@
-"""What a medium does with chunks that are not as they must be."""
+"""The handling of spoilt chunks by each medium."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +32,7 @@ TRIES = 3
 
 
 class ParentFake:
-    """A parent that has a version, and a child that asks it; what it says is spoilt by `spoil`, `left` times."""
+    """A parent that has a version, and a child that fetches it. `spoil` changes the parent's next `left` answers."""
 
     def __init__(self, pool: Pool, attachments: Attachments) -> None:
         source = torch.arange(1000.0)
@@ -52,7 +52,7 @@ class ParentFake:
         return self.attachments.attach(path, 1, self.manifest.nbytes)
 
     def fetch(self, *, mapped: bool) -> bool:
-        """Whether the version came."""
+        """Fetch the version, and return whether it came whole."""
         segment = (
             self.attach(self.source.segment.path)
             if mapped
@@ -73,7 +73,7 @@ class ParentFake:
         return self.stored.whole
 
     def _take_in(self, arrivals: Iterator[Arrival]) -> bool:
-        """Whether to go on."""
+        """Take in chunks, and return whether to go on."""
         for arrival in arrivals:
             if arrival.sum is None:
                 self.complaints.append(arrival.chunk)

@@ -1,4 +1,4 @@
-"""Weights cross a real slow link between two networks once, whoever is behind it."""
+"""Weights cross a real slow link between two networks once, however many receivers are behind it."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +13,7 @@ __all__ = ["namespace"]
 
 
 def crossed(name: str) -> int:
-    """Bytes that have gone to the other network."""
+    """The bytes that have gone to the other network."""
     return int(Path(f"/sys/class/net/{name}-a/statistics/tx_bytes").read_text())
 
 
@@ -35,7 +35,7 @@ async def test_receivers_behind_a_slow_link_share_what_crosses_it(namespace: str
         for peer in peers:
             assert (await peer.hear())[0] == 0
         nbytes = sender.stats().nbytes
-        assert nbytes <= crossed(namespace) - before < 1.5 * nbytes  # with what the protocols of the network add
+        assert nbytes <= crossed(namespace) - before < 1.5 * nbytes  # includes what the network protocols add
 
         ip("link", "set", f"{namespace}-a", "down")
         sender.publish(1, tensors(1, scale=8).items())

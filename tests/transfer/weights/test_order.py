@@ -1,4 +1,4 @@
-"""However publications, reads and receivers interleave: what a receiver has is one version, whole, and never older."""
+"""However publications, reads and receivers interleave, a receiver has one whole version, and never an older one."""
 
 import asyncio
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Whatever comes to the port of a sender or a relay: nobody else is the worse for it."""
+"""Whatever comes to the port of a sender or a relay harms no other receiver."""
 
 import random
 import socket
@@ -40,7 +40,7 @@ def pair() -> Iterator[tuple[WeightSender, WeightReceiver]]:
 
 @pytest.fixture(autouse=True)
 async def good_receiver(pair: tuple[WeightSender, WeightReceiver]) -> Any:
-    """After every test a version arrives."""
+    """Assert after every test that a version arrives."""
     yield
     sender, receiver = pair
     version = (sender.stats().version or 0) + 1

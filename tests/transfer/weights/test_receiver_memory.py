@@ -1,4 +1,4 @@
-"""Memory of others in a receiver: let go of as soon as nobody needs it, and not before."""
+"""The memory of others that a receiver holds: released as soon as it is not needed, and not before."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +22,7 @@ def manifest(serial: int) -> Manifest:
 
 
 class Sides:
-    """A receiver's memory, whose server does not run, and a sender's."""
+    """The memory of a receiver whose server does not run, and that of a sender."""
 
     def __init__(self, directory: Path) -> None:
         self.theirs = Pool(directory)
@@ -33,7 +33,7 @@ class Sides:
         self.segments: dict[int, Segment] = {}
 
     def attach(self, serial: int) -> StoredVersion:
-        """A version in the sender's memory that the receiver gives."""
+        """Attach a version in the sender's memory, which the receiver serves to others."""
         planned = manifest(serial)
         own = self.segments[serial] = self.theirs.take(planned.nbytes, serial, busy=list(self.segments.values()))
         segment = self.attachments.attach(own.path, serial, planned.nbytes)
@@ -42,15 +42,15 @@ class Sides:
         return stored
 
     def keep(self, serial: int) -> None:
-        """One that is the newest whole version from now on."""
+        """Attach a version, and keep it as the newest whole one."""
         self.memory.keep(self.attach(serial))
 
     def take(self, serial: int) -> None:
-        """Begin to find memory of the receiver's own."""
+        """Begin to find memory of the receiver's own for a version."""
         self.memory.take(manifest(serial), lambda outcome: None)
 
     def can_be_used_again(self, serial: int) -> bool:
-        """Whether nobody holds the sender's memory of this version; the sender has another one in it from now on."""
+        """Whether the receiver has released the sender's memory of this version. If so, the sender reuses it."""
         return self.segments[serial].renew(9)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ def test_memory_of_others_is_let_go_of_when_room_of_its_own_is_taken(sides: Side
 
 
 def test_memory_that_a_reader_leaves_just_before_room_is_taken_is_let_go_of(sides: Sides) -> None:
-    """What the end of the read asks of the receiver's thread comes later than the other."""
+    """The end of the read also calls `drop_unused` in the receiver's thread, later than `take`."""
     sides.keep(1)
     with sides.memory.reading() as stored:
         assert stored is not None
@@ -95,7 +95,7 @@ def test_memory_that_a_reader_leaves_just_before_room_is_taken_is_let_go_of(side
         assert not sides.can_be_used_again(1)
     sides.take(3)
     assert sides.can_be_used_again(1)
-    sides.memory.drop_unused()  # as that which comes later
+    sides.memory.drop_unused()  # as the later call does
     assert sides.memory.chunk_server.serials == [2]
 
 

@@ -1,4 +1,4 @@
-"""Receivers that get weights from each other, and what is left when one of them goes."""
+"""Receivers that get weights from each other, and their state after one of them goes."""
 
 import threading
 from collections import Counter
@@ -18,7 +18,7 @@ from tailrace.transfer.wire.frames import Reply
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, everybody_listens, tensors
 
 ANYWHERE = ("tcp://0.0.0.0:*",)
-"""Counts as an address of the network."""
+"""An endpoint that counts as an address of the network."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def far(stack: ExitStack, sender: WeightSender, name: str, **options: Any) -> We
 
 @contextmanager
 def on_another_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Receivers that are made in the block say that they are on one host, which is not the sender's."""
+    """Let receivers that are made in the block report one host, which is not the sender's."""
     with monkeypatch.context() as patch:
         patch.setattr("tailrace.transfer.weights.receiver.host_id", lambda: "the other host")
         patch.setattr("tailrace.transfer.wire.sockets.host_id", lambda: "the other host")
@@ -46,16 +46,16 @@ def on_another_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 async def joined(sender: WeightSender, count: int) -> None:
-    """Until so many receivers are there."""
+    """Wait until there are `count` receivers."""
     wakeups = sender._service.wakeups
     assert await wakeups.wait_for(lambda: len(sender._service.receivers) == count or None, timeout_s=LIMIT_S)
 
 
 class Fetching:
-    """A receiver, as it fetches."""
+    """A watch on a receiver's download."""
 
     def __init__(self, engine: WeightReceiver) -> None:
-        """Before anything comes."""
+        """Begin the watch. It must be made before anything comes."""
         service = self._service = engine._service
         arrived = service.arrived
 
@@ -66,7 +66,7 @@ class Fetching:
         service.arrived = watched  # type: ignore[method-assign]
 
     async def has(self, chunks: int) -> None:
-        """Until so many have come of a version that has not wholly come."""
+        """Wait until the receiver has `chunks` chunks of an incomplete version."""
 
         def look() -> bool | None:
             download = self._service._download
@@ -94,7 +94,7 @@ async def test_a_remote_datacentre_gets_each_version_once(stack: ExitStack) -> N
 
 
 async def test_those_on_the_host_of_a_relay_map_its_memory(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host other than the sender's: the relay and its neighbours say so, and the relay cannot map the sender's."""
+    """The relay and its neighbours report one host, not the sender's, so the relay cannot map the sender's memory."""
     sender = make_sender(stack)
     with on_another_host(monkeypatch):
         engines = [far(stack, sender, f"engine-{number}", medium="auto") for number in range(3)]
@@ -121,7 +121,7 @@ async def test_the_neighbours_of_a_relay_whose_memory_is_gone_go_on(
         sender.publish(0, tensors(0).items())
         for engine in engines:
             await engine.wait(0, timeout_s=LIMIT_S)
-        relay.close()  # the others have mapped what it had
+        relay.close()  # the others have mapped its memory
         for version in (1, 2):
             sender.publish(version, tensors(version).items())
             for engine in rest:
@@ -165,11 +165,11 @@ async def test_a_relay_that_falls_silent_in_the_middle_is_replaced_and_its_chunk
     sender.publish(0, tensors(0).items())
     await first.wait(0, timeout_s=LIMIT_S)
     await fetching.has(enough)
-    first._server.stop()  # it says nothing any more, not even goodbye
+    first._server.stop()  # it is silent, without a goodbye
     await second.wait(0, timeout_s=LIMIT_S)
     check(second, 0)
     nbytes = sender.stats().nbytes
-    assert second.stats().bytes_received == nbytes  # none came twice
+    assert second.stats().bytes_received == nbytes  # no chunk came twice
     assert second.stats().parent == ""
     assert sender.stats().bytes_sent < 2 * nbytes
 
@@ -192,7 +192,7 @@ async def test_a_child_that_is_too_slow_for_its_relay_goes_on_with_the_newest_an
     monkeypatch.setattr(first._service.memory.chunk_server, "_chunk", give_one)
     sender.publish(0, tensors(0).items())
     await fetching.has(1)
-    for version in (1, 2, 3):  # the relay uses the memory of version 0 again
+    for version in (1, 2, 3):  # the relay reuses the memory of version 0
         sender.publish(version, tensors(version).items())
         await first.wait(version, timeout_s=LIMIT_S)
     for engine in (second, third):
@@ -212,7 +212,7 @@ async def test_a_relay_that_cannot_be_reached_is_gone_round(stack: ExitStack) ->
     behind = far(stack, sender, "behind a wall")
     await joined(sender, 1)
     known = list(sender._service.receivers.values())
-    known[0].endpoints = ["tcp://127.0.0.1:9"]  # nobody listens there
+    known[0].endpoints = ["tcp://127.0.0.1:9"]  # nothing listens there
     engine = far(stack, sender, "engine", limit_s=1.0)
     sender.publish(0, tensors(0).items())
     for each in (behind, engine):
@@ -238,7 +238,7 @@ async def test_a_relay_that_one_receiver_could_not_reach_is_trusted_again_with_a
     assert parents() == ["", "first", "first"]
 
     async def accuse(limit_s: float) -> None:
-        """As `second` does when it is cut off."""
+        """Distrust `first` on behalf of `second`, as if it could not be reached."""
         monkeypatch.setattr(service, "_limit_s", limit_s)
         sender._server.call(lambda: service._distrust(clients[1], clients[0]))
         sender._server.call(service.wakeups.notify)
@@ -344,7 +344,7 @@ async def test_a_version_that_is_begun_after_another_is_said_to_be_read(
     answer = service.chunk_server._chunk
 
     def give_slowly(stored: Any, chunk: int) -> Any:
-        """Of version 0 the first chunk, and the others when version 1 was announced; nothing of that."""
+        """Give the first chunk of version 0 at once, the rest after version 1 is announced, and none of version 1."""
         is_given = chunk == 0 or not is_slow.is_set()
         return answer(stored, chunk) if stored.manifest.version == 0 and is_given else None
 
@@ -372,7 +372,7 @@ async def test_a_slow_reader_finishes_its_version_and_goes_on_with_the_newest(
     answer = sender._service.chunk_server._chunk
 
     def publish_more(stored: Any, chunk: int) -> Any:
-        """The first chunk of version 0 goes out; the others do when version 3 is there."""
+        """Give the first chunk of version 0 at once, and the others when version 3 is published."""
         wait = stored.manifest.version == 0 and chunk > 0 and sender.stats().version != 3
         return None if wait else answer(stored, chunk)
 

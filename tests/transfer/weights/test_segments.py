@@ -1,4 +1,4 @@
-"""Shared memory that goes away while others hold it."""
+"""Shared memory that is removed while other processes hold it."""
 
 import shutil
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def test_a_removed_segment_is_there_for_those_that_hold_it_and_is_closed_by_the_
     assert sides.reader.attach(held.path, 1, NBYTES) is held
     held.path.unlink()
     assert not held.is_there
-    sides.attached(2)  # notices that
+    sides.attached(2)  # this notices it
     assert held.is_open
     assert held.serial == 1
     held.release()
@@ -88,7 +88,7 @@ def test_an_owner_whose_directory_was_removed_ends_like_any_other(tmp_path: Path
 
 
 async def test_versions_that_are_read_while_their_memory_is_removed_end_nothing(tmp_path: Path) -> None:
-    """Two readers are slow one after the other, so the sender removes a segment that both have mapped."""
+    """The two readers are slow one after the other, so the sender removes a segment that both have mapped."""
     with (
         WeightSender(directory=tmp_path) as sender,
         WeightReceiver(sender.address, name="one", directory=tmp_path) as one,

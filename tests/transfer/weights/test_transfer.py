@@ -22,7 +22,7 @@ from tailrace.transfer.weights.sender import WeightSender
 from tests.transfer.weights.helpers import CHUNK_MIB, LIMIT_S, check, error_of, everybody_listens, tensors
 
 MEDIA: list[WeightsMedium] = [name for name in get_args(WeightsMedium) if name != "nccl"]
-"""Those that need no GPU."""
+"""The media that need no GPU."""
 
 
 @pytest.fixture
@@ -144,7 +144,7 @@ async def test_reserved_memory_is_what_versions_are_written_to(sender: WeightSen
 
 
 async def test_installed_waits_for_those_who_are_there(sender: WeightSender) -> None:
-    await sender.installed(0, timeout_s=LIMIT_S)  # nobody is there
+    await sender.installed(0, timeout_s=LIMIT_S)  # there is no receiver
     sender.publish(0, tensors(0).items())
     with receiver(sender, "one") as one, receiver(sender, "two") as two:
         for engine in (one, two):
@@ -309,7 +309,7 @@ async def test_a_version_that_a_parent_gives_errors_for_is_given_up_with_the_las
 
 
 class Broken(Exception):
-    """Of a kind that nobody expects."""
+    """An error of an unexpected type."""
 
 
 def break_down() -> None:
@@ -340,7 +340,7 @@ def test_a_publication_whose_own_work_ends_the_thread_is_told_at_once(
 def test_a_thread_that_ends_while_one_stops_waiting_tells_the_others(sender: WeightSender) -> None:
     class Stopping(Future[object]):
         def done(self) -> bool:
-            return False  # it was not, when it was looked at
+            return False  # as when it was looked at
 
     stopping, waiting = Stopping(), Future[object]()
     stopping.cancel()

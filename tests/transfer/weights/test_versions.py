@@ -1,4 +1,4 @@
-"""A payload: where tensors go, and how they get there."""
+"""A payload: the places of tensors in it, and how they are written there."""
 
 import torch
 from hypothesis import given
@@ -32,7 +32,7 @@ def test_every_element_gets_to_its_place_and_every_chunk_has_its_own_sum(
     pool = Pool()
     try:
         segment = pool.take(manifest.nbytes, manifest.serial, busy=())
-        segment.payload[: manifest.nbytes] = b"\xff" * manifest.nbytes  # of an older version
+        segment.payload[: manifest.nbytes] = b"\xff" * manifest.nbytes  # left by an older version
         stored = StoredVersion(manifest, encode_manifest(manifest), segment)
         writer = Writer(stored, list(sources.values()))
         for chunk, pieces in enumerate(pieces_by_chunk(manifest)):

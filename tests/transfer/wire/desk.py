@@ -1,6 +1,6 @@
-"""A controller and a unit in one, for tests: rows wait for claims, cells are the bytes that came.
+"""A controller and a unit in one, for tests: rows wait for claims, and cells are the bytes that came.
 
-python -m tests.transfer.wire.desk TOKEN ENDPOINT…      prints where it listens, serves until a signal
+`python -m tests.transfer.wire.desk TOKEN ENDPOINT…` prints its endpoints and serves until a signal.
 """
 
 import sys
@@ -42,7 +42,10 @@ UNIT = 7
 
 
 class Desk(Service):
-    """One task; each claim gets one row. Stats count: rows waiting, bytes written, claims waiting."""
+    """A service with one task, whose claims get one row each.
+
+    Its stats count waiting rows, written bytes and waiting claims.
+    """
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -84,7 +87,7 @@ class Desk(Service):
         count = len(unpack(incoming.message.rows, 3))
         rows = [RowId(self._admitted + index, 0) for index in range(count)]
         self._admitted += count
-        if not incoming.message.runs:  # else when they are written
+        if not incoming.message.runs:  # else the rows are ready when they are written
             self._ready += rows
             self._serve()
         return Reply(Admitted(pack(rows), [UNIT]))

@@ -1,4 +1,4 @@
-"""Runs an operation, answer by answer."""
+"""Operations run by hand, answer by answer."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from tailrace.transfer.wire.messages import Message
 
 
 class Play:
-    """An operation as far as it has come."""
+    """An operation, run as far as its answers allow."""
 
     def __init__(self, operation: Operation[Any]) -> None:
         self._operation = operation
         self.step = Step([])
-        """Those calls wait for their answers."""
+        """The calls that wait for their answers."""
         self.result: Any = None
         self._go(None)
 
     def asked(self) -> list[tuple[str, type]]:
-        """Who is asked what."""
+        """The endpoint and message type of each waiting call."""
         return [(call.to, type(call.message)) for call in self.step.calls]
 
     def answer(self, *answers: Message | TailraceError, frames: tuple[Buffer, ...] = ()) -> None:
-        """To each call, all come with `frames`."""
+        """Answer each waiting call. All answers come with `frames`."""
         assert len(answers) == len(self.step.calls)
         self._go([answer if isinstance(answer, TailraceError) else Reply(answer, frames) for answer in answers])
 

@@ -1,4 +1,4 @@
-"""Short operations against a desk, whose rows have one cell, of `prompt_ids`."""
+"""Short operations on a desk, whose rows have one cell, `prompt_ids`."""
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from tests.transfer.wire.rows import packed
 
 
 def put(to: str, *cells: IntArray) -> Operation[list[RowId]]:
-    """A row for each cell."""
+    """Put a row for each cell."""
     run = Run(len(cells), ["prompt_ids"], packed([[len(cell)] for cell in cells]))
     rows = packed([[index, 1, 100 * index] for index in range(len(cells))])
     versions = packed([NO_VERSION] * len(cells))
@@ -40,7 +40,7 @@ def put(to: str, *cells: IntArray) -> Operation[list[RowId]]:
 
 
 def claim(to: str, wait_s: float = LIMIT_S) -> Operation[tuple[int, IntArray]]:
-    """A lease and the cell of its row."""
+    """Claim, and return the lease and the cell of its row."""
     claimed = yield from ask(Call(to, Claim("actor", 1, None, wait_s), wait_s=wait_s), Claimed)
     nack = Call(to, Nack(claimed.lease_id, None))
     rows = pack(unpack(claimed.rows, 4)[:, :2])
@@ -51,20 +51,20 @@ def claim(to: str, wait_s: float = LIMIT_S) -> Operation[tuple[int, IntArray]]:
 
 
 def ack(to: str, lease: int) -> Operation[None]:
-    """All of the lease, without outputs."""
+    """Ack the whole lease, without outputs."""
     yield from ask(Call(to, Ack(lease, b"", b"", [], [])), Accepted)
 
 
 def nack(to: str, lease: int) -> Operation[None]:
-    """Give back."""
+    """Give the lease back."""
     yield from ask(Call(to, Nack(lease, None)), Accepted)
 
 
 def renew(to: str, lease: int) -> Operation[None]:
-    """The lease goes on."""
+    """Renew the lease."""
     yield from ask(Call(to, Renew(lease)), Accepted)
 
 
 def stats(to: str) -> Operation[QueueStats]:
-    """See `Desk`."""
+    """The counts of the desk; see `Desk`."""
     return (yield from ask(Call(to, Stats()), Counted)).stats

@@ -1,4 +1,4 @@
-"""What an outcome must be, and which endpoints are tried."""
+"""The checks of outcomes, and the choice of endpoints."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Both faces of the client against a server in a process of its own."""
+"""Both clients, blocking and asynchronous, against a server in a process of its own."""
 
 import asyncio
 import os
@@ -42,7 +42,7 @@ class Client(Protocol):
 
 
 class Awaited:
-    """An `AsyncClient` that is waited for."""
+    """An `AsyncClient` whose calls block."""
 
     def __init__(self, name: str, token: bytes, protocol: wire.Protocol, *, patience: Patience) -> None:
         self._runner = asyncio.Runner()
@@ -165,7 +165,7 @@ def test_what_is_done_meanwhile_is_done_when_the_calls_are_on_their_way(desk: Pr
         return (yield Step([want], meanwhile=lambda: beside.run(talk.put(here, ints([1])))))
 
     with SyncClient("beside", TOKEN, QUEUE) as beside, using(face) as client:
-        client.run(says(here, Beat(1.0)))  # connected: what is started is sent at once
+        client.run(says(here, Beat(1.0)))  # the client is connected then, and sends at once
         [claimed] = client.run(waiting(beside))
         assert isinstance(claimed, Reply)
         assert isinstance(claimed.answer, Claimed)
@@ -187,7 +187,7 @@ def test_an_operation_that_is_too_late_is_given_up_and_told_so(desk: Process, fa
         lease, _ = client.run(talk.claim(to))
         client.run(talk.ack(to, lease))
         while client.run(talk.stats(to)).blocked_puts:
-            pass  # the cancelling is on its way
+            pass  # the cancellation is on its way
 
 
 def test_what_is_due_is_told_before_each_step_and_at_the_end(desk: Process, face: Face) -> None:
@@ -197,7 +197,7 @@ def test_what_is_due_is_told_before_each_step_and_at_the_end(desk: Process, face
     def leasing() -> Operation[int]:
         lease, _ = yield from talk.claim(to)
         leases.append(lease)
-        again, _ = yield from talk.claim(to)  # the row of the first one, which is given back meanwhile
+        again, _ = yield from talk.claim(to)  # the row of the first lease, which is given back meanwhile
         leases.append(again)
         return again
 
@@ -313,7 +313,7 @@ async def test_a_closed_async_client_does_nothing_more(desk: Process) -> None:
 
 
 async def waiting(client: AsyncClient, to: str, count: int) -> None:
-    """Until the server has as many claims waiting."""
+    """Wait until `count` claims wait at the server."""
     while (await client.run(talk.stats(to))).blocked_puts != count:
         pass
 

@@ -1,4 +1,4 @@
-"""Time in which a server does not run is nobody's silence."""
+"""Time in which a server does not run counts as no client's silence."""
 
 from tailrace.transfer.wire.clock import LONGEST_STEP_S, RunningClock
 

@@ -1,4 +1,4 @@
-"""Retries, limits and Hello, against a server that is played here by hand; time is a number."""
+"""Retries, limits and Hello, against a server that the test plays; time is a number."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -69,7 +69,7 @@ class Stage:
         return header.number, QUEUE.decode_request(header)
 
     def nothing_comes(self) -> bool:
-        """Whether nothing was sent: what is sent after it is the next to come."""
+        """Whether nothing was sent before a marker that this sends."""
         marker = self.connection.start(Call(self.endpoint, Renew(0)), lambda _: None)
         alone = self.arrived().number == marker
         self.say(marker, Accepted())
@@ -109,7 +109,7 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def known(stage: Stage) -> Stage:
-    """A stage after Hello."""
+    """A stage whose connection has passed Hello."""
     number = stage.start(Beat(1.0))
     stage.greet()
     assert stage.asked() == (number, Beat(1.0))
@@ -226,7 +226,7 @@ def test_a_stranger_says_hello_and_asks_everything_again(known: Stage) -> None:
     known.greet()
     assert [known.asked(), known.asked()] == [(first, Renew(1)), (second, Renew(2))]
     known.say(second, Accepted())
-    assert list(known.results.values()) == [Reply(Accepted(), [])] * 2  # of the Beat, and of this one
+    assert list(known.results.values()) == [Reply(Accepted(), [])] * 2  # of the Beat, and of this request
 
 
 def test_a_server_made_anew_in_the_middle_of_hello_is_greeted_again(stage: Stage) -> None:
@@ -376,7 +376,7 @@ def test_what_was_under_way_when_the_connection_was_lost_is_sent_again_at_once(k
         pass
     hang_up(message[0], ends_of(message[0]))
     assert known.connection._events.poll(LIMIT_S * 1000), "ZeroMQ does not say so"
-    known.pass_time(known.now + PATIENCE.tick_s)  # long before it would be sent again for want of an answer
+    known.pass_time(known.now + PATIENCE.tick_s)  # long before a missing answer would make it be sent again
     assert known.arrived().number == number
 
 

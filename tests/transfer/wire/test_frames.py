@@ -1,4 +1,4 @@
-"""Messages survive the way, and bytes that are none are refused."""
+"""Messages are received as they were sent, and bytes that are no message are refused."""
 
 import tracemalloc
 from contextlib import suppress
@@ -122,7 +122,11 @@ def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
 
 
 def read(frame: bytes) -> list[Message]:
-    """What a frame can be read as; WireError where its header cannot."""
+    """The messages that a frame can be read as.
+
+    Raises:
+        WireError: its header cannot be read.
+    """
     header = decode_header(frame)
     found: list[Message] = []
     for decode in (QUEUE.decode_request, QUEUE.decode_answer):

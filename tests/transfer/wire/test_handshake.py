@@ -1,4 +1,4 @@
-"""Only who knows the token speaks, and nobody says it."""
+"""Only clients that know the token are heard, and no message contains it."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def enter(authenticator: Authenticator, route: bytes, identity: Identity, now: f
 
 
 def gone(connection: bytes) -> bool:
-    """No connection stands."""
+    """Whether the connection stands: none does."""
     return False
 
 

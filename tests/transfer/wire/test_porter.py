@@ -1,4 +1,4 @@
-"""Strangers crowd out one another, and nobody else."""
+"""Strangers crowd out one another, but no known client."""
 
 import os
 import resource
@@ -71,8 +71,8 @@ def test_connections_end_before_descriptors_do(monkeypatch: pytest.MonkeyPatch) 
         for peer in known:
             assert peer.ask(10, Beat(1.0)) == Accepted()
         with suppress(ConnectionError):
-            raws[-1].recv(64)  # what ZeroMQ says first, or nothing
-        until(lambda: sum(map(is_open, raws)) <= 2)  # each is hung up on
+            raws[-1].recv(64)  # ZeroMQ's greeting, or nothing
+        until(lambda: sum(map(is_open, raws)) <= 2)  # the porter has closed their connections
 
 
 @pytest.mark.parametrize("limit", [240, 256])
@@ -83,7 +83,7 @@ def test_few_descriptors_are_enough_for_a_client(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_connection_that_was_let_in_is_hung_up_on_unless_it_proves_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have said the password of another one again, and begin a message without an end."""
+    """Such a client may have repeated another's password, and could begin a message without an end."""
     monkeypatch.setattr(porter, "_HANDSHAKE_S", 0.2)
     with serving(Server("desk", TOKEN, QUEUE)) as desk, closing(Peer(desk.endpoints[1])) as known:
         known.enter()
@@ -108,7 +108,7 @@ def test_a_descriptor_that_somebody_else_has_by_now_stays_as_it_is(tmp_path: Pat
 
 
 def test_who_proved_itself_is_not_hung_up_on_though_the_porter_hears_of_it_late() -> None:
-    """It may have taken in a hundred strangers since it looked who is known."""
+    """The porter may have taken in a hundred strangers since it last looked at the known ones."""
     with ExitStack() as stack:
         context: zmq.Context[zmq.SyncSocket] = stack.enter_context(zmq.Context())
         listening = stack.enter_context(context.socket(zmq.ROUTER))

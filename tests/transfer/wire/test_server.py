@@ -1,4 +1,4 @@
-"""A server at its port: who is heard, what is answered, and what cannot end it."""
+"""A server at its port: the clients that are heard, its answers, and input that must not end it."""
 
 import itertools
 import os
@@ -49,7 +49,7 @@ from tests.transfer.wire.rows import packed
 
 
 class Peer:
-    """A client whose every frame is chosen by the test."""
+    """A client whose every frame the test chooses."""
 
     def __init__(self, endpoint: str, token: bytes = TOKEN, protocol: Protocol = QUEUE) -> None:
         self.context: zmq.Context[Any] = zmq.Context()
@@ -81,7 +81,7 @@ class Peer:
         assert self.ask(2, self.identity.prove(hello, challenge, hint="")) == Accepted()
 
     def reconnect(self) -> None:
-        """The same client on a new connection."""
+        """Come back as the same client on a new connection."""
         self.socket.close(0)
         self.socket = dealer(self.context, self.endpoint, self.identity.password)
         self.enter()
@@ -246,7 +246,7 @@ def test_cancelling_forgets_what_waits_and_undoes_what_was_done(peer: Peer) -> N
 
 
 class Forgetting(Desk):
-    """Tells when it has heard of a client that is gone."""
+    """A desk that signals when it has heard of a client's end."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -267,7 +267,7 @@ def test_a_client_that_is_silent_on_a_connection_that_stands_is_not_forgotten() 
         dead = Peer(to)
         dead.enter()
         dead.close()
-        for number in itertools.count(1):  # ZeroMQ hears of the end of a connection when it does
+        for number in itertools.count(1):  # ZeroMQ notices the end of a connection at some time
             now += 5.0
             assert waking.ask(number, Beat(1.0)) == Stranger()
             if desk.told.wait(0.01):
@@ -336,7 +336,7 @@ def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatc
         host, port = quick.endpoints[1].removeprefix("tcp://").split(":")
         with socket.create_connection((host, int(port)), timeout=LIMIT_S) as mute:
             while mute.recv(4096):
-                pass  # what ZeroMQ says first
+                pass  # ZeroMQ's greeting
 
 
 def test_a_port_that_is_taken_is_refused(server: Server) -> None:
