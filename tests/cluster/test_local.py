@@ -1,4 +1,4 @@
-"""What is specific to workers in the event loop of their driver."""
+"""Behaviour that is specific to workers in the event loop of their driver."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Intervals hold what is known of them, and cover the truth about as often as they say."""
+"""Confidence intervals agree with known values, and cover the truth about as often as they claim."""
 
 from statistics import fmean
 

@@ -1,4 +1,4 @@
-"""What is specific to vLLM; `test_conformance` tests the contract of every engine."""
+"""Behaviour that is specific to vLLM; `test_conformance` tests the contract of every engine."""
 
 import importlib.util
 import os

@@ -207,7 +207,7 @@ def kill_local(cluster: LocalCluster, name: str) -> None:
 def test_a_run_from_an_older_checkpoint_goes_on_from_there_when_its_trainer_dies_before_it_has_saved(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, local: list[LocalCluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not go on from a newer checkpoint, which was left behind."""
+    """The run must not go on from a newer checkpoint, which was left behind."""
     run = tmp_path / "run"
     config = small_run(run, tiny_model("llama"), prompts, pipeline=SYNCHRONOUS)
     assert train(config, resume=False) == 0

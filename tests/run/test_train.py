@@ -407,7 +407,7 @@ def ended_by(error: BaseException, monkeypatch: pytest.MonkeyPatch, at: str) -> 
 def test_a_run_from_an_older_checkpoint_that_ends_before_it_has_saved_goes_on_from_there(
     tmp_path: Path, tiny_model: TinyModel, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It does not go on from a newer checkpoint, which it has left behind."""
+    """The run must not go on from a newer checkpoint, which it has left behind."""
     run = tmp_path / "run"
     older, newer = (run / "checkpoints" / name for name in ("step_000002", "step_000004"))
     config = small_run(run, tiny_model("llama"), prompts)

@@ -55,7 +55,7 @@ class Served:
         self._stops = stops
 
     def end_turn(self) -> None:
-        """Wait until the controller is about to do what is due by now, so that later requests are answered after that.
+        """End the controller's turn: later requests are answered after it has done what is due by now.
 
         An answer alone does not prove it: the controller may take in further messages before it looks at its clock.
         """
